@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from itertools import repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -23,6 +23,7 @@ from pipeline.compat.transformers.caches import (
 from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import hears_all
 from pipeline.compat.transformers.seeing import (
+    Prompt,
     Sight,
     as_in,
     embedded,
@@ -177,12 +178,13 @@ class CompiledGeneration:
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
-        embeds = None
+        prompt = None
         if self.__dict__["_sight"] is not None and that_are_seen(kwargs):
             given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
-            embeds, places = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
+            prompt = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
+            places = places if prompt.places is None else prompt.places
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))
-        steps = _steps(self, tokens.to(self.device), mask, places, filled, wanted, embeds)
+        steps = _steps(self, tokens.to(self.device), mask, places, filled, wanted, prompt)
         found = [self.runners["decoder"](**inputs, **beside) for inputs in steps]
         logits = found[-1] if found[-1].shape[1] >= wanted else torch.cat(found, 1)[:, -wanted:]
         made: Any = (Seq2SeqLMOutput if crossed else CausalLMOutputWithPast)(logits=logits)
@@ -224,7 +226,7 @@ def _steps(
     places: torch.Tensor | None,
     filled: Filled,
     wanted: int,
-    embeds: torch.Tensor | None,
+    prompt: Prompt | None,
 ) -> Iterator[Inputs]:
     """The inputs of each call, which together give the logits of the ``wanted`` last tokens; the cache's count follows
     them."""
@@ -238,7 +240,8 @@ def _steps(
     calls = limits.calls(length, wanted)
     sizes = [size for size, _ in calls]
     wheres = repeat(None) if places is None else places.split(sizes, -1)
-    sights = sight_inputs(model.__dict__["_sight"], tokens, sizes, embeds)
+    ends = [filled.length + end for end in accumulate(sizes, initial=0)]
+    sights = sight_inputs(model.__dict__["_sight"], tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
     for (size, count), piece, where, sight in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
         start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)

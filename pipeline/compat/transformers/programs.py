@@ -20,6 +20,7 @@ from pipeline.compat.transformers.caches import (
     layer_of,
     with_cross,
 )
+from pipeline.compat.transformers.seeing import reaching
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
@@ -110,14 +111,18 @@ class SeeingDecoder(Decoder):
         start: torch.Tensor,
         embedded: torch.Tensor,
         seen: torch.Tensor,
+        added: torch.Tensor | None = None,
+        ahead: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `Decoder.forward`."""
+        """As `Decoder.forward`; ``added`` [layers, batch, length, width] is what the first layers add, and ``ahead``
+        [batch, length, positions] says which later positions tokens attend to."""
         cache = self.caches(start, input_ids, attention_mask)
         tokens = self.model.get_input_embeddings()(input_ids.masked_fill(seen, 0))
         embeds = torch.where(seen[..., None], embedded, tokens)
         mask = attention_mask if cache.attends else None
-        return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
+        with reaching(self.model.get_decoder(), seen, added, ahead):
+            return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -13,31 +15,62 @@ from attrs import frozen
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.errors import CaptureError, ExecutionError
 
-TAKEN = frozenset({"inputs_embeds", "position_ids", "attention_mask"})
-"""The tensors that a language model takes in a step."""
 OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
+DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
+"""What the first layers of a language model add at the places of images, by the names that transformers has for it."""
 
 
 @frozen
 class Sight:
-    """How a model's prompt reaches its language model: how many positions a token has, if it is no single one, and the
-    width of what tokens become."""
+    """How a model's prompt reaches its language model.
+
+    Attributes:
+        width: of what a token becomes.
+        dtype: of the same.
+        positions: how many a token has, if it is no single one.
+        layers: how many of the first add something at the places of images.
+        ahead: whether tokens of an image attend to later ones of it.
+    """
 
     width: int
     dtype: torch.dtype
     positions: int | None
+    layers: int
+    ahead: bool
+
+
+@frozen
+class Prompt:
+    """A prompt as it reaches the language model: embeddings [rows, length, width], positions [rows, length] or
+    [positions, rows, length], what layers add [layers, rows, length, width], and which later tokens each token attends
+    to [rows, length, length]."""
+
+    embeds: torch.Tensor
+    places: torch.Tensor | None
+    added: torch.Tensor | None
+    ahead: torch.Tensor | None
+
+    @property
+    def sight(self) -> Sight:
+        """What a program has to take for this prompt and others like it."""
+        positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
+        layers = 0 if self.added is None else self.added.shape[0]
+        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.ahead is not None)
 
 
 @frozen
 class Sample:
-    """An example's prompt as it reached the language model, and the logits [rows, vocabulary] of its last token."""
+    """An example's tokens and mask, its prompt, and the logits [rows, vocabulary] of its last token."""
 
-    sight: Sight
     tokens: torch.Tensor
     mask: torch.Tensor
-    embeds: torch.Tensor
-    places: torch.Tensor
+    prompt: Prompt
     logits: torch.Tensor
+
+    @property
+    def sight(self) -> Sight:
+        """That of its prompt."""
+        return self.prompt.sight
 
 
 class ReachedError(Exception):
@@ -64,25 +97,32 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     def note(_: object, args: tuple[object, ...], given: Mapping[str, Any]) -> None:
         found.append(given)
 
+    logits = _first_logits(model, example)
     handle = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
-    how = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1}
     try:
-        with torch.no_grad():
-            made = model.generate(**example, **how, return_dict_in_generate=True, output_logits=True)
-    except Exception as error:
-        why = f"{name} cannot generate for encoder_example"
-        raise CaptureError(why, f"pass what its processor gives for a prompt; it says: {error}") from error
+        with eager_attention(model):
+            _first_logits(model, example)
     finally:
         handle.remove()
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} does not give its language model embeddings of a prompt"
         raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
-    embeds, places = embeddings(name, found[0])
-    tokens = example["input_ids"]
+    tokens, prompt = example["input_ids"], prompt_of(name, found[0])
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
-    places = (mask.cumsum(-1) - 1).clamp(min=0) if places is None else places
-    sight = Sight(embeds.shape[-1], embeds.dtype, places.shape[0] if places.dim() == 3 else None)
-    return Sample(sight, tokens, mask, embeds, places, made.logits[0])
+    return Sample(tokens, mask, prompt, logits)
+
+
+def _first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The logits [rows, vocabulary] of the first token that a model generates."""
+    how = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "output_logits": True}
+    try:
+        with torch.no_grad():
+            made = model.generate(**example, **how, return_dict_in_generate=True)
+    except Exception as error:
+        why = f"{type(model).__name__} cannot generate for encoder_example"
+        raise CaptureError(why, f"pass what its processor gives for a prompt; it says: {error}") from error
+    found: torch.Tensor = made.logits[0]
+    return found
 
 
 def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
@@ -93,36 +133,93 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
         CaptureError: it does not.
         ValueError: the example has more tokens than the cache has positions.
     """
-    length = sample.tokens.shape[1]
+    length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache:
         raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
     mask = torch.nn.functional.pad(sample.mask, (0, cache - length))
+    places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
+    ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
     start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
-    with torch.no_grad():
-        found = step(sample.tokens, mask, sample.places, start, sample.embeds, seen)[:, -1].float()
+    with torch.no_grad(), eager_attention(step.model):
+        found = step(sample.tokens, mask, places, start, prompt.embeds, seen, prompt.added, ahead)[:, -1].float()
         for buffer in step.buffers(recurse=False):
             buffer.zero_()
     off = (found - sample.logits).abs().max()
-    if off > 16 * torch.finfo(sample.sight.dtype).eps * sample.logits.abs().max().clamp(min=1):
+    if off > 16 * torch.finfo(prompt.embeds.dtype).eps * sample.logits.abs().max().clamp(min=1):
         name = type(step.model).__name__
         why = f"{name} reads its prompts in another way: its logits for encoder_example differ by {off:.1e}"
         raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
 
 
-def embeddings(model: str, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a language model is called with: a prompt's embeddings [rows, length, width], and its positions.
+def prompt_of(model: str, given: Mapping[str, Any]) -> Prompt:
+    """A prompt, from what a language model is called with.
 
     Raises:
         CaptureError: it is called with more.
     """
-    more = [name for name, value in given.items() if name not in TAKEN and _has_tensors(value)]
-    mask = given.get("attention_mask")
-    if isinstance(mask, Mapping) or (isinstance(mask, torch.Tensor) and mask.dim() > 2):
-        more.append("attention_mask, of its own")
-    if more:
+    known = {"inputs_embeds", "position_ids", "attention_mask", *DEEP}
+    if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
         why = f"{model} gives its language model more than embeddings: {', '.join(more)}"
         raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
-    return given["inputs_embeds"], given.get("position_ids")
+    embeds, at, added = (given.get(name) for name in ("inputs_embeds", *DEEP))
+    assert embeds is not None
+    if at is not None and added is not None:
+        each = [embeds.new_zeros(embeds.shape).masked_scatter(at[..., None], x.to(embeds.dtype)) for x in added]
+        added = torch.stack(each)
+    return Prompt(embeds, given.get("position_ids"), added, _ahead(given.get("attention_mask")))
+
+
+def _ahead(mask: object) -> torch.Tensor | None:
+    """Which later tokens each token attends to, by one mask or those of each kind of layer; None if none does."""
+    masks = mask.values() if isinstance(mask, Mapping) else (mask,)
+    every = [each for each in masks if isinstance(each, torch.Tensor) and each.dim() == 4]
+    later = [(each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for each in every]
+    if not any(each.any() for each in later):
+        return None
+    return functools.reduce(torch.Tensor.logical_and, later)
+
+
+@contextmanager
+def eager_attention(model: Pretrained) -> Iterator[None]:
+    """While entered, a model's masks are tensors, whichever way it attends by itself."""
+    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    before = {key: each._attn_implementation_internal for key, each in configs.items()}
+    try:
+        for each in configs.values():
+            each._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for key, each in configs.items():
+            each._attn_implementation_internal = before[key]
+
+
+@contextmanager
+def reaching(decoder: Pretrained, seen: torch.Tensor, added: torch.Tensor | None, ahead: torch.Tensor | None) -> Any:
+    """While entered, what a model gives to its language model has what a prompt has beside embeddings."""
+
+    def give(_: object, args: tuple[object, ...], given: dict[str, Any]) -> tuple[tuple[object, ...], dict[str, Any]]:
+        if added is not None:
+            given = {**given, **dict(zip(DEEP, (seen, list(added.unbind(0))), strict=True))}
+        if ahead is not None:
+            mask = given["attention_mask"]
+            own = {name: _open(each, ahead) for name, each in mask.items()} if isinstance(mask, Mapping) else None
+            given = {**given, "attention_mask": _open(mask, ahead) if own is None else own}
+        return args, given
+
+    handle = decoder.register_forward_pre_hook(give, with_kwargs=True)
+    decoder.__dict__["_deepstack_process"] = lambda hidden, _, more: hidden + more
+    try:
+        yield
+    finally:
+        handle.remove()
+        del decoder.__dict__["_deepstack_process"]
+
+
+def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
+    """A mask [rows, 1, length, positions] that lets tokens attend ahead as well."""
+    if mask.dtype == torch.bool:
+        return mask | ahead[:, None]
+    return mask.masked_fill(ahead[:, None], 0)
 
 
 def _has_tensors(value: object) -> bool:
@@ -140,6 +237,8 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
             if child is not head and not any(child is each for each in _on_the_way(model, path)):
                 own._modules[name] = child
     shell.get_decoder().forward = reach
+    for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
+        config._attn_implementation_internal = "eager"  # masks are tensors
     shell.set_input_embeddings(embed)
 
 
@@ -173,33 +272,57 @@ def _floats(value: object) -> Iterator[bool]:
         yield value.is_floating_point()
 
 
-def embedded(
-    forward: Callable[..., object], given: Mapping[str, Any], model: str
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a model's own code makes of a prompt and of what is beside its text, and the tokens' positions."""
+def embedded(forward: Callable[..., object], given: Mapping[str, Any], model: str) -> Prompt:
+    """What a model's own code makes of a prompt and of what is beside its text."""
     try:
         with torch.no_grad():
             forward(**{name: value for name, value in given.items() if value is not None})
     except ReachedError as reached:
-        return embeddings(model, reached.given)
+        return prompt_of(model, reached.given)
     raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
 
 
 def sight_inputs(
-    sight: Sight | None, tokens: torch.Tensor, sizes: Sequence[int], embeds: torch.Tensor | None
+    sight: Sight | None, tokens: torch.Tensor, ends: Sequence[tuple[int, int]], cache: int, prompt: Prompt | None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Of each call what a program takes of what is seen: nothing, if it does not see."""
+    """Of each call what a program takes of what is seen: nothing, if it does not see. Calls are from a token of these
+    to another; the first is at the position of the cache where the first call begins.
+
+    Raises:
+        ExecutionError: an image is in two calls, and its tokens attend to all of it.
+    """
     if sight is None:
-        yield from repeat({}, len(sizes))
+        yield from repeat({}, len(ends))
         return
-    rows, length = tokens.shape
-    seen = tokens.new_full((rows, length), embeds is not None, dtype=torch.bool)
-    if embeds is None:
-        embeds = torch.zeros(rows, length, sight.width, dtype=sight.dtype, device=tokens.device)
-    for part, own in zip(
-        embeds.to(tokens.device, sight.dtype).split(list(sizes), 1), seen.split(list(sizes), 1), strict=True
-    ):
-        yield {"embedded": part.contiguous(), "seen": own.contiguous()}
+    (rows, length), first = tokens.shape, ends[0][0]
+    for start, end in ends:
+        made = _nothing(sight, (rows, end - start), cache, tokens.device)
+        if prompt is None:
+            yield made
+            continue
+        part = slice(start - first, end - first)
+        made = {**made, "seen": torch.ones_like(made["seen"]), "embedded": prompt.embeds[:, part].contiguous()}
+        if prompt.added is not None:
+            made["added"] = prompt.added[:, :, part].contiguous()
+        if prompt.ahead is not None:
+            made["ahead"] = made["ahead"].clone()
+            made["ahead"][:, :, first : first + length] = prompt.ahead[:, part]
+            if made["ahead"][:, :, end:].any():
+                why = "the tokens of an image are in two calls, and each attends to all of them"
+                raise ExecutionError(why, "compile with a larger max_prompt_len")
+        yield made
+
+
+@functools.lru_cache(maxsize=8)
+def _nothing(sight: Sight, shape: tuple[int, int], cache: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """What a program takes where nothing is seen. Nobody writes to it."""
+    zeros = torch.zeros((), dtype=sight.dtype, device=device)
+    made = {"embedded": zeros.new_zeros(*shape, sight.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
+    if sight.layers:
+        made["added"] = zeros.new_zeros(sight.layers, *shape, sight.width)
+    if sight.ahead:
+        made["ahead"] = zeros.new_zeros(*shape, cache, dtype=torch.bool)
+    return made
 
 
 def positions_of(sight: Sight | None) -> tuple[int, ...]:

@@ -1,0 +1,159 @@
+"""Small models of transformers that see or hear beside their text, with random weights, and a prompt for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pytest
+import torch
+
+from tests.compat.families import SMALL
+
+IMAGE: Final = 98
+"""The token of an image, or of a sound."""
+TOWER: Final = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+    "num_channels": 3,
+}
+PATCHES: Final = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 4}
+SECTIONS: Final = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+THREE: Final = {**SMALL, "rope_scaling": SECTIONS, "rope_parameters": SECTIONS}
+SOUND: Final = {
+    "num_mel_bins": 8,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "max_source_positions": 12,
+}
+Made = tuple[str, dict[str, Any], dict[str, torch.Tensor]]
+"""The class, its configuration, and what a processor gives for a prompt."""
+
+
+def _prompt(tokens: int, before: tuple[int, ...] = (5,), **given: torch.Tensor) -> dict[str, torch.Tensor]:
+    ids = torch.tensor([[*before, *[IMAGE] * tokens, 7, 9]])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **given}
+
+
+def _pixels(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(0))
+
+
+def llava() -> Made:
+    tower = {**TOWER, "model_type": "clip_vision_model", "projection_dim": 16}
+    own = {"vision_config": tower, "text_config": {**SMALL, "model_type": "llama"}, "image_token_index": IMAGE}
+    return (
+        "LlavaForConditionalGeneration",
+        {**own, "vision_feature_layer": -1},
+        _prompt(4, pixel_values=_pixels(1, 3, 28, 28)),
+    )
+
+
+def llava_next() -> Made:
+    _, own, _ = llava()
+    given = {"pixel_values": _pixels(1, 3, 3, 28, 28), "image_sizes": torch.tensor([[28, 56]])}
+    return (
+        "LlavaNextForConditionalGeneration",
+        {**own, "image_grid_pinpoints": [[28, 56], [56, 28]]},
+        _prompt(14, **given),
+    )
+
+
+def mistral3() -> Made:
+    tower = {**TOWER, "model_type": "pixtral", "head_dim": 8, "patch_size": 7}
+    text = {**SMALL, "model_type": "mistral", "sliding_window": None}
+    own = {"vision_config": tower, "text_config": text, "image_token_index": IMAGE, "vision_feature_layer": -1}
+    given = {"pixel_values": _pixels(1, 3, 28, 28), "image_sizes": torch.tensor([[28, 28]])}
+    return "Mistral3ForConditionalGeneration", own, _prompt(4, **given)
+
+
+def smolvlm() -> Made:
+    own = {"text_config": {**SMALL, "model_type": "llama"}, "image_token_id": IMAGE, "scale_factor": 2}
+    given = {
+        "pixel_values": _pixels(1, 1, 3, 28, 28),
+        "pixel_attention_mask": torch.ones(1, 1, 28, 28, dtype=torch.bool),
+    }
+    return "SmolVLMForConditionalGeneration", {**own, "vision_config": dict(TOWER)}, _prompt(1, **given)
+
+
+def internvl() -> Made:
+    tower = {**TOWER, "image_size": [28, 28], "patch_size": [14, 14]}
+    own = {"text_config": {**SMALL, "model_type": "qwen2"}, "image_token_id": IMAGE, "downsample_ratio": 0.5}
+    return (
+        "InternVLForConditionalGeneration",
+        {**own, "vision_config": tower},
+        _prompt(1, pixel_values=_pixels(1, 3, 28, 28)),
+    )
+
+
+def gemma3() -> Made:
+    window = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    tower = {**TOWER, "model_type": "siglip_vision_model"}
+    own = {"vision_config": tower, "text_config": {**SMALL, **window}, "mm_tokens_per_image": 4}
+    given = _prompt(4, pixel_values=_pixels(1, 3, 28, 28))
+    kinds = (given["input_ids"] == IMAGE).long()
+    return "Gemma3ForConditionalGeneration", {**own, "image_token_index": IMAGE}, {**given, "token_type_ids": kinds}
+
+
+def paligemma() -> Made:
+    tower = {**TOWER, "model_type": "siglip_vision_model", "projection_dim": 32}
+    own = {"vision_config": tower, "text_config": {**SMALL, "model_type": "gemma"}, "projection_dim": 32}
+    given = _prompt(4, (), pixel_values=_pixels(1, 3, 28, 28))
+    kinds = torch.zeros_like(given["input_ids"])
+    return "PaliGemmaForConditionalGeneration", {**own, "image_token_index": IMAGE}, {**given, "token_type_ids": kinds}
+
+
+def _qwen(kind: str, tower: Mapping[str, Any]) -> Made:
+    own = {"text_config": THREE, "vision_config": dict(tower), "image_token_id": IMAGE, "vision_start_token_id": 96}
+    given = _prompt(4, (5, 96), pixel_values=_pixels(16, 96), image_grid_thw=torch.tensor([[1, 4, 4]]))
+    return kind, {**own, "video_token_id": 97}, {**given, "mm_token_type_ids": (given["input_ids"] == IMAGE).long()}
+
+
+def qwen2_vl() -> Made:
+    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+    return _qwen("Qwen2VLForConditionalGeneration", tower)
+
+
+def qwen2_5_vl() -> Made:
+    return _qwen("Qwen2_5_VLForConditionalGeneration", {**PATCHES, "out_hidden_size": 32})
+
+
+def qwen3_vl() -> Made:
+    deep = {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    return _qwen("Qwen3VLForConditionalGeneration", {**PATCHES, "out_hidden_size": 32, **deep})
+
+
+def qwen2_audio() -> Made:
+    own = {"audio_config": SOUND, "text_config": {**SMALL, "model_type": "qwen2"}, "audio_token_index": IMAGE}
+    heard = {"input_features": _pixels(1, 8, 24), "feature_attention_mask": torch.ones(1, 24, dtype=torch.int64)}
+    return "Qwen2AudioForConditionalGeneration", own, _prompt(6, **heard)
+
+
+SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {
+    each.__name__: each
+    for each in (llava, llava_next, mistral3, smolvlm, internvl, gemma3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl)
+} | {"qwen2_audio": qwen2_audio}
+
+
+def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A small model, and what a processor gives for a prompt."""
+    import transformers
+
+    kind, fields, given = SIGHTS[name]()
+    if not hasattr(transformers, kind):
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    torch.manual_seed(0)
+    cls = getattr(transformers, kind)
+    made = cls(cls.config_class(**fields)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(parameter * 3 if parameter.any() else torch.randn_like(parameter))
+    made.generation_config.eos_token_id = None
+    return made.to(dtype), {n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}

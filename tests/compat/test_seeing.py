@@ -1,0 +1,149 @@
+"""Language models that see or hear: their own code makes embeddings of a prompt, and engines go on from these."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+
+pytest.importorskip("transformers")
+
+from pipeline.compat.transformers import compile_for_generation
+from tests.compat import families, sights
+
+SIZES = {"max_cache_len": 48, "max_batch": 3, "max_prompt_len": 16}
+SCORED = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+Given = dict[str, torch.Tensor]
+
+
+@functools.lru_cache(maxsize=2)
+def made(name: str, **sizes: int) -> tuple[Any, Any, Given]:
+    """A model, the same compiled, and a prompt."""
+    model, given = sights.model(name)
+    unbuilt = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
+    how = {**SIZES, **sizes, "encoder_example": given, "compile": unbuilt, "executor": "reference"}
+    return model, compile_for_generation(model, **how), given
+
+
+def agree(ours: Any, theirs: Any) -> None:
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(torch.cat(ours.logits), torch.cat(theirs.logits), rtol=1e-4, atol=1e-4)
+
+
+def others(given: Given) -> Given:
+    return {name: -2 * x if x.is_floating_point() else x for name, x in given.items()}
+
+
+@pytest.mark.parametrize("name", sights.SIGHTS)
+def test_tokens_are_eagers(name: str) -> None:
+    model, compiled, given = made(name)
+    want = model.generate(**given, **SCORED)
+    agree(compiled.generate(**given, **SCORED), want)
+    again = compiled.generate(**others(given), **SCORED)
+    agree(again, model.generate(**others(given), **SCORED))
+    assert (again.logits[0] - want.logits[0]).abs().max() > 0.1, "what is seen matters"
+    text = {
+        "input_ids": torch.tensor([[0, 0, 5, 7], [4, 6, 8, 9]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1] * 4]),
+    }
+    agree(compiled.generate(**text, **SCORED), model.generate(**text, **SCORED))
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen3_vl"])
+def test_beams_see_the_same(name: str) -> None:
+    model, compiled, given = made(name)
+    agree(*(each.generate(**given, num_beams=3, **SCORED) for each in (compiled, model)))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])
+def test_another_turn_goes_on(name: str) -> None:
+    """Also while another sequence is generated."""
+    model, compiled, given = made(name)
+    other, found = compiled.new_state(), []
+    for each in (model, other):
+        first = each.generate(**given, **SCORED)
+        compiled.generate(input_ids=torch.tensor([[3, 4]]), max_new_tokens=2)
+        ids = torch.cat([first.sequences, torch.tensor([[3, 9]])], 1)
+        more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": first.past_key_values}
+        kinds = [name for name in given if name.endswith("token_type_ids")]
+        more |= {name: torch.nn.functional.pad(given[name], (0, ids.shape[1] - given[name].shape[1])) for name in kinds}
+        found.append(each.generate(**more, **SCORED))
+    agree(*found)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_two_prompts_with_an_image_each(name: str) -> None:
+    model, compiled, given = made(name)
+    pad = torch.nn.functional.pad
+    both = {n: torch.cat([x, others({n: x})[n]]) for n, x in given.items()}
+    for each in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        if each in both:
+            one, two = given[each][0], given[each][0][1:]
+            both[each] = torch.stack([one, pad(two, (1, 0))])
+    agree(*(each.generate(**both, **SCORED) for each in (compiled, model)))
+
+
+def test_a_long_prompt_takes_several_calls() -> None:
+    model, compiled, given = made("qwen3_vl", max_prompt_len=3)
+    agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
+    _, whole, given = made("gemma3", max_prompt_len=3)
+    with pytest.raises(pipeline.ExecutionError, match="the tokens of an image are in two calls"):
+        whole.generate(**given, **SCORED)
+
+
+def test_what_is_drafted_goes_behind_what_is_seen() -> None:
+    model, compiled, given = made("llava", max_draft_len=3)
+    agree(*(each.generate(**given, prompt_lookup_num_tokens=3, **SCORED) for each in (compiled, model)))
+
+
+def test_engines_have_all_but_what_sees() -> None:
+    model, given = sights.model("llava")
+    compiled = compile_for_generation(model, encoder_example=given, executor="reference", **SIZES)
+    assert not compiled.compiled["decoder"].coverage.fallback
+    agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
+    held = {name for name, each in compiled.named_parameters() if not each.is_meta}
+    assert held and not any("layers" in name and "language_model" in name for name in held)
+    assert {p.data_ptr() for n, p in compiled.named_parameters() if n in held} <= {
+        p.data_ptr() for p in model.parameters()
+    }
+
+
+def test_what_cannot_be_is_said() -> None:
+    model, given = sights.model("llava")
+    llama = families.model("llama")
+    with pytest.raises(ValueError, match="encoder_example has 7 tokens, and max_cache_len is 6"):
+        compile_for_generation(model, encoder_example=given, max_cache_len=6)
+    with pytest.raises(
+        ValueError, match="encoder_example is a tensor, and LlavaForConditionalGeneration has no encoder"
+    ):
+        compile_for_generation(model, encoder_example=given["pixel_values"], **SIZES)
+    with pytest.raises(ValueError, match="encoder_example is a mapping: the encoder of T5"):
+        compile_for_generation(families.model("t5"), encoder_example=given, **SIZES)
+    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM cannot generate for encoder_example"):
+        compile_for_generation(llama, encoder_example=given, **SIZES)
+    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM does not give its language model embeddings"):
+        compile_for_generation(llama, encoder_example={"input_ids": given["input_ids"]}, **SIZES)
+    unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
+    text = compile_for_generation(model, compile=unbuilt, executor="reference", **SIZES)
+    with pytest.raises(
+        ValueError, match="pixel_values given, and the model is compiled for text: pass encoder_example"
+    ):
+        text.generate(**given, max_new_tokens=2)
+
+
+def test_a_model_that_reads_its_prompts_in_another_way_is_refused() -> None:
+    model, given = sights.model("llava")
+    decoder = model.get_decoder()
+    forward = decoder.forward
+
+    def other(**inputs: Any) -> Any:
+        inputs["inputs_embeds"] = inputs["inputs_embeds"] * (2.0 if inputs["past_key_values"].is_initialized else 1.0)
+        return forward(**{**inputs, "attention_mask": None})
+
+    decoder.forward = other
+    with pytest.raises(pipeline.CaptureError, match="reads its prompts in another way: its logits for encoder_example"):
+        compile_for_generation(model, encoder_example=given, **SIZES)
