@@ -129,7 +129,7 @@ class CompiledGeneration:
             _check_assisted(self, assistant)
         return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
-    def _get_candidate_generator(self, *args: object, **kwargs: Any) -> Any:
+    def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
         """transformers' own, if it reads no hidden states of the model."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):

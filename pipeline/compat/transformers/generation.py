@@ -122,14 +122,12 @@ def compile_for_generation(
         model: a decoder or encoder-decoder with a head for tokens. It stays as it is, and is not needed afterwards.
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
         max_batch: the most sequences at once; each beam is one.
-        max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.
+        max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
-        encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of any values. Calls have these
-            sizes, but for the rows. None for tokens, and for the features of Whisper. For a decoder that sees: what its
-            processor gives for a prompt with an image, by name; calls may have other sizes.
-        prompt_lens: numbers of tokens for which ``max_batch`` rows have engines of fixed sizes, whose kernels are
-            faster; for decoder-only models. ``max_prompt_len`` may be one of them.
+        encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
+            none. Of a decoder that sees: any prompt with an image, as its processor gives it, by name.
+        prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have

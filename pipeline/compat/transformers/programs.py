@@ -59,7 +59,7 @@ class Decoder(torch.nn.Module):
                 cache = each.buffer(max_batch, max_cache_len, model.device)
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
-    def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
         """The buffers as transformers' cache, for tokens from ``start`` on and the mask of all positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
@@ -71,7 +71,7 @@ class Decoder(torch.nn.Module):
 
     def logits(
         self,
-        cache: Any,
+        cache: Pretrained,
         position_ids: torch.Tensor,
         wanted: torch.Tensor | None,
         **inputs: torch.Tensor | Encoded | None,

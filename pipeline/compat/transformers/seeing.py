@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -76,7 +75,7 @@ class Sample:
 class ReachedError(Exception):
     """A model's own code calls its language model: with what."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Pretrained]) -> None:
         super().__init__()
         self.given = given
 
@@ -92,9 +91,9 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     Raises:
         CaptureError: more reaches it than a step takes, or nothing does.
     """
-    name, found = type(model).__name__, list[Mapping[str, Any]]()
+    name, found = type(model).__name__, list[Mapping[str, Pretrained]]()
 
-    def note(_: object, args: tuple[object, ...], given: Mapping[str, Any]) -> None:
+    def note(_: object, args: tuple[object, ...], given: Mapping[str, Pretrained]) -> None:
         found.append(given)
 
     logits = _first_logits(model, example)
@@ -151,7 +150,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
         raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
 
 
-def prompt_of(model: str, given: Mapping[str, Any]) -> Prompt:
+def prompt_of(model: str, given: Mapping[str, Pretrained]) -> Prompt:
     """A prompt, from what a language model is called with.
 
     Raises:
@@ -194,10 +193,14 @@ def eager_attention(model: Pretrained) -> Iterator[None]:
 
 
 @contextmanager
-def reaching(decoder: Pretrained, seen: torch.Tensor, added: torch.Tensor | None, ahead: torch.Tensor | None) -> Any:
+def reaching(
+    decoder: Pretrained, seen: torch.Tensor, added: torch.Tensor | None, ahead: torch.Tensor | None
+) -> Iterator[None]:
     """While entered, what a model gives to its language model has what a prompt has beside embeddings."""
 
-    def give(_: object, args: tuple[object, ...], given: dict[str, Any]) -> tuple[tuple[object, ...], dict[str, Any]]:
+    def give(
+        _: object, args: tuple[object, ...], given: dict[str, Pretrained]
+    ) -> tuple[tuple[object, ...], dict[str, Pretrained]]:
         if added is not None:
             given = {**given, **dict(zip(DEEP, (seen, list(added.unbind(0))), strict=True))}
         if ahead is not None:
@@ -257,7 +260,7 @@ def _ancestors(
         yield shell.get_submodule(name), model.get_submodule(name)
 
 
-def that_are_seen(given: Mapping[str, Any]) -> list[str]:
+def that_are_seen(given: Mapping[str, Pretrained]) -> list[str]:
     """The names of inputs that are no text: pixels and features are floats."""
     return [name for name, value in given.items() if name not in OF_TEXT and any(_floats(value))]
 
@@ -272,7 +275,7 @@ def _floats(value: object) -> Iterator[bool]:
         yield value.is_floating_point()
 
 
-def embedded(forward: Callable[..., object], given: Mapping[str, Any], model: str) -> Prompt:
+def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt:
     """What a model's own code makes of a prompt and of what is beside its text."""
     try:
         with torch.no_grad():
