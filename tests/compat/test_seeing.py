@@ -75,6 +75,22 @@ def test_another_turn_goes_on(name: str) -> None:
     agree(*found)
 
 
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen3_vl"])
+def test_another_turn_has_another_image(name: str) -> None:
+    model, compiled, given = made(name)
+    found = []
+    for each in (model, compiled):
+        first = each.generate(**{**given, **SCORED, "max_new_tokens": 4})
+        more, behind = others(given), (given["input_ids"].shape[1] + 4, 0)
+        for kind in ("mm_token_type_ids", "token_type_ids"):
+            if kind in more:
+                more[kind] = torch.nn.functional.pad(more[kind], behind)
+        more["input_ids"] = torch.cat([first.sequences, given["input_ids"]], 1)
+        more["attention_mask"] = torch.ones_like(more["input_ids"])
+        found.append(each.generate(**more, past_key_values=first.past_key_values, **SCORED))
+    agree(*found)
+
+
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
 def test_two_prompts_with_an_image_each(name: str) -> None:
     model, compiled, given = made(name)

@@ -179,7 +179,7 @@ class CompiledGeneration:
             beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
         prompt = None
-        if self.__dict__["_sight"] is not None and that_are_seen(kwargs):
+        if self.__dict__["_sight"] is not None and (tokens.shape[1] > 1 or that_are_seen(kwargs)):
             given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
             prompt = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
             places = places if prompt.places is None else prompt.places

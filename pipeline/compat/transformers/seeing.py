@@ -276,10 +276,14 @@ def _floats(value: object) -> Iterator[bool]:
 
 
 def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt:
-    """What a model's own code makes of a prompt and of what is beside its text."""
+    """What a model's own code makes of a prompt and of what is beside its text: of new tokens alone, as if there were
+    none before them."""
+    length = given["input_ids"].shape[1]
+    by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
+    own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
     try:
         with torch.no_grad():
-            forward(**{name: value for name, value in given.items() if value is not None})
+            forward(**own)
     except ReachedError as reached:
         return prompt_of(model, reached.given)
     raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
