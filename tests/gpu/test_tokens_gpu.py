@@ -11,7 +11,7 @@ import torch
 import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.trt import CAPABILITIES
-from tests.compat import along, families
+from tests.compat import along, families, sights
 
 pytestmark = pytest.mark.gpu
 
@@ -45,10 +45,15 @@ def check(
 ) -> None:
     """Tokens are eager's, ties aside: where a row has the same tokens, its logits are as close as the dtype allows."""
     model, inputs = on_gpu(family, dtype, lengths)
+    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": max_prompt_len, **more}
+    compare(model, compile_for_generation(model, **sizes), inputs, dtype, steps)
+
+
+def compare(model: Any, compiled: Any, inputs: dict[str, torch.Tensor], dtype: torch.dtype, steps: int) -> None:
+    """Logits are eager's as long as a row has the same tokens."""
     scored = {"return_dict_in_generate": True, "output_logits": True}
     want: Any = families.generated(model, inputs, steps, **scored)
-    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": max_prompt_len, **more}
-    got: Any = families.generated(compile_for_generation(model, **sizes), inputs, steps, **scored)
+    got: Any = families.generated(compiled, inputs, steps, **scored)
     bound = 16 * torch.finfo(dtype).eps
     equal = got.sequences[:, -steps:] == want.sequences[:, -steps:]
     for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
@@ -99,6 +104,18 @@ def test_states_along_eagers_tokens(family: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("family", ["kimi_linear", "mamba", "mamba2", "qwen3_5"])
 def test_states_after_prompts_of_several_chunks(family: str) -> None:
     check(family, torch.float16, (290, 150), 320, 300, 4)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", sights.SIGHTS)
+def test_logits_where_images_are_seen(name: str, dtype: torch.dtype) -> None:
+    model, inputs = sights.model(name, dtype)
+    model, inputs = model.cuda(), {key: value.cuda() for key, value in inputs.items()}
+    sizes = {"max_cache_len": 48, "max_batch": 2, "max_prompt_len": 16}
+    compiled = compile_for_generation(model, encoder_example=inputs, cuda_graphs=True, **sizes)
+    compare(model, compiled, inputs, dtype, 24)
+    text = {key: value.cuda() for key, value in families.prompts("llama", (4, 7)).items()}
+    compare(model, compiled, text, dtype, 24)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
