@@ -91,12 +91,12 @@ def test_another_turn_has_another_image(name: str) -> None:
     agree(*found)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])
 def test_two_prompts_with_an_image_each(name: str) -> None:
     model, compiled, given = made(name)
     pad = torch.nn.functional.pad
     both = {n: torch.cat([x, others({n: x})[n]]) for n, x in given.items()}
-    for each in ("input_ids", "attention_mask", "mm_token_type_ids"):
+    for each in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"):
         if each in both:
             one, two = given[each][0], given[each][0][1:]
             both[each] = torch.stack([one, pad(two, (1, 0))])
@@ -109,6 +109,16 @@ def test_a_long_prompt_takes_several_calls() -> None:
     _, whole, given = made("gemma3", max_prompt_len=3)
     with pytest.raises(pipeline.ExecutionError, match="the tokens of an image are in two calls"):
         whole.generate(**given, **SCORED)
+
+
+def test_an_example_shows_what_prompts_have() -> None:
+    model, given = sights.model("gemma3")
+    unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
+    text = {name: given[name][:, -2:] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    compiled = compile_for_generation(model, encoder_example=text, compile=unbuilt, executor="reference", **SIZES)
+    agree(*(each.generate(**text, **SCORED) for each in (compiled, model)))
+    with pytest.raises(pipeline.ExecutionError, match="in another way than that of encoder_example"):
+        compiled.generate(**given, **SCORED)
 
 
 def test_what_is_drafted_goes_behind_what_is_seen() -> None:
