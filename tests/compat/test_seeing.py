@@ -12,7 +12,7 @@ import pipeline
 
 pytest.importorskip("transformers")
 
-from pipeline.compat.transformers import compile_for_generation
+from pipeline.compat.transformers import compile_for_generation, generation
 from tests.compat import families, sights
 
 SIZES = {"max_cache_len": 48, "max_batch": 3, "max_prompt_len": 16}
@@ -40,7 +40,8 @@ def others(given: Given) -> Given:
 
 @pytest.mark.parametrize("name", sights.SIGHTS)
 def test_tokens_are_eagers(name: str) -> None:
-    model, compiled, given = made(name)
+    (model, compiled, given), calls = made(name), []
+    handle = compiled.runners["tower"].register_forward_pre_hook(lambda *_: calls.append(1))
     want = model.generate(**given, **SCORED)
     agree(compiled.generate(**given, **SCORED), want)
     again = compiled.generate(**others(given), **SCORED)
@@ -51,6 +52,8 @@ def test_tokens_are_eagers(name: str) -> None:
         "attention_mask": torch.tensor([[0, 0, 1, 1], [1] * 4]),
     }
     agree(compiled.generate(**text, **SCORED), model.generate(**text, **SCORED))
+    assert len(calls) == 2, "the tower's program runs for an image"
+    handle.remove()
 
 
 @pytest.mark.parametrize("name", ["llava", "gemma3", "qwen3_vl"])
@@ -111,6 +114,42 @@ def test_a_long_prompt_takes_several_calls() -> None:
         whole.generate(**given, **SCORED)
 
 
+def test_other_images_run_in_pytorch() -> None:
+    model, compiled, given = made("qwen2_5_vl")
+    ids = torch.tensor([[5, 96, *[sights.IMAGE] * 2, 7]])
+    wide = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == sights.IMAGE).long()}
+    wide |= {"pixel_values": given["pixel_values"][:8], "image_grid_thw": torch.tensor([[1, 2, 4]])}
+    calls = []
+    handle = compiled.runners["tower"].register_forward_pre_hook(lambda *_: calls.append(1))
+    agree(*(each.generate(**wide, **SCORED) for each in (compiled, model)))
+    assert not calls
+    handle.remove()
+
+
+def test_a_tower_that_cannot_be_captured_stays_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, given = sights.model("llava")
+
+    def capture(module: torch.nn.Module, *args: Any, **kwargs: Any) -> pipeline.Program:
+        if module is model.model.vision_tower:
+            raise pipeline.CaptureError("it prints what it sees")
+        return pipeline.capture(module, *args, **kwargs)
+
+    monkeypatch.setattr(generation, "capture", capture)
+    how = {"encoder_example": given, "executor": "reference", **SIZES}
+    unbuilt, whole = (
+        pipeline.default(require_full_compilation=all_of_it).replace("build", pipeline.stages.unbuilt)
+        for all_of_it in (False, True)
+    )
+    compiled = compile_for_generation(model, compile=unbuilt, **how)
+    assert set(compiled.compiled) == {"decoder"}
+    assert "model.vision_tower of LlavaForConditionalGeneration stays in PyTorch: it prints" in caplog.text
+    agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
+    with pytest.raises(pipeline.CaptureError, match="it prints"):
+        compile_for_generation(model, compile=whole, **how)
+
+
 def test_an_example_shows_what_prompts_have() -> None:
     model, given = sights.model("gemma3")
     unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
@@ -129,7 +168,8 @@ def test_what_is_drafted_goes_behind_what_is_seen() -> None:
 def test_engines_have_all_but_what_sees() -> None:
     model, given = sights.model("llava")
     compiled = compile_for_generation(model, encoder_example=given, executor="reference", **SIZES)
-    assert not compiled.compiled["decoder"].coverage.fallback
+    assert set(compiled.compiled) == {"decoder", "tower"}
+    assert not any(each.coverage.fallback for each in compiled.compiled.values())
     agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
     held = {name for name, each in compiled.named_parameters() if not each.is_meta}
     assert held and not any("layers" in name and "language_model" in name for name in held)

@@ -24,7 +24,7 @@ from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import hears_all
 from pipeline.compat.transformers.seeing import (
     Prompt,
-    Sight,
+    Sample,
     as_in,
     embedded,
     fill,
@@ -32,6 +32,7 @@ from pipeline.compat.transformers.seeing import (
     sight_inputs,
     that_are_seen,
 )
+from pipeline.compat.transformers.towers import put
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -51,18 +52,21 @@ OTHERS: Final = {
 """The options of ``generate`` that a compiled model does not have, and why."""
 
 
-def shell(model: Pretrained, sight: Sight | None = None) -> CompiledGeneration:
+def shell(model: Pretrained, sample: Sample | None, tower: CompiledModule | None) -> CompiledGeneration:
     """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the
-    model sees, all that is not its language model."""
+    model sees, all that is not its language model, and the program of its tower."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
-    if sight is not None:
+    if sample is not None:
         fill(made, model)
+        if tower is not None and sample.tower is not None:
+            put(made, sample.tower, tower)
         own["forward"] = as_in(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
-    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model), _sight=sight)
+    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
+    made.__dict__["_sight"] = None if sample is None else sample.sight
     return made.eval()  # type: ignore[no-any-return]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +27,7 @@ from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compat.transformers.seeing import Sample, Sight, check, sample_of
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
+from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
 from pipeline.frontend.profiles import Tuned
 from pipeline.improvements import FOR_ONE_ROW
@@ -33,6 +35,8 @@ from pipeline.stages import outside
 from pipeline.stages.improve import Improve
 from pipeline.stages.partition import in_pieces, partition
 from pipeline.trt import CAPABILITIES
+
+log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
@@ -146,11 +150,28 @@ def compile_for_generation(
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
-    compile = _with_shared_weights(compile) if shared_weights else compile
+    step = _with_shared_weights(compile) if shared_weights else compile
     sample = _sample(model.eval(), encoder_example)
-    compiled = _programs(model, compile, sizes, encoder_example if sample is None else sample)
+    compiled = _programs(model, step, sizes, sample or encoder_example) | _tower(model, compile, sample)
     runners = {name: each.module(executor) for name, each in compiled.items()}
-    return shell(model, None if sample is None else sample.sight).over(compiled, runners, sizes.limits)
+    return shell(model, sample, runners.get("tower")).over(compiled, runners, sizes.limits)
+
+
+def _tower(model: Pretrained, compile: Stages, sample: Sample | None) -> dict[str, Compiled]:
+    """The program of a model's tower, for what its example shows; none if it cannot be captured, which is said."""
+    if sample is None or sample.tower is None:
+        return {}
+    args, kwargs = sample.tower.inputs
+    try:
+        program = capture(model.get_submodule(sample.tower.path), args, kwargs, settings=compile.settings)
+    except CaptureError as error:
+        if compile.settings.require_full_compilation:
+            raise
+        log.warning("%s of %s stays in PyTorch: %s", sample.tower.path, type(model).__name__, error)
+        return {}
+    made = compile(program)
+    assert isinstance(made, Compiled)
+    return {"tower": made}
 
 
 def _sample(model: Pretrained, example: Example) -> Sample | None:

@@ -12,6 +12,7 @@ import torch
 from attrs import frozen
 
 from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.towers import TowerCall, beside, calls_of, tower_of
 from pipeline.errors import CaptureError, ExecutionError
 
 OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
@@ -66,12 +67,14 @@ class Prompt:
 
 @frozen
 class Sample:
-    """An example's tokens and mask, its prompt, and the logits [rows, vocabulary] of its last token."""
+    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, and what the tower is
+    called with."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
     prompt: Prompt
     logits: torch.Tensor
+    tower: TowerCall | None
 
     @property
     def sight(self) -> Sight:
@@ -98,24 +101,20 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     Raises:
         CaptureError: more reaches it than a step takes, or nothing does.
     """
-    name, found = type(model).__name__, list[Mapping[str, Pretrained]]()
-
-    def note(_: object, args: tuple[object, ...], given: Mapping[str, Pretrained]) -> None:
-        found.append(given)
-
-    logits = _first_logits(model, example)
-    handle = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with eager_attention(model):
-            _first_logits(model, example)
-    finally:
-        handle.remove()
+    name = type(model).__name__
+    with calls_of(tower_of(model)) as towers:
+        logits = _first_logits(model, example)
+    with calls_of(model.get_decoder()) as calls, eager_attention(model):
+        _first_logits(model, example)
+    found = [given for _, given in calls]
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} does not give its language model embeddings of a prompt"
         raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
     tokens = example["input_ids"]
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
-    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits)
+    path = next(path for path, each in model.named_modules() if each is tower_of(model))
+    tower = TowerCall(path, *towers[0]) if towers else None
+    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits, tower)
 
 
 def _first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -243,32 +242,17 @@ def _has_tensors(value: object) -> bool:
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
     """Give a model's shell all that is not its language model: towers, projections, and the embedding of tokens."""
-    decoder, head, embed = model.get_decoder(), model.get_output_embeddings(), model.get_input_embeddings()
-    path = next(name for name, each in model.named_modules() if each is decoder)
-    for own, real in _ancestors(shell, model, path):
+    embed = model.get_input_embeddings()
+    for path in {path.rpartition(".")[0] for path, _ in beside(model)}:
+        own, real = shell.get_submodule(path), model.get_submodule(path)
         own._parameters, own._buffers = dict(real._parameters), dict(real._buffers)
-        for name, child in real.named_children():
-            if child is not head and not any(child is each for each in _on_the_way(model, path)):
-                own._modules[name] = child
+    for path, child in beside(model):
+        within, _, name = path.rpartition(".")
+        shell.get_submodule(within)._modules[name] = child
     shell.get_decoder().forward = reach
     for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
         config._attn_implementation_internal = "eager"  # masks are tensors
     shell.set_input_embeddings(embed)
-
-
-def _on_the_way(model: torch.nn.Module, path: str) -> Iterator[torch.nn.Module]:
-    parts = path.split(".")
-    yield from (model.get_submodule(".".join(parts[: i + 1])) for i in range(len(parts)))
-
-
-def _ancestors(
-    shell: torch.nn.Module, model: torch.nn.Module, path: str
-) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
-    """The modules that a module lies in, in a shell and in its model."""
-    parts = path.split(".")
-    for i in range(len(parts)):
-        name = ".".join(parts[:i])
-        yield shell.get_submodule(name), model.get_submodule(name)
 
 
 def that_are_seen(given: Mapping[str, Pretrained]) -> list[str]:
