@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.towers import TowerCall, beside, calls_of, tower_of
+from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_of
 from pipeline.errors import CaptureError, ExecutionError
 
 OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
@@ -102,19 +102,17 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
         CaptureError: more reaches it than a step takes, or nothing does.
     """
     name = type(model).__name__
-    with calls_of(tower_of(model)) as towers:
+    with noting(*(each for _, each in beside(model))) as seen:
         logits = _first_logits(model, example)
-    with calls_of(model.get_decoder()) as calls, eager_attention(model):
+    with noting(model.get_decoder()) as called, eager_attention(model):
         _first_logits(model, example)
-    found = [given for _, given in calls]
+    found = [given for _, _, given in called]
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} does not give its language model embeddings of a prompt"
         raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
     tokens = example["input_ids"]
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
-    path = next(path for path, each in model.named_modules() if each is tower_of(model))
-    tower = TowerCall(path, *towers[0]) if towers else None
-    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits, tower)
+    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits, tower_of(model, seen))
 
 
 def _first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -13,6 +14,9 @@ from pipeline.aten.types import Argument
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.inputs import Constant
 from pipeline.runtime.module import CompiledModule
+
+Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
+"""A module, and what it was called with."""
 
 
 @frozen
@@ -60,27 +64,33 @@ def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
                 yield f"{within}.{name}".lstrip("."), child
 
 
-def tower_of(model: Pretrained) -> torch.nn.Module:
-    """The largest of these; the model's head, which sees nothing, if there are none."""
-    modules = [each for _, each in beside(model)] or [model.get_output_embeddings()]
-    return max(modules, key=lambda each: sum(p.numel() for p in each.parameters()))
-
-
 @contextmanager
-def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[tuple[Argument, ...], dict[str, Argument]]]]:
-    """While entered, what a module is called with is noted, if floats are among it."""
-    found: list[tuple[tuple[Argument, ...], dict[str, Argument]]] = []
+def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
+    """While entered, what modules are called with is noted, if floats are among it."""
+    found: list[Called] = []
 
-    def note(_: object, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+    def note(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         leaves = tree_flatten((args, kwargs))[0]
         if any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in leaves):
-            found.append((args, kwargs))
+            found.append((module, args, kwargs))
 
-    handle = module.register_forward_pre_hook(note, with_kwargs=True)
+    handles = [each.register_forward_pre_hook(note, with_kwargs=True) for each in modules]
     try:
         yield found
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def tower_of(model: Pretrained, called: Sequence[Called]) -> TowerCall | None:
+    """The first call of the largest module that was called; None if none was."""
+    module, args, kwargs = max(called, key=lambda each: _size(each[0]), default=(None, (), {}))
+    path = next((path for path, each in model.named_modules() if each is module), None)
+    return None if path is None else TowerCall(path, args, kwargs)
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class Tower(torch.nn.Module):
