@@ -113,6 +113,17 @@ def test_what_engines_do_not_give_is_refused_in_words(options: dict[str, Any], w
         families.generated(drafting("llama", 0), families.prompts("llama", (3,)), 2, **options)
 
 
+def test_a_checkpoint_may_ask_for_another_cache() -> None:
+    """As those of Gemma do: it changes no token."""
+    model, inputs = families.model("llama"), families.prompts("llama", (5,))
+    want = families.generated(model, inputs, 6)
+    model.generation_config.cache_implementation = "static"
+    unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
+    compiled = compile_for_generation(model, compile=unbuilt, executor="reference", **SIZES)
+    assert torch.equal(families.generated(compiled, inputs, 6), want)
+    assert model.generation_config.cache_implementation == "static"
+
+
 def test_a_draft_leaves_a_token_of_a_call() -> None:
     with pytest.raises(ValueError, match="max_draft_len is 8; it is 0 or more, and less than max_prompt_len"):
         compile_for_generation(families.model("llama"), max_draft_len=8, **SIZES)
@@ -163,6 +174,19 @@ def test_a_cache_that_another_sequence_has_overwritten_is_an_error(llama: Any) -
     ):
         with pytest.raises(pipeline.ExecutionError, match="another sequence has overwritten"):
             use()
+
+
+def test_a_loop_by_hand_behind_an_encoder() -> None:
+    model, compiled = families.model("t5"), drafting("t5", 3)
+    inputs, ids = families.prompts("t5", (7,)), torch.zeros(1, 1, dtype=torch.int64)
+    heard = compiled.get_encoder()(inputs["input_ids"], inputs["attention_mask"])
+    out, tokens = compiled(decoder_input_ids=ids, encoder_outputs=heard), [ids]
+    for _ in range(6):
+        tokens.append(out.logits[:, -1:].argmax(-1))
+        out = compiled(decoder_input_ids=tokens[-1], encoder_outputs=heard, past_key_values=out.past_key_values)
+    assert torch.equal(torch.cat(tokens, 1), families.generated(model, inputs, 6))
+    with pytest.raises(pipeline.ExecutionError, match="encoder_outputs are missing"):
+        compiled(decoder_input_ids=ids)
 
 
 def test_a_cache_of_another_model_is_an_error(llama: Any) -> None:

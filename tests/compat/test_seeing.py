@@ -167,7 +167,10 @@ def test_what_is_drafted_goes_behind_what_is_seen() -> None:
 
 def test_engines_have_all_but_what_sees() -> None:
     model, given = sights.model("llava")
+    model.generation_config.update(cache_implementation="static", num_beams=2, num_return_sequences=2)
     compiled = compile_for_generation(model, encoder_example=given, executor="reference", **SIZES)
+    model.generation_config.update(cache_implementation=None, num_beams=1, num_return_sequences=1)
+    compiled.generation_config.update(num_beams=1, num_return_sequences=1)
     assert set(compiled.compiled) == {"decoder", "tower"}
     assert not any(each.coverage.fallback for each in compiled.compiled.values())
     agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))

@@ -65,6 +65,7 @@ def shell(model: Pretrained, sample: Sample | None, tower: CompiledModule | None
         own["forward"] = as_in(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
+    made.generation_config.cache_implementation = None  # Gemma's checkpoints ask for one
     made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
     made.__dict__["_sight"] = None if sample is None else sample.sight
     return made.eval()  # type: ignore[no-any-return]
@@ -178,6 +179,8 @@ class CompiledGeneration:
         places = decoder_position_ids if crossed else position_ids
         beside: Inputs = {}
         if crossed:
+            if encoder_outputs is None:
+                raise ExecutionError("encoder_outputs are missing", "pass those of get_encoder(), or call generate")
             cross = filled.heard(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,10 +118,12 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
 
 def _first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The logits [rows, vocabulary] of the first token that a model generates."""
-    how = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "output_logits": True}
+    how = copy.deepcopy(model.generation_config)
+    how.max_new_tokens, how.num_beams, how.num_return_sequences, how.do_sample = 1, 1, 1, False
+    how.output_logits, how.return_dict_in_generate, how.cache_implementation = True, True, None
     try:
         with torch.no_grad():
-            made = model.generate(**example, **how, return_dict_in_generate=True)
+            made = model.generate(**example, generation_config=how)
     except Exception as error:
         why = f"{type(model).__name__} cannot generate for encoder_example"
         raise CaptureError(why, f"pass what its processor gives for a prompt; it says: {error}") from error
