@@ -14,7 +14,7 @@ from attrs import frozen
 
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_of
-from pipeline.errors import CaptureError, ExecutionError
+from pipeline.errors import CaptureError, ExecutionError, PipelineError
 
 OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
 DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
@@ -83,11 +83,11 @@ class Sample:
         return self.prompt.sight
 
 
-class ReachedError(Exception):
+class ReachedError(PipelineError):
     """A model's own code calls its language model: with what."""
 
     def __init__(self, given: Mapping[str, Pretrained]) -> None:
-        super().__init__()
+        super().__init__("the language model is called")
         self.given = given
 
 
