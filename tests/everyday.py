@@ -60,6 +60,9 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/converters/test_reached.py::test_no_pass_swallows": "all passes beside all operators that they know",
     "tests/compat/test_generation.py::test_one_head_of_keys_builds": "builds 32 heads, which takes long",
     "tests/compat/test_generation.py::test_two_rows_at_most": "a model with experts; one has more rows",
+    "tests/compat/test_seeing.py::test_a_long_prompt": "compiles two models for prompts of several calls",
+    "tests/compat/test_seeing.py::test_a_tower_that_cannot": "compiles a model twice for a warning",
+    "tests/compat/test_assisted.py::test_a_loop_by_hand_behind": "a loop by hand is there without an encoder",
     "tests/compat/test_encoders.py::test_a_mask_that_hides_sound": "compiles an encoder of sound for one error",
     "tests/frontend/test_flex_attention.py::test_a_decoder_of_transformers": "a model; the forms are there",
     "tests/shapes/test_guards.py::test_programs_print_alike": PROCESSES,
@@ -80,7 +83,7 @@ WHOLE: Final = ("tests/converters/test_properties.py", "tests/gpu/")
 ONE: Final = (
     *("tests/models/", "tests/test_zoo_devices.py", "tests/compat/test_generation.py", "tests/compat/test_prompts.py"),
     *("tests/compat/test_assisted.py", "tests/compat/test_beams.py", "tests/compat/test_encoders.py"),
-    "tests/compat/test_seeing.py",
+    *("tests/compat/test_seeing.py", "tests/compat/test_states.py"),
     *("tests/frontend/test_flex_attention.py", "tests/profiling/test_kernels.py", "tests/stages/test_autocast.py"),
     *("tests/benchmarks/test_emulator.py", "tests/improvements/test_push_down_slices.py", "tests/testing/test_fuzz.py"),
     *("tests/frontend/test_random_deciding.py", "tests/stages/test_complex.py", "tests/stages/test_one_row.py"),
