@@ -114,7 +114,7 @@ def test_what_engines_do_not_give_is_refused_in_words(options: dict[str, Any], w
 
 
 def test_a_checkpoint_may_ask_for_another_cache() -> None:
-    """As those of Gemma do: it changes no token."""
+    """As those of Gemma 2 do: it changes no token."""
     model, inputs = families.model("llama"), families.prompts("llama", (5,))
     want = families.generated(model, inputs, 6)
     model.generation_config.cache_implementation = "static"
@@ -166,7 +166,8 @@ def test_a_prompt_in_chunks(llama: Any, chunk: int) -> None:
 def test_a_cache_that_another_sequence_has_overwritten_is_an_error(llama: Any) -> None:
     inputs = families.prompts("llama", (5,))
     cache = llama(**inputs).past_key_values
-    llama(**inputs)
+    other = llama(**inputs).past_key_values
+    assert len(other.self_attention_cache.layers) == 2, "the later one can be read"
     for use in (
         lambda: llama(input_ids=torch.tensor([[4]]), past_key_values=cache),
         lambda: cache.reorder_cache(torch.tensor([0])),

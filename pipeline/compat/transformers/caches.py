@@ -206,9 +206,12 @@ class Filled(Cache):
         Raises:
             ExecutionError: another sequence has begun since.
         """
+        self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
-        elif self.latest.filled is None or self.latest.filled() is not self:
+
+    def _check_turn(self) -> None:
+        if self.length and (self.latest.filled is None or self.latest.filled() is not self):
             raise ExecutionError(
                 "another sequence has overwritten what this cache had", "generate it with new_state() of the model"
             )
@@ -235,7 +238,7 @@ class Filled(Cache):
     def self_attention_cache(self) -> DynamicCache:
         """The filled part of the program's own keys and values [batch, heads, length, width], as a view: the next step
         writes on."""
-        self.take_turn()
+        self._check_turn()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
         names = (f"{kind}_cache_{layer}" for layer in layers for kind in ("key", "value"))
@@ -256,7 +259,7 @@ class Filled(Cache):
         search: those have the same keys and values of cross attention."""
         if self.mask is None:
             return
-        self.take_turn()
+        self._check_turn()
         for tensor, positions in _buffers(self.runner):
             own = tensor[: self.mask.shape[0]]
             own = own if positions is None else own.narrow(positions, 0, self.length)

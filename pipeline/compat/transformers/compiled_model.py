@@ -65,7 +65,7 @@ def shell(model: Pretrained, sample: Sample | None, tower: CompiledModule | None
         own["forward"] = as_in(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
-    made.generation_config.cache_implementation = None  # Gemma's checkpoints ask for one
+    made.generation_config.cache_implementation = None  # Gemma 2's checkpoints ask for one
     made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
     made.__dict__["_sight"] = None if sample is None else sample.sight
     return made.eval()  # type: ignore[no-any-return]

@@ -192,7 +192,8 @@ def _ahead(mask: object, real: torch.Tensor | None) -> torch.Tensor | None:
 @contextmanager
 def eager_attention(model: Pretrained) -> Iterator[None]:
     """While entered, a model's masks are tensors, whichever way it attends by itself."""
-    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    every: list[Pretrained] = [getattr(each, "config", None) for each in model.modules()]
+    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
     before = {key: each._attn_implementation_internal for key, each in configs.items()}
     try:
         for each in configs.values():
@@ -221,12 +222,13 @@ def reaching(
         return args, given
 
     handle = decoder.register_forward_pre_hook(give, with_kwargs=True)
-    decoder.__dict__["_deepstack_process"] = lambda hidden, _, more: hidden + more
+    if added is not None:  # at all places alike, 0 where nothing is added
+        decoder.__dict__["_deepstack_process"] = lambda hidden, _, more: hidden + more
     try:
         yield
     finally:
         handle.remove()
-        del decoder.__dict__["_deepstack_process"]
+        decoder.__dict__.pop("_deepstack_process", None)
 
 
 def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
@@ -300,28 +302,33 @@ def sight_inputs(
     if prompt is not None and not prompt.is_like(sight):
         why = "a prompt reaches the language model in another way than that of encoder_example"
         raise ExecutionError(why, "compile with a prompt that has an image, or sound")
-    (rows, length), first = tokens.shape, ends[0][0]
     for start, end in ends:
-        made = _nothing(sight, (rows, end - start), cache, tokens.device)
         if prompt is None:
-            yield made
-            continue
-        part = slice(start - first, end - first)
-        made = {**made, "seen": torch.ones_like(made["seen"]), "embedded": prompt.embeds[:, part].contiguous()}
-        if prompt.added is not None:
-            made["added"] = prompt.added[:, :, part].contiguous()
-        if prompt.ahead is not None:
-            made["ahead"] = made["ahead"].clone()
-            made["ahead"][:, :, first : first + length] = prompt.ahead[:, part]
-            if made["ahead"][:, :, end:].any():
-                why = "the tokens of an image are in two calls, and each attends to all of them"
-                raise ExecutionError(why, "compile with a larger max_prompt_len")
-        yield made
+            yield _nothing(sight, (tokens.shape[0], end - start), cache, tokens.device)
+        else:
+            yield _part(sight, prompt, start, end, ends[0][0], cache)
+
+
+def _part(sight: Sight, prompt: Prompt, start: int, end: int, first: int, cache: int) -> dict[str, torch.Tensor]:
+    """What a program takes of a part of a prompt, which begins at the position ``first`` of the cache."""
+    part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
+    made = {"embedded": prompt.embeds[:, part].contiguous(), "seen": prompt.embeds.new_ones(shape, dtype=torch.bool)}
+    if sight.layers:
+        zeros = made["embedded"].new_zeros(sight.layers, *shape, sight.width)
+        made["added"] = zeros if prompt.added is None else prompt.added[:, :, part].contiguous()
+    if sight.ahead:
+        made["ahead"] = made["seen"].new_zeros(*shape, cache)
+    if prompt.ahead is not None:
+        made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
+        if made["ahead"][:, :, end:].any():
+            why = "the tokens of an image are in two calls, and each attends to all of them"
+            raise ExecutionError(why, "compile with a larger max_prompt_len")
+    return made
 
 
 @functools.lru_cache(maxsize=8)
 def _nothing(sight: Sight, shape: tuple[int, int], cache: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """What a program takes where nothing is seen. Nobody writes to it."""
+    """What a program takes of a single token: nothing is seen. Nobody writes to it."""
     zeros = torch.zeros((), dtype=sight.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, sight.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
     if sight.layers:
