@@ -51,6 +51,7 @@ from pipeline.errors import (
     UnsupportedOperatorException,
 )
 from pipeline.frontend.capture import capture
+from pipeline.frontend.recorded import Calls, recorded
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input
 from pipeline.network.context import ConversionContext
@@ -77,6 +78,7 @@ __all__ = [
     "Built",
     "CalibrationError",
     "CallingConvention",
+    "Calls",
     "CaptureError",
     "CompilationSettings",
     "Compiled",
@@ -124,6 +126,7 @@ __all__ = [
     "in_pieces",
     "load",
     "quantize",
+    "recorded",
     "refit_module_weights",
     "register_torch_trt_decomposition",
     "report",

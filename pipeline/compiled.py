@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 from attrs import evolve, field, frozen
@@ -31,6 +31,7 @@ UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
 """What converts and computes nothing, by name."""
 
 log = logging.getLogger(__name__)
+M = TypeVar("M", bound=torch.nn.Module)
 Executor = Literal["tensorrt", "reference"]
 
 
@@ -175,6 +176,25 @@ class Compiled:
         module = CompiledModule(self, executor, self.settings.evolve(**runtime))
         module.entry = Entry(module, self)
         return module
+
+    def in_place_of(self, model: M, executor: Executor | None = None, **runtime: object) -> M:
+        """Return an object of the model's class that runs the program, for a larger program that has the model as a part
+        and reads more of it than its results: its ``config``, ``dtype``, ``device``.
+
+        It has everything of the model but weights: its parameters take no memory and are NaN, so ``model`` may be on
+        the ``meta`` device. Modules in it that have weights do not run by themselves.
+
+        Args:
+            model: what was compiled, or another object made as it was. It is not changed.
+            executor, runtime: as for `module`.
+
+        Raises:
+            TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not take the program's inputs.
+            ExecutionError: as for `module`; and later, if a module in it is called by itself.
+        """
+        from pipeline.runtime.in_place import in_place_of
+
+        return in_place_of(model, self.module(executor, **runtime))
 
     def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
         """Measure the time of each engine layer and each PyTorch segment of a call on the current GPU, in milliseconds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -89,15 +90,14 @@ class _Merger:
         return self.of_container(path, value, spec)
 
     def of_container(self, path: str, value: object, spec: object) -> object:
-        """Merge a container: named tuples and other dicts keep their type, as torch.export requires; registered classes
-        become lists."""
+        """Merge a container."""
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
             return spec
         given, _ = tree_flatten(spec, is_leaf=lambda part: part is not spec) if spec is not None else ([], None)
         given = given if len(given) == len(parts) else [None] * len(parts)
         merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
-        return tree_unflatten(merged, structure) if isinstance(value, tuple | dict) else merged
+        return contained(value, merged, structure)
 
     def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
         own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
@@ -143,6 +143,13 @@ class _Merger:
         low, high, _ = self.ranges[root.__name__]
         ranged = Dim(root.__name__, min=low, max=high)
         return ranged if root is entry else _derived(entry, ranged, 0)
+
+
+def contained(value: object, entries: list[Argument], structure: Spec) -> object:
+    """The entries of a container's values in dynamic_shapes: Python's containers keep their type, as torch.export
+    requires, and classes that libraries register (transformers' outputs, though they are dicts) become lists."""
+    own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
+    return tree_unflatten(entries, structure) if own else entries
 
 
 def _by_dim(spec: Spec) -> dict[int, Argument]:

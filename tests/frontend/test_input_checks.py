@@ -184,6 +184,18 @@ torch.export.register_dataclass(Record, serialized_type_name="tests.frontend.tes
 Named = collections.namedtuple("Named", "a b")
 
 
+class OfLibrary(dict):  # type: ignore[type-arg]
+    """A dict that a library registers, as transformers does its outputs."""
+
+
+torch.utils._pytree.register_pytree_node(
+    OfLibrary,
+    lambda given: (list(given.values()), list(given)),
+    lambda values, keys: OfLibrary(zip(keys, values, strict=True)),
+    serialized_type_name="tests.frontend.test_input_checks.OfLibrary",
+)
+
+
 class OfRecord(nn.Module):
     """Takes what has two tensors, as fields or as keys."""
 
@@ -200,8 +212,9 @@ class OfRecord(nn.Module):
         Record,
         lambda a, b: collections.OrderedDict(a=a, b=b),
         lambda a, b: collections.defaultdict(list, a=a, b=b),
+        lambda a, b: OfLibrary(a=a, b=b),
     ],
-    ids=["namedtuple", "dataclass", "OrderedDict", "defaultdict"],
+    ids=["namedtuple", "dataclass", "OrderedDict", "defaultdict", "registered dict"],
 )
 def test_ranges_reach_into_every_container(make: Callable[..., Any]) -> None:
     compiled = pipeline.default()(OfRecord().eval(), (make(RANGE, RANGE),))

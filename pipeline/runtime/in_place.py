@@ -1,0 +1,131 @@
+"""A compiled program in the place of its module: an object of the module's class, without weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from typing import Any, TypeVar
+
+import torch
+
+from pipeline.aten.types import Argument, Leaf
+from pipeline.errors import ExecutionError
+from pipeline.runtime.inputs import children
+from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.state import attach, buffer
+
+M = TypeVar("M", bound=torch.nn.Module)
+WEIGHTS = "its values are in the engines of a compiled program"
+HINT = (
+    "pipeline.refit_module_weights gives a compiled program other weights, compiled.with_lora adapters, and "
+    "compiled.save keeps it in a file"
+)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
+class InPlace:
+    """What an object of a module's class runs in place of its own ``forward``.
+
+    Attributes:
+        runner: the `CompiledModule` that runs the program.
+    """
+
+    runner: CompiledModule
+
+    def state_dict(self, *_: object, **__: object) -> Any:
+        """There are no weights to be kept: an error. ``runner.state_dict()`` has the buffers that the program updates."""
+        raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
+
+    def load_state_dict(self, *_: object, **__: object) -> Any:
+        """There are no weights to be replaced: an error."""
+        raise ExecutionError(f"{type(self).__name__} takes no weights: {WEIGHTS}", HINT)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> InPlace:
+        """As for every compiled module: it moves nowhere, and says so if it is asked to."""
+        self.runner._apply(fn, recurse)
+        _share_state(self, self.runner)  # type: ignore[arg-type]
+        return self
+
+    def __reduce__(self) -> Any:
+        return self.runner.__reduce__()
+
+
+def in_place_of(model: M, runner: CompiledModule) -> M:
+    """An object of a module's class that runs a program: see `Compiled.in_place_of`."""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
+        raise TypeError(f"in_place_of takes the nn.Module that was compiled, not a {type(model).__name__}")
+    _check_takes(model, runner)
+    kind = type(model)
+
+    def forward(self: InPlace, *args: object, **kwargs: object) -> Leaf:
+        return self.runner(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    own = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    made = _hollow(model, runner.device, {})
+    made.__class__ = type(f"Compiled{kind.__name__}", (InPlace, kind), own)
+    for name in HOOKS:  # those of the module are in its program
+        made.__dict__[name] = OrderedDict()
+    made.__dict__.pop("forward", None)
+    made.__dict__["runner"] = runner
+    _share_state(made, runner)
+    return made.eval()
+
+
+def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
+    """Whether a module's ``forward`` takes what the program takes."""
+    positional, named = children(runner.program.in_spec)
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*[None] * len(children(positional)), **dict.fromkeys(named.context or ()))
+    except TypeError as error:
+        name = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+        raise TypeError(f"{name} does not take the inputs of the program: {error}") from None
+
+
+class Fixed(dict[str, Any]):
+    """The modules or parameters of a module that is without weights: to put others there would change nothing."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        what = f"{name} cannot be a {type(value).__name__} here, which would change nothing"
+        raise ExecutionError(f"{what}: {WEIGHTS}", HINT)
+
+    def __delitem__(self, name: str) -> None:
+        raise ExecutionError(f"{name} cannot be removed here, which would change nothing: {WEIGHTS}", HINT)
+
+
+def _share_state(made: torch.nn.Module, runner: CompiledModule) -> None:
+    """The buffers that a program updates are those of its runner."""
+    for name in runner.program.buffers.values():
+        attach(made, name, buffer(runner, name))
+
+
+def _hollow(module: Any, device: torch.device, made: dict[int, Any]) -> Any:
+    """A copy of a module and of those in it, on a device, without weights. Those in it that have weights do not run."""
+    if id(module) in made:
+        return made[id(module)]
+    copied = made[id(module)] = module.__class__.__new__(module.__class__)
+    copied.__dict__.update(module.__dict__)
+    parameters, buffers, modules = (copied.__dict__[name] for name in ("_parameters", "_buffers", "_modules"))
+    stand_ins = {n: p if p is None else _stand_in(p, device, made) for n, p in parameters.items()}
+    copied.__dict__["_parameters"] = Fixed(stand_ins)
+    copied.__dict__["_buffers"] = {n: b if b is None or b.is_meta else b.to(device) for n, b in buffers.items()}
+    copied.__dict__["_modules"] = Fixed({n: m if m is None else _hollow(m, device, made) for n, m in modules.items()})
+    if next(module.parameters(), None) is not None:
+        copied.__dict__["_forward_pre_hooks"] = OrderedDict({0: _refuse})
+    return copied
+
+
+def _stand_in(parameter: torch.nn.Parameter, device: torch.device, made: dict[int, Any]) -> torch.nn.Parameter:
+    """A parameter of the same sizes and dtype on a device, which takes no memory and is NaN everywhere."""
+    if id(parameter) not in made:
+        floats = parameter.is_floating_point() or parameter.is_complex()
+        one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)
+        made[id(parameter)] = torch.nn.Parameter(one.expand(parameter.shape), requires_grad=False)
+    return made[id(parameter)]  # type: ignore[no-any-return]
+
+
+def _refuse(module: torch.nn.Module, _: object) -> None:
+    name = type(module).__name__
+    hint = f"call what was compiled; for {name} by itself, compile it, or use the model that has the weights"
+    raise ExecutionError(f"{name} has no weights here: {WEIGHTS}", hint)

@@ -1,0 +1,147 @@
+"""Pipelines of diffusers: their parts compiled in place, by a file or by torch.compile, give the images of eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+
+diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
+SMALL = {"block_out_channels": (4, 8), "latent_channels": 4, "norm_num_groups": 2}
+BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
+
+
+def stable_diffusion() -> tuple[Any, dict[str, Any]]:
+    """A UNet with cross attention: Stable Diffusion 1.5."""
+    unet = diffusers.UNet2DConditionModel(
+        block_out_channels=(4, 8),
+        layers_per_block=1,
+        sample_size=16,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32,
+        norm_num_groups=2,
+    )
+    vae, scheduler = diffusers.AutoencoderKL(**SMALL, **BLOCKS), diffusers.DDIMScheduler()
+    parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
+    options = {"vae": vae.eval(), "unet": unet.eval(), "scheduler": scheduler, "requires_safety_checker": False}
+    text = {"prompt_embeds": torch.randn(1, 7, 32), "negative_prompt_embeds": torch.randn(1, 7, 32)}
+    return diffusers.StableDiffusionPipeline(**options, **parts), text
+
+
+def stable_diffusion_3() -> tuple[Any, dict[str, Any]]:
+    """A transformer over images and text: Stable Diffusion 3."""
+    transformer = diffusers.SD3Transformer2DModel(
+        sample_size=16,
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        caption_projection_dim=32,
+        joint_attention_dim=32,
+        pooled_projection_dim=16,
+        out_channels=4,
+    )
+    vae = diffusers.AutoencoderKL(**SMALL, **BLOCKS, shift_factor=0.06, scaling_factor=1.5)
+    parts = dict.fromkeys(f"{kind}{n}" for kind in ("text_encoder", "tokenizer") for n in ("", "_2", "_3"))
+    options = {"vae": vae.eval(), "transformer": transformer.eval()}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    text = {f"{kind}prompt_embeds": torch.randn(1, 7, 32) for kind in ("", "negative_")}
+    pooled = {f"{kind}pooled_prompt_embeds": torch.randn(1, 16) for kind in ("", "negative_")}
+    return diffusers.StableDiffusion3Pipeline(**options, scheduler=scheduler, **parts), {**text, **pooled}
+
+
+def flux() -> tuple[Any, dict[str, Any]]:
+    """A transformer with rotary positions in float64, which follow from inputs: Flux."""
+    transformer = diffusers.FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=16,
+        axes_dims_rope=[4, 4, 8],
+    )
+    sizes = {"latent_channels": 1, "block_out_channels": (4,), "norm_num_groups": 1}
+    convolutions = {"use_quant_conv": False, "use_post_quant_conv": False, "shift_factor": 0.06, "scaling_factor": 1.5}
+    vae, scheduler = diffusers.AutoencoderKL(**sizes, **convolutions), diffusers.FlowMatchEulerDiscreteScheduler()
+    parts = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
+    options = {"vae": vae.eval(), "transformer": transformer.eval(), "scheduler": scheduler}
+    text = {"prompt_embeds": torch.randn(1, 7, 32), "pooled_prompt_embeds": torch.randn(1, 16)}
+    return diffusers.FluxPipeline(**options, **parts), {**text, "max_sequence_length": 7}
+
+
+MADE = {"stable diffusion": stable_diffusion, "stable diffusion 3": stable_diffusion_3, "flux": flux}
+
+
+class Images:
+    """A pipeline, and the images that it makes of noise that is the same each time."""
+
+    def __init__(self, which: str) -> None:
+        torch.manual_seed(0)
+        self.pipe, self.text = MADE[which]()
+        self.pipe.set_progress_bar_config(disable=True)
+        self.part = "unet" if hasattr(self.pipe, "unet") else "transformer"
+
+    @property
+    def denoiser(self) -> Any:
+        """Its largest part."""
+        return getattr(self.pipe, self.part)
+
+    def __call__(self, height: int, width: int, steps: int = 2) -> torch.Tensor:
+        options = {"height": height, "width": width, "num_inference_steps": steps, "output_type": "pt"}
+        images: torch.Tensor = self.pipe(**self.text, **options, generator=torch.Generator().manual_seed(0)).images
+        return images
+
+
+@pytest.mark.parametrize("which", MADE)
+def test_images_of_parts_that_were_kept(which: str, tmp_path: Path) -> None:
+    images = Images(which)
+    wanted = [images(32, 32), images(48, 40)]
+    with pipeline.recorded(images.denoiser) as calls, pipeline.recorded(images.pipe.vae.decoder) as decoded:
+        images(64, 64, steps=1), images(32, 32, steps=1)
+    compile = pipeline.default(truncate_double=True, require_full_compilation=True)
+    compile(images.denoiser, **calls.inputs).save(tmp_path / "denoiser.trtp")
+    decoder = compile(images.pipe.vae.decoder, **decoded.inputs)
+    with torch.device("meta"):
+        bare = type(images.denoiser).from_config(images.denoiser.config)
+    kept = pipeline.load(tmp_path / "denoiser.trtp")
+    setattr(images.pipe, images.part, kept.in_place_of(bare, executor="reference"))
+    images.pipe.vae.decoder = decoder.in_place_of(images.pipe.vae.decoder)
+    images.pipe.to("cpu")
+    for found, image in zip([images(32, 32), images(48, 40)], wanted, strict=True):
+        torch.testing.assert_close(found, image, rtol=0, atol=1e-5)
+    with pytest.raises(pipeline.ShapeError, match="compiled for"):
+        images(128, 32)
+    with pytest.raises(pipeline.ExecutionError, match="no weights that could be saved"):
+        images.pipe.save_pretrained(tmp_path / "pipe")
+
+
+def test_torch_compile_follows_adapters() -> None:
+    images, peft = Images("flux"), pytest.importorskip("peft")
+    own = images.denoiser
+    compiled, plain = torch.compile(own, backend=pipeline.backend()), images(32, 32, steps=1)
+    adapter = peft.LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
+    for change in (lambda: None, lambda: own.add_adapter(adapter, adapter_name="a"), own.fuse_lora):
+        change()
+        setattr(images.pipe, images.part, own)
+        wanted = images(32, 32, steps=1)
+        setattr(images.pipe, images.part, compiled)
+        torch.testing.assert_close(images(32, 32, steps=1), wanted, rtol=0, atol=1e-5)
+    assert not torch.allclose(wanted, plain, atol=1e-4), "adapters change the image"
+
+
+def test_adapters_on_a_part_without_weights_are_refused() -> None:
+    images, peft = Images("stable diffusion 3"), pytest.importorskip("peft")
+    with pipeline.recorded(images.denoiser) as calls:
+        images(32, 32, steps=1)
+    images.pipe.transformer = pipeline.default()(images.denoiser, **calls.inputs).in_place_of(images.denoiser)
+    adapter = peft.LoraConfig(r=2, target_modules=["to_q"])
+    with pytest.raises(pipeline.ExecutionError, match=r"(?s)to_q cannot be a Linear here.*compiled\.with_lora"):
+        images.denoiser.add_adapter(adapter, adapter_name="a")
