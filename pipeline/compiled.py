@@ -178,8 +178,8 @@ class Compiled:
         return module
 
     def in_place_of(self, model: M, executor: Executor | None = None, **runtime: object) -> M:
-        """Return an object of the model's class that runs the program, for a larger program that has the model as a part
-        and reads more of it than its results: its ``config``, ``dtype``, ``device``.
+        """Return an object of the model's class that runs the program, for a larger program that has the model as a
+        part and reads more of it than its results: its ``config``, ``dtype``, ``device``.
 
         It has everything of the model but weights: its parameters take no memory and are NaN, so ``model`` may be on
         the ``meta`` device. Modules in it that have weights do not run by themselves.

@@ -52,6 +52,7 @@ BY_NAME = {
 
 UPWARD = {
     ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
+    ("pipeline.compiled", "pipeline.runtime.in_place"): {"Compiled.in_place_of"},
     ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
     ("pipeline.compiled", "pipeline.artifact.operator"): {"Compiled.module"},
     ("pipeline.compiled", "pipeline.artifact.lora"): {"Compiled.with_lora"},

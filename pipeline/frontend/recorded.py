@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import Factory, define, frozen
 from torch.export import Dim
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map_only
+from torch.utils._pytree import KeyPath, keystr, tree_flatten, tree_flatten_with_path, tree_map_only
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.errors import CaptureError
@@ -48,7 +48,7 @@ class Call:
 
 
 @define
-class Calls(Sequence[Call]):
+class Calls:
     """The calls of a module that `recorded` has seen, in order.
 
     ``compile(module, **calls.inputs)`` compiles the module for all of them. The first is the example, with its tensors;
@@ -62,12 +62,9 @@ class Calls(Sequence[Call]):
     def __len__(self) -> int:
         return len(self.seen)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.seen[place]
-
     def __str__(self) -> str:
         rows = [f"{self._name}: {len(self)} calls"]
-        for path, value in self.seen[0].values.items() if self.seen else ():
+        for path in self.seen[0].values if self.seen else ():
             found = list(dict.fromkeys(str(call.values.get(path)) for call in self.seen))
             rows.append(f"  {path}: {', '.join(found)}")
         return "\n".join(rows)
@@ -153,9 +150,9 @@ def _copied(x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
 
 
-def _path(path: tuple[Any, ...]) -> Path:
+def _path(path: KeyPath) -> Path:
     first, *rest = path
-    return f"{first.key}{keystr(tuple(rest))}"
+    return f"{first.key}{keystr(tuple(rest))}"  # type: ignore[attr-defined]
 
 
 def _kind(value: Argument) -> Leaf:
@@ -182,4 +179,4 @@ def _is_alike(own: Leaf, other: Leaf) -> bool:
 def _range(sizes: Sequence[int]) -> Argument:
     """A dim over these sizes; None if all are the same."""
     low, high = min(sizes), max(sizes)
-    return None if low == high else Dim.DYNAMIC(min=low, max=high)  # type: ignore[operator]
+    return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -244,7 +244,30 @@ def linear(
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, kept=kept)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
-    return base.kept_apart(net, result) if turned and _is_turned_wrongly(base.dtype_of(result)) else result
+    apart = turned and _is_turned_wrongly(base.dtype_of(result))
+    return base.kept_apart(net, result) if apart or _is_beside_others(net, result) else result
+
+
+@fact
+def _is_beside_others(net: Net, result: ITensor) -> bool:
+    """Whether a linear layer's kernel, whose sizes are known, may be taken for that of another one in its engine, which
+    takes sizes at run time (`_may_be_confused`): both are multiplied in their kernels."""
+    node = net.ctx.node
+    if CAPABILITIES.factors_of_products or node is None or does(node.target) is not Does.PROJECTS:
+        return False
+    if -1 in base.dims(result) or not _is_read_elementwise(net, node):
+        return False
+    return any(does(other.target) is Does.PROJECTS and _varies(other) for other in _beside(net, node))
+
+
+def _beside(net: Net, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes of the engine that a node is in."""
+    return (other for other in node.graph.nodes if not net.ctx.inside or other.name in net.ctx.inside)
+
+
+def _varies(node: torch.fx.Node) -> bool:
+    """Whether sizes of a node's result are known at run time only."""
+    return not all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
 @block

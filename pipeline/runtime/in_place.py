@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import torch
 
-from pipeline.aten.types import Argument, Leaf
+from pipeline.aten.types import Leaf
 from pipeline.errors import ExecutionError
 from pipeline.runtime.inputs import children
 from pipeline.runtime.module import CompiledModule
@@ -32,21 +33,21 @@ class InPlace:
 
     runner: CompiledModule
 
-    def state_dict(self, *_: object, **__: object) -> Any:
-        """There are no weights to be kept: an error. ``runner.state_dict()`` has the buffers that the program updates."""
+    def state_dict(self, *_: object, **__: object) -> NoReturn:
+        """There are no weights to be kept: an error. ``runner.state_dict()`` has the buffers that a program updates."""
         raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
 
-    def load_state_dict(self, *_: object, **__: object) -> Any:
+    def load_state_dict(self, *_: object, **__: object) -> NoReturn:
         """There are no weights to be replaced: an error."""
         raise ExecutionError(f"{type(self).__name__} takes no weights: {WEIGHTS}", HINT)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> InPlace:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
         """As for every compiled module: it moves nowhere, and says so if it is asked to."""
         self.runner._apply(fn, recurse)
         _share_state(self, self.runner)  # type: ignore[arg-type]
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Leaf:
         return self.runner.__reduce__()
 
 
@@ -83,7 +84,7 @@ def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
         raise TypeError(f"{name} does not take the inputs of the program: {error}") from None
 
 
-class Fixed(dict[str, Any]):
+class Fixed(dict[str, Leaf]):
     """The modules or parameters of a module that is without weights: to put others there would change nothing."""
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -100,10 +101,10 @@ def _share_state(made: torch.nn.Module, runner: CompiledModule) -> None:
         attach(made, name, buffer(runner, name))
 
 
-def _hollow(module: Any, device: torch.device, made: dict[int, Any]) -> Any:
+def _hollow(module: M, device: torch.device, made: dict[int, Leaf]) -> M:
     """A copy of a module and of those in it, on a device, without weights. Those in it that have weights do not run."""
     if id(module) in made:
-        return made[id(module)]
+        return made[id(module)]  # type: ignore[no-any-return]
     copied = made[id(module)] = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
     parameters, buffers, modules = (copied.__dict__[name] for name in ("_parameters", "_buffers", "_modules"))
@@ -116,7 +117,7 @@ def _hollow(module: Any, device: torch.device, made: dict[int, Any]) -> Any:
     return copied
 
 
-def _stand_in(parameter: torch.nn.Parameter, device: torch.device, made: dict[int, Any]) -> torch.nn.Parameter:
+def _stand_in(parameter: torch.nn.Parameter, device: torch.device, made: dict[int, Leaf]) -> torch.nn.Parameter:
     """A parameter of the same sizes and dtype on a device, which takes no memory and is NaN everywhere."""
     if id(parameter) not in made:
         floats = parameter.is_floating_point() or parameter.is_complex()

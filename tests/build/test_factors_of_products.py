@@ -101,3 +101,48 @@ def test_only_products_of_varying_sizes_without_a_softmax_are_by_themselves() ->
     assert not flattened(compiled(Softened(), torch.float32))
     assert flattened(compiled(Softened(other=True), torch.float32))
     assert flattened(compiled(Softened(), torch.float32, torch_executed_ops={"aten.softmax.int"}, min_block_size=1))
+
+
+class Streams(torch.nn.Module):
+    """Rows of two kinds, each through layers of its own that are multiplied in their kernels: text beside an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widened, self.narrowed = (
+            torch.nn.ModuleList(torch.nn.Linear(*w) for _ in "ab") for w in ((32, 128), (128, 32))
+        )
+
+    def forward(self, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[1, N, 32], [1, M, 32] -> the same"""
+        found = []
+        for x, widened, narrowed in zip(rows, self.widened, self.narrowed, strict=True):
+            found.append(x + narrowed(torch.nn.functional.gelu(widened(x), approximate="tanh")) * 0.3)
+        return tuple(found)
+
+
+STREAMS = {0: None, 1: {1: Dim("rows", min=2, max=64)}}
+"""The second stream's rows vary."""
+
+
+def streams(dtype: torch.dtype) -> tuple[Streams, tuple[torch.Tensor, torch.Tensor]]:
+    """Two streams of 20 rows each."""
+    torch.manual_seed(0)
+    return Streams().eval().to(dtype), (torch.randn(1, 20, 32, dtype=dtype), torch.randn(1, 20, 32, dtype=dtype))
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_layers_whose_sizes_are_known_have_other_names(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, rows = streams(dtype)
+    compile, shapes = pipeline.default(compute_capabilities=("8.9",)), (tuple(STREAMS.values()),)
+    made = compile(model, args=rows, dynamic_shapes=shapes)
+    plan = bytes(made.engines[0].plan)
+    assert not confused(plan) and b"__myl_FcAddMaxMul" in plan, "no other kernel is needed"
+    torch.testing.assert_close(made.module("reference")(*rows), model(*rows), rtol=2e-2, atol=2e-2)
+    assert "may take" not in caplog.text
+    assert "op=MAX" not in str(compile(model, args=rows).networks[0]), "nothing varies"
+    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
+    assert confused(bytes(compile(model, args=rows, dynamic_shapes=shapes).engines[0].plan))
+    assert "may take another one's factor" in caplog.text

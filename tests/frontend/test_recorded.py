@@ -50,7 +50,9 @@ def x(*sizes: int) -> torch.Tensor:
 def test_sizes_that_differed_vary() -> None:
     def call(batch: int, length: int, times: int) -> Callable[[Part], object]:
         added = {"rows": x(batch)}
-        return lambda part: part(x(batch, length), torch.tensor(3), mask=x(batch, length)[..., 0], added=added, times=times)
+        return lambda part: part(
+            x(batch, length), torch.tensor(3), mask=x(batch, length)[..., 0], added=added, times=times
+        )
 
     part, calls = recorded(call(2, 5, 2), call(1, 5, 1), call(4, 9, 3))
     assert len(calls) == 3
@@ -60,7 +62,10 @@ def test_sizes_that_differed_vary() -> None:
     sizes = re.findall(r"s\d+=(\d+\.\.\d+\.\.\d+)", next(row for row in rows if row.startswith("x:")))
     assert sizes == ["1..2..4", "5..5..9"]
     for batch, length, times in ((1, 5, 1), (3, 7, 2), (4, 9, 3)):
-        args, kwargs = (x(batch, length), torch.tensor(7)), {"mask": x(batch, length)[..., 0], "added": {"rows": x(batch)}}
+        args, kwargs = (
+            (x(batch, length), torch.tensor(7)),
+            {"mask": x(batch, length)[..., 0], "added": {"rows": x(batch)}},
+        )
         wanted, found = part(*args, **kwargs, times=times), compiled(*args, **kwargs, times=times)
         torch.testing.assert_close(found, wanted)
     with pytest.raises(pipeline.ShapeError, match="size 5 in dimension 0; compiled for 1 to 4"):
@@ -84,7 +89,9 @@ def test_the_first_call_is_the_example_as_it_was() -> None:
         part(written, torch.tensor(3))
         written.zero_()
     assert torch.equal(calls.inputs["args"][0], before) and not calls.inputs["args"][0].is_inference()
-    torch.testing.assert_close(pipeline.default()(part, **calls.inputs)(given, torch.tensor(3)), part(given, torch.tensor(3)))
+    torch.testing.assert_close(
+        pipeline.default()(part, **calls.inputs)(given, torch.tensor(3)), part(given, torch.tensor(3))
+    )
 
 
 def test_calls_print_what_was_passed() -> None:
@@ -92,7 +99,12 @@ def test_calls_print_what_was_passed() -> None:
         lambda part: part(x(2, 5), torch.tensor(3), added={"rows": x(2)}),
         lambda part: part(x(2, 6), torch.tensor(3), added={"rows": x(2)}),
     )
-    lines = ["Part: 2 calls", "  x: float32[2, 5, 8], float32[2, 6, 8]", "  step: int64[]", "  added['rows']: float32[2, 8]"]
+    lines = [
+        "Part: 2 calls",
+        "  x: float32[2, 5, 8], float32[2, 6, 8]",
+        "  step: int64[]",
+        "  added['rows']: float32[2, 8]",
+    ]
     assert str(calls).splitlines() == lines
 
 
@@ -134,7 +146,10 @@ APART: dict[str, tuple[tuple[Callable[[Part], object], ...], str]] = {
         (lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step.float())),
         r"step of Part is int64\[\] in one call and float32\[\] in another",
     ),
-    "a rank": ((lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step[None])), r"step of Part is int64\[\] in one call and"),
+    "a rank": (
+        (lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step[None])),
+        r"step of Part is int64\[\] in one call and",
+    ),
     "left out": ((lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step, scale=1.0)), "with and without scale"),
     "nothing given": (
         (lambda p: p(x(2, 5), step, mask=None), lambda p: p(x(2, 5), step, mask=x(2, 5)[..., 0])),
@@ -153,7 +168,7 @@ def test_calls_that_no_one_program_is_for(why: str) -> None:
 
 
 def test_only_a_module_has_calls_and_nothing_stays_behind() -> None:
-    with pytest.raises(TypeError, match="recorded takes an nn.Module, not a function"), pipeline.recorded(x):  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"recorded takes an nn\.Module, not a function"), pipeline.recorded(x):  # type: ignore[arg-type]
         pass
     part = Part()
     with pytest.raises(KeyError), pipeline.recorded(part):

@@ -19,6 +19,7 @@ from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated, Rounded
 from tests.build.test_biases_of_products import FORMS as SQUARES
 from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
+from tests.build.test_factors_of_products import STREAMS, streams
 from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import GROUPS, Grouped, Upward
 from tests.build.test_kernels_of_one import SumOfOne
@@ -169,6 +170,16 @@ def test_products_keep_their_factors(first: float, turned: bool, size: int, dtyp
     x = torch.randn(2, size, size, device="cuda", dtype=dtype)
     dynamic = {1: Dim("rows", min=1, max=64), 2: Dim("columns", min=1, max=64)}
     assert error(Scaled(first, turned).eval(), (x,), (dynamic,)) <= BOUND[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("count", [20, 30])
+def test_layers_whose_sizes_are_known_keep_their_factors(count: int, dtype: torch.dtype) -> None:
+    """Beside others whose rows are as many, or more."""
+    model, (known, rows) = streams(dtype)
+    rows = torch.cat([rows, rows], 1)[:, :count]
+    shapes = (tuple(STREAMS.values()),)
+    assert error(model.cuda(), (known.cuda(), rows.cuda()), shapes) <= BOUND[dtype]
 
 
 @DTYPES
