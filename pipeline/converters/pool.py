@@ -31,7 +31,8 @@ AVERAGE: dict[Any, int] = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 
 
 
 def _windows(node: torch.fx.Node, rank: int) -> Windows:
-    """The windows of a pooling node, none larger than the input and its padding: TensorRT has a limit for them."""
+    """The windows of a pooling node, none larger than the input and its padding: TensorRT has a limit for them. Their
+    number is rounded up only where that makes a difference."""
 
     def each(name: str, default: list[int]) -> list[int]:
         value = list(argument(node, name)) or default
@@ -41,17 +42,20 @@ def _windows(node: torch.fx.Node, rank: int) -> Windows:
     result = made if isinstance(made, torch.Tensor) else made[0]
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     kernel = each("kernel_size", [])
-    sizes = [_known(s) for s in argument(node, "self").meta["val"].shape[-rank:]]
+    shape, stride = argument(node, "self").meta["val"].shape[-rank:], each("stride", kernel)
+    sizes = [_known(s) for s in shape]
     padding, dilation = each("padding", [0]), each("dilation", [1]) if "dilation" in names else [1] * rank
     rows = zip(kernel, sizes, padding, dilation, strict=True)
+    ends = (s + 2 * p - d * (k - 1) - 1 for k, s, p, d in zip(kernel, shape, padding, dilation, strict=True))
+    even = all(statically_known_true(end % step == 0) for end, step in zip(ends, stride, strict=True))
     return Windows(
         [min(k, s + 2 * p) if s and d == 1 else k for k, s, p, d in rows],
-        each("stride", kernel),
+        stride,
         padding,
         dilation,
         sizes,
         [_known(s) for s in result.shape[-rank:]],
-        bool(argument(node, "ceil_mode")),
+        bool(argument(node, "ceil_mode")) and not even,
     )
 
 

@@ -32,7 +32,7 @@ from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.held_numbers import exported_again, held_numbers
 from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
-from pipeline.frontend.tracing import as_called, by_the_example, exporting
+from pipeline.frontend.tracing import by_the_example, exporting, exporting_by
 from pipeline.frontend.transforms import has_transforms
 from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
@@ -41,11 +41,12 @@ from pipeline.settings import CompilationSettings
 
 log = logging.getLogger(__name__)
 
-Way: TypeAlias = Literal["python", "called", "bytecode", "autograd", "example"]
+Way: TypeAlias = Literal["python", "called", "comparing", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is
-exported (`untold`). ``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int``
-makes of sizes (not while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where
-``torch.func`` has done its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
+exported (`untold`). ``"comparing"``: as ``"python"``, and where several sizes are compared the example decides.
+``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int`` makes of sizes (not
+while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done its
+work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
 
 
 @frozen
@@ -122,7 +123,7 @@ def _export(
     by_dynamo = way == "python" and CompileContext.try_get() is None and not is_caught()
     dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
     is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
-    called: list[tuple[Spec, Way]] = [(shapes, "called")] if is_its_own else []
+    called: list[tuple[Spec, Way]] = [(shapes, "called"), (shapes, "comparing")] if is_its_own else []
     roomier: list[tuple[Spec, Way]] = [(other, way) for other in ranges.roomier(shapes)]
     tries = (*roomier, *dynamo, *others) if fixed else (*called, *others, *dynamo)
     for other, another in (*tries, *([(shapes, "autograd")] if way == "python" else ())):
@@ -157,7 +158,7 @@ def _exported(
             with by_the_example():
                 exported = exported_again(export, model)
         else:
-            with as_called() if way == "called" else nullcontext():
+            with exporting_by(way) if way in ("called", "comparing") else nullcontext():
                 exported = with_both_branches(lambda: exported_again(export, model))
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")

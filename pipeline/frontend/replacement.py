@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from pipeline.aten.types import Argument, Operator
 
 Kernel: TypeAlias = Callable[..., Any]
-When: TypeAlias = Literal["trace", "export", "example", "called", "gpu", "modelopt"]
+When: TypeAlias = Literal["trace", "export", "example", "called", "comparing", "gpu", "modelopt"]
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -43,7 +43,7 @@ class Replacement:
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
             ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
-            not told so; ``"gpu"``: while torch traces for a GPU that this machine does not have; ``"modelopt"``: while
+            not told so; ``"comparing"``: while one is whose sizes are compared by its example; ``"gpu"``: while torch traces for a GPU that this machine does not have; ``"modelopt"``: while
             a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.

@@ -25,6 +25,18 @@ def oblivious(own: Kernel) -> Kernel:
     return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
 
 
+def comparing(own: Kernel) -> Kernel:
+    """Decide a question about several sizes as the example does, where torch takes it for undecided: ``b // c == 1``
+    for the batches of two inputs, which turn out to be one. The answer is a condition on the sizes of calls."""
+
+    def guard_or(asked: Argument, default: bool) -> bool:
+        answer: bool = own(asked, default)
+        decides = answer == default and isinstance(asked, torch.SymBool) and asked.node.has_hint()
+        return asked.node.guard_bool("", 0) if decides and len(asked.node.expr.free_symbols) > 1 else answer
+
+    return guard_or
+
+
 def from_none(own: Kernel) -> Kernel:
     """Make up a size that data has for a fake implementation: 0 or more, unless this says something else."""
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch._decomp import decomposition_table, decompositions
@@ -62,6 +62,13 @@ TABLE: Final = (
         "__getattr__",
         symbolic_kernels.oblivious,
         "takes a size that varies to be 2 or more; torch's own setting is one for all threads, before 2.13",
+    ),
+    Replacement(
+        symbolic_shapes,
+        "_guard_or",
+        symbolic_kernels.comparing,
+        "takes sizes of two inputs to be different, where an operator asks for one before they turn out to be equal",
+        during="comparing",
     ),
     Replacement(
         op_implementations_dict,
@@ -364,9 +371,9 @@ def by_the_example() -> Iterator[None]:
 
 
 @contextmanager
-def as_called() -> Iterator[None]:
-    """A context for exporting a model that is not told so."""
-    with _places.taken("called"):
+def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
+    """A context for exporting a model that is not told so, or whose sizes are compared by its example."""
+    with _places.taken(way):
         yield
 
 

@@ -263,12 +263,25 @@ def holding(function: Callable[..., Any]) -> Callable[[], bool]:
     return lambda: fails(lambda: pipeline.capture(Holding(function).eval(), (ROW,)))
 
 
+def refuses_batches_that_are_one() -> bool:
+    """Whether an attention is refused whose mask has batches of its own, which turn out to be those of keys."""
+
+    def attend(given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        keys, bias = given
+        bias = bias.repeat_interleave(2, dim=0).view(keys.shape[0], 2, -1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(keys.repeat(1, 1, 3, 1), keys, keys, attn_mask=bias)
+
+    given = torch.randn(3, 2, 4, 8), torch.randn(3, 1, 4)
+    return fails(pipeline.capture, Calls(attend), (given,), None, ((ROWS, ROWS),))
+
+
 def windows() -> None:
     patches, grid = inputs()
     pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)))
 
 
 FLAWS: Mapping[Any, Callable[[], bool]] = {
+    "_guard_or": refuses_batches_that_are_one,
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
     aten.pow.Tensor_Scalar: lambda: fails(exported, lambda x: x ** (x.shape[0] / 2)),

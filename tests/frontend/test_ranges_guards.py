@@ -184,3 +184,38 @@ def test_sizes_of_one_name_may_be_computed() -> None:
     )
     args = torch.randn(5, 3), torch.randn(5, 3)
     torch.testing.assert_close(compiled.module(executor="reference")(*args), diagonal(*args))
+
+
+class Repeated(nn.Module):
+    """A mask of texts, repeated for each head, where an image attends to them: as diffusers' transformers do."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[N, 2, L, 8], [N, 2, S, 8], [N, S] -> [N, 2, L, 8]"""
+        bias = ((1 - mask) * -10000.0).unsqueeze(1).repeat_interleave(2, dim=0)
+        return F.scaled_dot_product_attention(q, k, k, attn_mask=bias.view(k.shape[0], 2, -1, bias.shape[-1]))
+
+
+def texts(batch: int, rows: int, words: int) -> tuple[torch.Tensor, ...]:
+    mask = (torch.arange(words) < torch.randint(1, words, (batch, 1))).float()
+    return torch.randn(batch, 2, rows, 8), torch.randn(batch, 2, words, 8), mask
+
+
+def of_their_own() -> tuple[dict[int, Any], ...]:
+    """Sizes of three inputs, of which the model needs some to be equal."""
+    few, many = Dim.DYNAMIC(min=1, max=4), Dim.DYNAMIC(min=2, max=40)  # type: ignore[operator]
+    return {0: few, 2: many}, {0: few, 2: many}, {0: few, 1: many}
+
+
+TOLD = {"one dim": ({0: batch()},) * 3, "of their own": of_their_own()}
+
+
+@pytest.mark.parametrize("dims", TOLD)
+def test_a_question_about_batches_that_turn_out_to_be_one(dims: str) -> None:
+    """Whether a batch divided by the other is 1, torch takes for undecided, before it finds both to be equal."""
+    compiled = pipeline.default()(Repeated().eval(), texts(2, 24, 12), dynamic_shapes=TOLD[dims])
+    for count, rows, words in ((1, 24, 12), (3, 24, 12), *([(4, 7, 30)] if dims == "of their own" else [])):
+        given = texts(count, rows, words)
+        torch.testing.assert_close(compiled.module("reference")(*given), Repeated()(*given))
+    if dims == "of their own":
+        with pytest.raises(pipeline.ShapeError):
+            compiled(*texts(2, 24, 12)[:2], texts(3, 24, 12)[2])
