@@ -123,7 +123,8 @@ class Program:
     the buffer's name; each views the buffer's elements from the first on. ``shapes`` has the varying sizes.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
     ``written`` are the parameters that do not belong to the model, but are tensors written out in its code.
-    ``numbers`` are those of the model's buffers that Python read while it was captured: the graph is for these.
+    ``numbers`` are those of the model's buffers that Python read while it was captured: the graph is for these. They
+    have the buffer's name, and a place where it has several (``stride[1]``).
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program before
     `decompose`, over the same parameters: eager PyTorch runs its operators. ``origin`` is the captured module, held
     weakly (`frontend.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.

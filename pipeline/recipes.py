@@ -8,7 +8,7 @@ incremental.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -171,3 +171,9 @@ def _refs(value: object) -> list[str]:
     if isinstance(value, (tuple, list)):
         return [name for v in value for name in _refs(v)]
     return []
+
+
+def numbers_of(name: str, buffer: torch.Tensor) -> Iterator[tuple[str, float]]:
+    """The numbers of a buffer, by its name, or by name and place where it has several (``stride[1]``)."""
+    flat = buffer.detach().flatten().tolist()
+    return ((name if len(flat) == 1 else f"{name}[{place}]", number) for place, number in enumerate(flat))

@@ -21,6 +21,7 @@ from pipeline.frontend.subclasses import taken_apart
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
+from pipeline.recipes import numbers_of
 from pipeline.runtime.engine import refit
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import build
@@ -145,11 +146,12 @@ def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
     pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in given.items())
     found |= {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
-    numbers = ((name, number, given[name]) for name, number in program.numbers.items() if name in given.keys() - found)
+    read = {place.partition("[")[0] for place in program.numbers} & (given.keys() - found.keys())
+    new = {place: number for name in read for place, number in numbers_of(name, given[name])}
     return found | {
-        name: f"it is {new.item()}, and the graph was captured for {number}, which Python read: compile anew"
-        for name, number, new in numbers
-        if new.item() != number
+        place: f"it is {new[place]}, and the graph was captured for {number}, which Python read: compile anew"
+        for place, number in program.numbers.items()
+        if new.get(place, number) != number
     }
 
 

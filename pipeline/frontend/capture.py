@@ -43,7 +43,7 @@ from pipeline.frontend.tracing import tracing_for
 from pipeline.frontend.transforms import check_values
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
-from pipeline.recipes import Recipe, identity
+from pipeline.recipes import Recipe, identity, numbers_of
 from pipeline.runtime.ambient import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
@@ -155,7 +155,8 @@ def _captured(
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
     program = held(told_apart(program, found.decisions), constants)
     check_dtypes(program)
-    numbers = FrozenDict({name: program.parameters[name].item() for name in sorted(reads & program.parameters.keys())})
+    read = ((name, program.parameters[name]) for name in sorted(reads & program.parameters.keys()))
+    numbers = FrozenDict({place: number for name, buffer in read for place, number in numbers_of(name, buffer)})
     return evolve(program, numbers=numbers, profiles=resolved(wishes, program))
 
 

@@ -125,8 +125,8 @@ def following(dispatch: Function) -> Function:
         made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
         if not all(id(x) in fakes or is_followed(x) for x in made):
             return dispatch(mode, func, types, args, kwargs)
-        device = _device(leaves)
-        return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _faked(mode, x, device), found)
+        device = device_of(leaves)
+        return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else faked(mode, x, device), found)
 
     return dispatch_and_follow
 
@@ -154,14 +154,14 @@ def _on_cpu(leaf: Argument) -> Argument:
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
 
-def _device(leaves: Sequence[object]) -> torch.device:
+def device_of(leaves: Sequence[object]) -> torch.device:
     """The device of a result: the one that is named, or else that of the tensors, a GPU before the CPU."""
     named = [x for x in leaves if isinstance(x, torch.device)]
     tensors = [x.device for x in leaves if isinstance(x, torch.Tensor)]
     return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
 
 
-def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
+def faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
     with no_dispatch():
         elements = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return with_value(FakeTensor(mode, elements, device), value)

@@ -45,8 +45,8 @@ Way: TypeAlias = Literal["python", "called", "comparing", "bytecode", "autograd"
 """How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is
 exported (`untold`). ``"comparing"``: as ``"python"``, and where several sizes are compared the example decides.
 ``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int`` makes of sizes (not
-while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done its
-work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
+while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done
+its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
 
 
 @frozen

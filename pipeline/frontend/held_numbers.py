@@ -1,4 +1,4 @@
-"""Let Python read numbers that a model holds: a stride, or a flag, in a buffer of one element.
+"""Let Python read numbers that a model holds: strides, or a flag, in a buffer of few elements, or in a tensor beside.
 
 torch creates a symbol for each number that is read while it traces, and fails where Python decides by one. A buffer
 that the model never writes has one value, so that its number is what it is in the model; so is what Python computes
@@ -18,13 +18,20 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pipeline.aten.kinds import LIFTS
 from pipeline.aten.types import Argument, Function, Target
+from pipeline.frontend.constant_inputs import device_of, faked
 from pipeline.frontend.ratios import RATIO
 
 FROM: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""
+
+FEW: Final = 64
+"""The most elements of a tensor whose numbers are read."""
+
+SEVERAL: Final = (list, tuple)
 
 READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 """The tags of operators that make a number or a size of values."""
@@ -39,17 +46,20 @@ class Reads:
         written: those that the model writes: their number is another in each call.
         storages: the buffers of each memory in which stand-ins for them lie.
         own: the model's names of each of its buffers, by the tensor's id. Dynamo has other names.
+        beside: stand-ins for tensors that the model holds beside its buffers, which torch forgets otherwise.
     """
 
     names: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     storages: dict[StorageWeakRef, frozenset[str]] = field(factory=dict)
     own: dict[int, frozenset[str]] = field(factory=dict)
+    beside: list[FakeTensor] = field(factory=list)
 
     def start(self, written: frozenset[str] = frozenset()) -> None:
         """Forget what is known of the last export."""
         self.names, self.written = frozenset(), written
         self.storages.clear()
+        self.beside.clear()
 
 
 _reads: ContextVar[Reads | None] = ContextVar("numbers of buffers", default=None)
@@ -84,19 +94,26 @@ def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Ar
 
 
 def with_value(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Give the stand-in of a buffer of one element the value that is read from it. The buffer may be one itself."""
+    """Give the stand-in of a buffer of few elements the values that are read from it. The buffer may be one itself."""
     known = value.constant if isinstance(value, FakeTensor) else value
-    if isinstance(fake, FakeTensor) and known is not None and is_number(known):
+    if isinstance(fake, FakeTensor) and known is not None and has_few(known):
         fake.constant = known.detach().clone()
 
 
-def is_number(buffer: torch.Tensor) -> bool:
-    """Whether a buffer has one element, which Python may read as a number."""
-    return buffer.numel() == 1 and buffer.layout == torch.strided and not buffer.is_meta and not buffer.is_complex()
+def has_few(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has few elements, which Python may read as numbers."""
+    return (
+        0 < tensor.numel() <= FEW and tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_complex()
+    )
+
+
+def keeping(own: Callable[[FakeTensorMode, torch.Tensor], bool]) -> Callable[[FakeTensorMode, torch.Tensor], bool]:
+    """Wrap torch's question whether a tensor that was computed from known numbers stays known: one of few does."""
+    return lambda mode, made: own(mode, made) or (has_few(made) and not mode.is_our_fake(made))
 
 
 def valued(own: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
-    """Wrap torch.export's making of fake parameters and buffers: buffers of one element carry their values."""
+    """Wrap torch.export's making of fake parameters and buffers: buffers of few elements carry their values."""
 
     def fakes(mode: FakeTensorMode, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         made, reads = own(mode, module), _reads.get()
@@ -104,7 +121,7 @@ def valued(own: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[st
             return made
         for name, buffer in module.named_buffers(remove_duplicate=False):
             fake, names = made[name], reads.own.get(id(buffer), frozenset())
-            if is_number(buffer) and isinstance(fake, FakeTensor) and names:
+            if has_few(buffer) and isinstance(fake, FakeTensor) and names:
                 reads.storages[StorageWeakRef(fake.untyped_storage())] = names
                 fake.constant = None
                 if not names & reads.written:
@@ -119,10 +136,11 @@ def reading(dispatch: Function) -> Callable[..., object]:
     """Wrap `FakeTensorMode.dispatch` to follow what comes from buffers, and to note what Python reads of it."""
 
     def dispatch_and_follow(
-        mode: object, func: Target, types: object, args: Argument = (), kwargs: Argument = None
+        mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
     ) -> object:
         names = _names(args)
-        made = dispatch(mode, func, types, args, kwargs)
+        _hold(mode, func, args)
+        made = _in_its_place(mode, (args, kwargs), dispatch(mode, func, types, args, kwargs))
         if names and isinstance(func, OpOverload):
             if READS.intersection(func.tags):
                 _note(names, made)
@@ -136,13 +154,41 @@ def reading(dispatch: Function) -> Callable[..., object]:
     return dispatch_and_follow
 
 
+def _hold(mode: FakeTensorMode, func: Target, args: Argument) -> None:
+    """Give the stand-ins of tensors that a model holds beside its buffers their values, if they are not written to."""
+    reads = _reads.get()
+    if reads is None or not isinstance(func, OpOverload) or func in LIFTS:
+        return
+    for arg in args:
+        if type(arg) is torch.Tensor and has_few(arg) and not arg.requires_grad:
+            fake = mode.fake_tensor_converter.from_real_tensor(mode, arg)
+            if fake.constant is None and not func._schema.is_mutable:
+                fake.constant = arg.clone()
+                mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+                reads.beside.append(fake)
+
+
+def _in_its_place(mode: FakeTensorMode, given: Argument, made: Argument) -> Argument:
+    """What is made of values is on their stand-ins' device, wherever the values lie: that of a GPU elsewhere."""
+    if not any(
+        isinstance(x, FakeTensor) and x.constant is not None for x in (made if type(made) in SEVERAL else [made])
+    ):
+        return made
+    leaves = tree_leaves(given)
+    known = (x for x in leaves if isinstance(x, FakeTensor) and x.constant is not None)
+    if all(x.device == x.constant.device for x in known):
+        return made
+    device = device_of(leaves)
+    return tree_map_only(FakeTensor, lambda x: x if x.device == device else faked(mode, x.constant, device), made)
+
+
 def _names(args: Argument) -> frozenset[str]:
     """The buffers that the values of a call's tensors come from, of those whose values are known."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
             found |= vars(arg)[FROM] if FROM in vars(arg) and _has_value(arg) else frozenset()
-        elif type(arg) in (list, tuple):
+        elif type(arg) in SEVERAL:
             found |= _names(arg)
     return found
 

@@ -43,8 +43,8 @@ class Replacement:
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
             ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
-            not told so; ``"comparing"``: while one is whose sizes are compared by its example; ``"gpu"``: while torch traces for a GPU that this machine does not have; ``"modelopt"``: while
-            a model of ModelOpt's is exported.
+            not told so; ``"comparing"``: while one is whose sizes are compared by its example; ``"gpu"``: while torch
+            traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.
     """

@@ -282,6 +282,7 @@ def windows() -> None:
 
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_guard_or": refuses_batches_that_are_one,
+    "may_turn_const": lambda: has_unknown_sizes(lambda x: x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)),
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
     aten.pow.Tensor_Scalar: lambda: fails(exported, lambda x: x ** (x.shape[0] / 2)),

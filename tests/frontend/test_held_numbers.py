@@ -14,6 +14,7 @@ import pipeline
 from pipeline import Compiled, RefitError
 from pipeline.frontend.exporting import _exported
 from pipeline.frontend.held_numbers import held_numbers
+from pipeline.recipes import numbers_of
 from pipeline.stages.unbuilt import unbuilt
 
 X: Final = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -52,12 +53,44 @@ READ: Final[dict[str, tuple[Callable[[Any, torch.Tensor], Any], torch.Tensor]]] 
     "what is not 0": (lambda m, x: x.repeat(m.n.nonzero().shape[0] + 1, 1), torch.tensor([1])),
     "beside a size": (lambda m, x: x.repeat((torch.tensor(x.shape[0]) * m.n).item(), 1), torch.tensor(2)),
     "rounded": (lambda m, x: x.repeat(int(torch.ceil(x.shape[0] / m.n)), 1), torch.tensor(2)),
+    "one of several": (
+        lambda m, x: x + torch.full((x.shape[0], 1), m.n[1], device=x.device),
+        torch.tensor([8.0, 16.0]),
+    ),
+    "one after the other": (lambda m, x: torch.cat([x[: int(n)] for n in m.n]), torch.tensor([1, 2, 3])),
+    "of a grid": (lambda m, x: x.repeat(int(m.n.view(-1).flip(0)[None][0, 0]), 1), torch.tensor([[3], [2]])),
+    "those that are not 0": (lambda m, x: x.repeat(m.n.nonzero().shape[0], 1), torch.tensor([1, 0, 2])),
 }
 
 
 def compiled(model: nn.Module, device: str | None = None) -> Compiled:
     compile = pipeline.default(require_full_compilation=True, min_block_size=1, device=device).replace("build", unbuilt)
     return compile(model.eval(), args=(X,))
+
+
+class Beside(nn.Module):
+    """A layer, and tensors that are no buffers: strides, and those of a literal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.strides = nn.Linear(4, 4), torch.tensor([2.0, 3.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [2 * N, 4]"""
+        rows, literal = self.linear(x), torch.tensor([1, 2])
+        made = [rows * torch.full((x.shape[0], 1), stride, device=x.device) for stride in self.strides]
+        return torch.cat(made) + literal[1].item() if literal[0] == 1 else rows
+
+
+@DEVICES
+def test_numbers_of_tensors_that_are_no_buffers(device: str | None) -> None:
+    """As detectors have their strides."""
+    model, rows = Beside().eval(), torch.export.Dim("rows", min=1, max=9)
+    compile = pipeline.default(require_full_compilation=True, device=device).replace("build", unbuilt)
+    result = compile(model, args=(X,), dynamic_shapes=({0: rows},))
+    for count in (1, 5):
+        x = torch.randn(count, 4)
+        torch.testing.assert_close(result.module("reference")(x), model(x))
 
 
 def other(number: torch.Tensor) -> torch.Tensor:
@@ -71,10 +104,10 @@ def test_a_number_is_read(name: str, device: str | None) -> None:
     model = Holds(function, number)
     result = compiled(model, device)
     torch.testing.assert_close(result.module("reference")(X), model(X))
-    assert dict(result.program.numbers) == {"n": number.item()}
+    assert dict(result.program.numbers) == dict(numbers_of("n", number))
     assert torch.equal(model.n, number)
     pipeline.refit_module_weights(result, model)
-    with pytest.raises(RefitError, match=r"n: it is .*, and the graph was captured for .*, which Python read"):
+    with pytest.raises(RefitError, match=r"n(\[0\])?: it is .*, and the graph was captured for .*, which Python read"):
         pipeline.refit_module_weights(result, Holds(function, other(number)))
 
 
@@ -115,6 +148,22 @@ WRITTEN: Final[dict[str, Callable[..., torch.Tensor]]] = {
     "added": lambda number, n: number[0].add_(n),
     "and filled": lambda number, n: number.copy_(n).view(-1).fill_(1),
 }
+
+
+@DEVICES
+@pytest.mark.parametrize("name", WRITTEN)
+def test_one_of_several_numbers_that_was_put_is_data(name: str, device: str | None) -> None:
+    class Puts(nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+            """[3, 4], [] -> [n, 4]"""
+            numbers = torch.tensor([[0], [1]], device=x.device)
+            WRITTEN[name](numbers[0], n)
+            return x[: numbers.flatten()[0].item()]
+
+    compile = pipeline.default(min_block_size=1, device=device).replace("build", unbuilt)
+    run = compile(Puts(), args=(X, torch.tensor(2))).module("reference")
+    for n in map(torch.tensor, (2, 1, 3)):
+        torch.testing.assert_close(run(X, n), Puts()(X, n))
 
 
 @DEVICES

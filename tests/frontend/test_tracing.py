@@ -12,6 +12,7 @@ from torch.export import export
 
 import pipeline
 from pipeline.frontend import tracing
+from pipeline.frontend.replaced import TABLE
 from pipeline.frontend.replacement import VERSION, Places, Replacement
 from tests.frontend.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeated
 
@@ -20,20 +21,20 @@ def called(row: Replacement) -> Any:
     return row.owner if isinstance(row.owner, torch._ops.OpOverload) else row.name
 
 
-@pytest.mark.parametrize("row", tracing.TABLE, ids=lambda row: f"{called(row)}")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{called(row)}")
 def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, torch has learned it: give the row the version, as `before`."""
     if row.during == "gpu" and torch.cuda.is_available():
         pytest.skip("a GPU answers for itself")
     is_flawed = FLAWS[called(row)]
     assert not is_flawed()
-    monkeypatch.setattr(tracing, "_places", Places([other for other in tracing.TABLE if other is not row]))
+    monkeypatch.setattr(tracing, "_places", Places([other for other in TABLE if other is not row]))
     assert is_flawed() == row.applies
 
 
 def test_each_row_says_why() -> None:
-    assert all(row.why for row in tracing.TABLE)
-    assert {called(row) for row in tracing.TABLE} == FLAWS.keys()
+    assert all(row.why for row in TABLE)
+    assert {called(row) for row in TABLE} == FLAWS.keys()
 
 
 def in_another_thread(function: Callable[[], Any]) -> Any:
@@ -58,7 +59,7 @@ def test_exports_of_other_threads_are_torchs_own() -> None:
     own = plain()
     with tracing.exporting():
         assert in_another_thread(plain) == own
-        assert not any(row.read() is None for row in tracing.TABLE if row.during == "export" and row.applies)
+        assert not any(row.read() is None for row in TABLE if row.during == "export" and row.applies)
     assert plain() == own
 
 
@@ -70,7 +71,7 @@ def test_what_was_traced_leaves_nothing_behind() -> None:
 
 
 def test_torch_has_its_own_back() -> None:
-    rows = [row for row in tracing.TABLE if row.applies and row.during not in ("gpu", "example", "called", "comparing")]
+    rows = [row for row in TABLE if row.applies and row.during not in ("gpu", "example", "called", "comparing")]
     own = [row.read() for row in rows]
     with pytest.raises(KeyError), tracing.exporting():
         inside = [row.read() for row in rows]
@@ -84,7 +85,7 @@ def test_torch_has_its_own_back() -> None:
 
 
 def test_places_are_torchs_when_the_last_thread_has_done() -> None:
-    row = next(row for row in tracing.TABLE if row.name == "dispatch")
+    row = next(row for row in TABLE if row.name == "dispatch")
     own = row.read()
 
     def inside() -> Any:

@@ -1,0 +1,337 @@
+"""The table of replacements for torch's functions while it traces."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+from torch._decomp import decomposition_table, decompositions
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch._library.fake_impl import FakeImplCtx
+from torch._subclasses import fake_utils, meta_utils
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
+from torch.export import _trace, exported_program
+from torch.fx.experimental import proxy_tensor, symbolic_shapes
+
+from pipeline.aten.whole import CELLS, RECURRENT
+from pipeline.converters.overlap import unfold_backward
+from pipeline.frontend import (
+    constant_inputs,
+    data_checks,
+    decisions,
+    flex_attention,
+    gpu_answers,
+    held_numbers,
+    known_numbers,
+    legacy,
+    moved,
+    packed,
+    quiet,
+    recurrences,
+    stale_constants,
+    symbolic_kernels,
+    untold,
+    variadic,
+    violations,
+)
+from pipeline.frontend.branching import effects
+from pipeline.frontend.copies import without_plain_copies
+from pipeline.frontend.replacement import Kernel, Replacement
+from pipeline.frontend.untouched import hooked
+from pipeline.shapes import questions
+
+aten = torch.ops.aten
+
+
+def _overridden(own: Kernel) -> Kernel:
+    """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
+    own = effects.indexing(known_numbers.indexing(own))
+    return legacy.legacy(packed.packing(data_checks.holding(own)))
+
+
+TABLE: Final = (
+    Replacement(
+        type(torch.fx.experimental._config),
+        "__getattr__",
+        symbolic_kernels.oblivious,
+        "takes a size that varies to be 2 or more; torch's own setting is one for all threads, before 2.13",
+    ),
+    Replacement(
+        symbolic_shapes,
+        "_guard_or",
+        symbolic_kernels.comparing,
+        "takes sizes of two inputs to be different, where an operator asks for one before they turn out to be equal",
+        during="comparing",
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.slice.Tensor,
+        symbolic_kernels.sliced,
+        "makes up a symbol for the size of x[: n // 2], which nothing defines",
+        before=(2, 13),
+    ),
+    *(
+        Replacement(
+            decomposition_table,
+            target,
+            symbolic_kernels.raised,
+            "takes an exponent or a base that varies to stay what it was in the example",
+            before=(2, 13),
+        )
+        for target in (aten.pow.Tensor_Scalar, aten.pow.Scalar)
+    ),
+    Replacement(
+        decomposition_table,
+        aten.unfold_backward.default,
+        lambda _: unfold_backward,
+        "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
+        since=(2, 13),
+    ),
+    Replacement(
+        Distribution,
+        "_validate_sample",
+        data_checks.unasked,
+        "takes a size that varies to be other than 1, as it checks the sample of a distribution",
+        during="export",
+    ),
+    Replacement(logging.Logger, "handle", quiet.logs, "logs what it raises as well, and what it finds a way around"),
+    Replacement(
+        decompositions,
+        "_compute_scale",
+        symbolic_kernels.scaled,
+        "divides by the size of a resized dim less 1, which may be 0",
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.bincount.default,
+        symbolic_kernels.weighed,
+        "adds up weights in whole numbers",
+        before=(2, 13),
+    ),
+    Replacement(
+        FakeImplCtx,
+        "create_unbacked_symint",
+        symbolic_kernels.from_none,
+        "takes as many rows as data says to be two or more, where a fake implementation does not say how many",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "may_turn_const",
+        held_numbers.keeping,
+        "computes with tensors of one known number, and forgets what several are",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "dispatch",
+        lambda own: held_numbers.reading(known_numbers.noting(constant_inputs.following(own))),
+        "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "evaluate_expr",
+        questions.noting,
+        "notes no condition where a model asks what an operator asked before it for a memory layout",
+        during="export",
+    ),
+    Replacement(
+        symbolic_shapes,
+        "uninteresting_files",
+        questions.placing,
+        "says that we asked: the row above passes questions on",
+        during="export",
+    ),
+    Replacement(
+        _NonStrictTorchFunctionHandler,
+        "_override",
+        _overridden,
+        "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
+        "of bytes, has no shapes of packed sequences, and makes constants of x.data",
+    ),
+    *(
+        Replacement(
+            target,
+            recurrences.KEY,
+            recurrences.whole(shapes),
+            "writes the steps of a recurrent layer out, for one length",
+            during="export",
+        )
+        for target, shapes in RECURRENT.items()
+    ),
+    Replacement(
+        flex_attention.OPERATOR,
+        "__call__",
+        flex_attention.expanded,
+        "keeps flex_attention as a call of two graphs, for one query and one key",
+        during="export",
+    ),
+    Replacement(
+        aten.lstm_cell.default,
+        recurrences.KEY,
+        recurrences.whole(CELLS[aten.lstm_cell.default]),
+        "has no shapes for a GPU's kernel of a cell without biases",
+        during="export",
+        before=(2, 15),
+    ),
+    Replacement(
+        aten.gru_cell.default,
+        recurrences.KEY,
+        recurrences.whole(CELLS[aten.gru_cell.default]),
+        "has no shapes for a GPU's kernel of a cell, and runs it to have them",
+        during="gpu",
+        before=(2, 15),
+    ),
+    *(
+        Replacement(
+            exported_program,
+            name,
+            lambda _: without_plain_copies,
+            "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
+            during="export",
+        )
+        for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
+    ),
+    Replacement(
+        proxy_tensor,
+        "proxy_call",
+        lambda own: effects.noting(stale_constants.fresh(own)),
+        "reads from a tensor that was written through a view what it held before, and knows no branches that data "
+        "decides",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "_fakify_params_buffers",
+        held_numbers.valued,
+        "makes up a symbol for a number that is read from a buffer",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "make_fake_inputs",
+        constant_inputs.valued,
+        "does not know the value of an input",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "produce_guards_and_solve_constraints",
+        violations.finishing,
+        "gives no program where a range is wider than the model takes, after all of it is traced",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "register_buffer_assignment_hook",
+        hooked,
+        "leaves its hook on the buffers of all modules behind where it fails",
+        during="export",
+        before=(2, 13),
+    ),
+    Replacement(
+        _trace,
+        "get_class_if_classified_error",
+        quiet.prints,
+        "prints the graph before an error, and a line about it",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "make_constraints",
+        variadic.once,
+        "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
+        during="export",
+    ),
+    Replacement(
+        torch.nn.Module,
+        "_apply",
+        moved.applied,
+        "swaps weights with what a model makes of them while it is traced, which fails",
+        during="export",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "__init__",
+        decisions.computing,
+        "has no values where Python decides by data",
+        during="example",
+    ),
+    Replacement(
+        meta_utils,
+        "_safe_copy",
+        decisions.copying,
+        "leaves the values of parameters out, and computes with what memory held",
+        during="example",
+    ),
+    Replacement(
+        fake_utils,
+        "_check_fake_real_tensors",
+        decisions.unchecked,
+        "compares where the example's tensors begin with symbols, and so takes sizes that data has for the example's",
+        during="example",
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "set_real_tensor_prop_unbacked_vals",
+        decisions.knowing,
+        "keeps the truth of a tensor by its condition, and not by the symbol that it is a condition on",
+        during="example",
+        before=(2, 13),
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "_log_real_tensor_propagation",
+        decisions.noting,
+        "logs what the example decides, and does not say where",
+        during="example",
+    ),
+    *(
+        Replacement(
+            torch.compiler,
+            name,
+            untold.of_torch_alone,
+            "tells a model that it is exported, which then may go a way that fails",
+            during="called",
+        )
+        for name in ("is_compiling", "is_exporting")
+    ),
+    Replacement(
+        torch.cuda,
+        "get_device_capability",
+        gpu_answers.capability,
+        "has no answer without a GPU, though models ask",
+        during="gpu",
+    ),
+    Replacement(
+        torch.cuda,
+        "is_bf16_supported",
+        gpu_answers.bfloat16,
+        "answers for the machine at hand, not for the GPU that is traced for",
+        during="gpu",
+    ),
+    Replacement(torch.cuda, "current_device", gpu_answers.first, "has no answer without a GPU", during="gpu"),
+    Replacement(
+        torch.cuda.amp.common,
+        "amp_definitely_not_available",
+        gpu_answers.no,
+        "switches autocast for cuda off without a GPU",
+        during="gpu",
+    ),
+    Replacement(
+        aten.scaled_dot_product_attention.default,
+        gpu_answers.KEY,
+        gpu_answers.attention,
+        "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
+        during="gpu",
+    ),
+    Replacement(
+        aten._to_copy.default,
+        gpu_answers.SELECTION,
+        gpu_answers.constant,
+        "copies the values that it keeps beside a constant to the GPU",
+        during="gpu",
+    ),
+)
+"""All replacements of torch's functions. A test of each row checks which versions of torch need it."""
