@@ -175,8 +175,8 @@ def _in_its_place(mode: FakeTensorMode, given: Argument, made: Argument) -> Argu
     ):
         return made
     leaves = tree_leaves(given)
-    known = (x for x in leaves if isinstance(x, FakeTensor) and x.constant is not None)
-    if all(x.device == x.constant.device for x in known):
+    known = ((x.device, x.constant) for x in leaves if isinstance(x, FakeTensor))
+    if all(value is None or device == value.device for device, value in known):
         return made
     device = device_of(leaves)
     return tree_map_only(FakeTensor, lambda x: x if x.device == device else faked(mode, x.constant, device), made)
