@@ -25,7 +25,7 @@ class Architecture:
     """An architecture: its name in the library it is from, what it does, and what makes a small one.
 
     task: in one or two words (``"decoder"``, ``"detection"``), for the table. sizes: the sizes of the dynamic dims to
-    try, by name. dtypes: what to compile it in, by torch's names.
+    try, by name. dtypes: what to compile it in, by torch's names. library: that which it is from.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Architecture:
     make: Callable[[], Made] = field(repr=False)
     sizes: tuple[dict[str, int], ...] = SIZES
     dtypes: tuple[str, ...] = ("float32",)
+    library: str = "transformers"
 
     def case(self, dtype: torch.dtype = torch.float32) -> Case:
         """The module in eval mode with its example, the same every time."""

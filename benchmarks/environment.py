@@ -21,8 +21,8 @@ RESULTS = Path(__file__).parent / "results"
 Row: TypeAlias = dict[str, Any]
 
 
-def environment() -> dict[str, Any]:
-    """Versions, machine and date."""
+def environment(libraries: Sequence[str] = ("transformers",)) -> dict[str, Any]:
+    """Versions, also those of the libraries that models are from, machine and date."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": {
@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             CAPABILITIES.flavour: str(CAPABILITIES.version),
-            "transformers": importlib.metadata.version("transformers"),
+            **{name: importlib.metadata.version(name) for name in libraries},
         },
         "machine": {
             "cpu": cpu(),
@@ -47,11 +47,11 @@ def cpu() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def save(name: str, result: dict[str, Any]) -> Path:
+def save(name: str, result: dict[str, Any], libraries: Sequence[str] = ("transformers",)) -> Path:
     """Write a result with its environment; an earlier one of that name is replaced."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**environment(), **result}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**environment(libraries), **result}, indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -35,7 +35,7 @@ from pipeline.errors import CaptureError, ShapeError
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.whole import difference
 
-TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "chat", "series")
+TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "chat", "series", "diffusion")
 
 
 def architectures(table: str) -> tuple[Architecture, ...]:
@@ -249,7 +249,9 @@ def keep(table: str, rows: Sequence[dict[str, Any]]) -> None:
     old = json.loads(path.read_text(encoding="utf-8"))["zoo"] if path.exists() else []
     found = {(r["task"], r["name"], r["dtype"]): r for r in (*old, *rows)}
     known = {(a.task, a.name, dtype) for a in architectures(table) for dtype in a.dtypes}
-    environment.save(path.stem, {"table": table, "zoo": [found[key] for key in sorted(known & found.keys())]})
+    libraries = sorted({a.library for a in architectures(table)})
+    rows = [found[key] for key in sorted(known & found.keys())]
+    environment.save(path.stem, {"table": table, "zoo": rows}, libraries)
 
 
 def said(found: dict[str, Any]) -> str:

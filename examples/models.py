@@ -47,6 +47,8 @@ def _resized(value: Any, dims: Any, sizes: dict[str, int], generator: torch.Gene
     if isinstance(value, list | tuple):
         each = zip(value, dims or [{}] * len(value), strict=True)
         return type(value)(_resized(v, d or {}, sizes, generator) for v, d in each)
+    if isinstance(value, dict):
+        return {key: _resized(each, dims.get(key) or {}, sizes, generator) for key, each in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     shape = [sizes.get(dims[i].__name__, s) if i in dims else s for i, s in enumerate(value.shape)]

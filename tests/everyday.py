@@ -32,6 +32,26 @@ HEADS: Final = (
 """Rows of the zoo that are another head, or another option, of an architecture that is there, or long and like one that
 is (mobilevitv2, the families of test_tokens_gpu, detr, rt_detr, mask2former)."""
 
+DIFFUSION: Final = (
+    *("image-sdxl_unet", "image-sd_unet_controlled", "control-controlnet", "control-t2i_adapter", "image-ddpm_unet"),
+    *("image-stable_cascade_unet", "image-sd3_5", "image-flux2", "image-chroma", "image-qwen_image", "image-pixart"),
+    *("image-sana", "image-hunyuan_dit", "image-auraflow", "image-lumina2", "image-z_image", "image-cogview4"),
+    *(
+        "image-dit",
+        "image-omnigen",
+        "prior-prior_transformer",
+        "video-svd_unet",
+        "video-animatediff_unet",
+        "video-wan_image",
+    ),
+    *("video-cogvideox", "video-cogvideox_rotary", "video-ltx_video", "video-hunyuan_video", "video-mochi"),
+    *("video-cosmos", "sound-stable_audio", "autoencoder-autoencoder_kl"),
+    *("encoder-of-images-autoencoder_kl_encoder", "autoencoder-autoencoder_tiny", "autoencoder-autoencoder_dc"),
+    *("autoencoder-vq", "decoder-of-videos-svd_decoder", "decoder-of-videos-wan_decoder"),
+    *("decoder-of-videos-ltx_video_decoder", "codec-oobleck"),
+)
+"""Rows of diffusers but for five: every day has a UNet, two transformers of images, one of videos, and a decoder."""
+
 LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/meta": "tests of the tests: faults that the others have to find",
     "tests/benchmarks/test_capture.py": "measures seconds",
@@ -39,6 +59,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/gpu/test_fused_gpu.py": "random programs of what TensorRT fuses: test_fuzz_gpu has others",
     "tests/build/test_kernels": "looks at the kernels of plans, which change with TensorRT and not with us",
     **{f"tests/gpu/test_zoo_gpu.py::test_agrees_with_eager[{row}-": "another head or option" for row in HEADS},
+    **{f"tests/gpu/test_zoo_gpu.py::test_agrees_with_eager[{row}-": "five others are there" for row in DIFFUSION},
     "tests/gpu/test_profile_gpu.py::test_the_sum": "measures, and so nothing may run beside it",
     "tests/gpu/test_attribute_pairs.py": "pairs of layers, which change with TensorRT and not with us",
     "tests/docs/test_demo.py": "ResNet-50 and BERT-base at full size",

@@ -20,6 +20,7 @@ SOME = {
     "multimodal": {"clip"},
     "chat": {"qwen3_vl_tower"},
     "series": {"patchtst_regression"},
+    "diffusion": {"autoencoder_kl"},
 }
 """Experts and batch norms, which torch takes apart by device, and one of each other kind that is quick."""
 
@@ -30,6 +31,7 @@ SOME = {
     ids=lambda each: f"{each.task}-{each.name}".replace(" ", "-"),
 )
 def test_as_on_a_gpu(architecture: Architecture) -> None:
+    pytest.importorskip(architecture.library)
     found = zoo_devices.row(architecture)
     assert "failed" not in found, found
 

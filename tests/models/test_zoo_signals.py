@@ -1,4 +1,4 @@
-"""The quickest architectures of vision, audio and time series are one engine each, no worse than eager."""
+"""The quickest architectures of vision, audio, time series and diffusion are one engine each, no worse than eager."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ QUICK = {
     "audio": ("hubert", "speecht5_hifigan", "whisper_encoder"),
     "multimodal": ("perceiver_text",),
     "series": ("patchtst",),
+    "diffusion": ("sd_unet", "sd3", "dit", "wan", "autoencoder_kl_decoder"),
 }
 
 
@@ -24,6 +25,7 @@ QUICK = {
     ids=lambda each: each.name,
 )
 def test_one_engine(architecture: Architecture) -> None:
+    pytest.importorskip(architecture.library)
     row = zoo.row(evolve(architecture, sizes=architecture.sizes[-1:]))
     assert row.get("engines") == 1 and row["fallbacks"] == [] and "wrong" not in row, row
     assert row["sizes"] == 2 and "batch" in row["dynamic"]
