@@ -31,8 +31,10 @@ def comparing(own: Kernel) -> Kernel:
 
     def guard_or(asked: Argument, default: bool) -> bool:
         answer: bool = own(asked, default)
-        decides = answer == default and isinstance(asked, torch.SymBool) and asked.node.has_hint()
-        return asked.node.guard_bool("", 0) if decides and len(asked.node.expr.free_symbols) > 1 else answer
+        if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
+            return answer
+        decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
+        return bool(asked.node.guard_bool("", 0)) if decides else answer
 
     return guard_or
 
