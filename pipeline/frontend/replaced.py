@@ -65,6 +65,7 @@ TABLE: Final = (
         symbolic_kernels.comparing,
         "takes sizes of two inputs to be different, where an operator asks for one before they turn out to be equal",
         during="comparing",
+        since=(2, 13),
     ),
     Replacement(
         op_implementations_dict,
