@@ -107,7 +107,7 @@ WHOLE: Final = ("tests/converters/test_properties.py", "tests/gpu/")
 ONE: Final = (
     *("tests/models/", "tests/test_zoo_devices.py", "tests/compat/test_generation.py", "tests/compat/test_prompts.py"),
     *("tests/compat/test_assisted.py", "tests/compat/test_beams.py", "tests/compat/test_encoders.py"),
-    *("tests/compat/test_seeing.py", "tests/compat/test_states.py"),
+    *("tests/compat/test_diffusers.py", "tests/compat/test_seeing.py", "tests/compat/test_states.py"),
     *("tests/frontend/test_flex_attention.py", "tests/profiling/test_kernels.py", "tests/stages/test_autocast.py"),
     *("tests/benchmarks/test_emulator.py", "tests/improvements/test_push_down_slices.py", "tests/testing/test_fuzz.py"),
     *("tests/frontend/test_random_deciding.py", "tests/stages/test_complex.py", "tests/stages/test_one_row.py"),

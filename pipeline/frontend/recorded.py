@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 import torch
@@ -173,7 +173,9 @@ def _is_alike(own: Leaf, other: Leaf) -> bool:
         return own.dtype == other.dtype and len(own.shape) == len(other.shape)
     if type(own) is type(other) is int:
         return bool(own == other or min(own, other) >= 0)
-    return own is other or (type(own) is type(other) and bool(own == other))
+    with suppress(Exception):  # values of the user's own compare as they like
+        return own is other or (type(own) is type(other) and bool(own == other))
+    return False
 
 
 def _range(sizes: Sequence[int]) -> Argument:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
@@ -154,6 +155,10 @@ APART: dict[str, tuple[tuple[Callable[[Part], object], ...], str]] = {
     "nothing given": (
         (lambda p: p(x(2, 5), step, mask=None), lambda p: p(x(2, 5), step, mask=x(2, 5)[..., 0])),
         "mask of Part is None in one call",
+    ),
+    "arrays": (
+        tuple(lambda p, of=of: p(x(2, 5), step, added={"rows": x(2), "of": of}) for of in (np.ones(2), np.zeros(2))),
+        r"added\['of'\] of Part is",
     ),
     "by keyword": ((lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step=step)), "by position and by keyword"),
 }
