@@ -86,6 +86,8 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
 
     Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
     """
+    if nameless := without_names(error):
+        return nameless
     if _SPEAKS_OF_DTYPES.search(str(error)) and not _SPEAKS_OF_DATA.search(str(error)):
         leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]
         own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
@@ -103,6 +105,15 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
         or _unsupported(error, model, inputs)
         or CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
     )
+
+
+def without_names(error: Exception) -> CaptureError | None:
+    """The error for an input whose class has no names for what it holds, if it is one: torch.export wants them."""
+    found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
+    if found is None:
+        return None
+    hint = "pass flatten_with_keys_fn to torch.utils._pytree.register_pytree_node"
+    return CaptureError(f"an input is a {found[1]}, which is registered without names for what it holds", hint)
 
 
 def deciding(error: BaseException) -> tuple[CodeType, int] | None:

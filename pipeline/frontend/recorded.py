@@ -13,6 +13,7 @@ from torch.utils._pytree import KeyPath, keystr, tree_flatten, tree_flatten_with
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.errors import CaptureError
+from pipeline.frontend.blame import without_names
 from pipeline.frontend.dynamic_shapes import contained
 from pipeline.frontend.input_checks import bound
 
@@ -58,6 +59,7 @@ class Calls:
     module: torch.nn.Module
     seen: list[Call] = Factory(list)
     example: tuple[tuple[Argument, ...], dict[str, Argument]] | None = None
+    refused: CaptureError | None = None
 
     def __len__(self) -> int:
         return len(self.seen)
@@ -82,6 +84,8 @@ class Calls:
             CaptureError: there was no call; or two calls differ in more than sizes and whole numbers, so that no one
                 program is for both. The message names the input.
         """
+        if self.refused is not None:
+            raise self.refused
         if self.example is None:
             why = f"{self._name} was not called while its calls were recorded"
             raise CaptureError(why, "call what calls it inside of the with block; calls of other methods do not count")
@@ -133,7 +137,10 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
     calls = Calls(module)
 
     def note(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
-        calls.seen.append(Call.of(bound(module, args, kwargs), (len(args), frozenset(kwargs))))
+        try:
+            calls.seen.append(Call.of(bound(module, args, kwargs), (len(args), frozenset(kwargs))))
+        except ValueError as error:  # the larger program goes on
+            calls.refused = without_names(error)
         if calls.example is None:
             calls.example = tree_map_only(torch.Tensor, _copied, (args, kwargs))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.utils._pytree import MappingKey
 
 import pipeline
 from pipeline.errors import worded
@@ -192,6 +193,7 @@ torch.utils._pytree.register_pytree_node(
     OfLibrary,
     lambda given: (list(given.values()), list(given)),
     lambda values, keys: OfLibrary(zip(keys, values, strict=True)),
+    flatten_with_keys_fn=lambda given: ([(MappingKey(key), value) for key, value in given.items()], list(given)),
     serialized_type_name="tests.frontend.test_input_checks.OfLibrary",
 )
 
@@ -221,6 +223,28 @@ def test_ranges_reach_into_every_container(make: Callable[..., Any]) -> None:
     for batch in (1, 5):
         x = torch.randn(batch, 4)
         torch.testing.assert_close(compiled.module(executor="reference")(make(x, x)), 3 * x)
+
+
+class Nameless(dict):  # type: ignore[type-arg]
+    """A dict that is registered without names for its values."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Nameless,
+    lambda given: (list(given.values()), list(given)),
+    lambda values, keys: Nameless(zip(keys, values, strict=True)),
+)
+
+
+def test_a_container_without_names_is_named() -> None:
+    given, said = Nameless(a=X, b=X), r"an input is a .*Nameless, which is registered without names"
+    with pytest.raises(pipeline.CaptureError, match=said):
+        pipeline.capture(OfRecord().eval(), (given,))
+    model = OfRecord()
+    with pipeline.recorded(model) as calls:
+        model(given)
+    with pytest.raises(pipeline.CaptureError, match=said):
+        calls.inputs  # noqa: B018
 
 
 def test_what_torch_warns_of_itself_is_not_told() -> None:
