@@ -77,7 +77,7 @@ def flux() -> tuple[Any, dict[str, Any]]:
     return diffusers.FluxPipeline(**options, **parts), {**text, "max_sequence_length": 7}
 
 
-MADE = {"stable diffusion": stable_diffusion, "stable diffusion 3": stable_diffusion_3, "flux": flux}
+MADE = {"stable diffusion 3": stable_diffusion_3, "stable diffusion": stable_diffusion, "flux": flux}
 
 
 class Images:
