@@ -7,7 +7,7 @@ from it before it reads. The program notes the names: with another number there,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -127,6 +127,8 @@ def valued(own: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[st
                 if not names & reads.written:
                     with_value(fake, buffer)
                     vars(fake)[FROM] = names
+                    if fake.constant is not None:  # where views of its values lie
+                        reads.storages[StorageWeakRef(fake.constant.untyped_storage())] = names
         return made
 
     return fakes
@@ -138,15 +140,15 @@ def reading(dispatch: Function) -> Callable[..., object]:
     def dispatch_and_follow(
         mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
     ) -> object:
-        names = _names(args)
+        names, places = _names(args), _places(func, args)
         _hold(mode, func, args)
         made = _in_its_place(mode, (args, kwargs), dispatch(mode, func, types, args, kwargs))
         if names and isinstance(func, OpOverload):
             if READS.intersection(func.tags):
                 _note(names, made)
             known = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]
-            if func._schema.is_mutable:
-                _written(args, _names(args[1:]) if known else frozenset())
+            if places:
+                _written(places, _names(args[1:]) if known else frozenset())
             for each in known:
                 vars(each)[FROM] = names
         return made
@@ -198,11 +200,19 @@ def _has_value(tensor: FakeTensor) -> bool:
     return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
 
 
-def _written(args: Argument, names: frozenset[str]) -> None:
+def _places(func: Target, args: Argument) -> tuple[StorageWeakRef, ...]:
+    """Where what a call writes to lies: the memory of its stand-in, and that of its values before the call."""
+    if not isinstance(func, OpOverload) or not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
+        return ()
+    tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
+    return tuple(StorageWeakRef(x.untyped_storage()) for x in tensors)
+
+
+def _written(places: Sequence[StorageWeakRef], names: frozenset[str]) -> None:
     """Note a write to a buffer. What is written to a tensor with a value counts as read, since its views may be."""
     reads = _reads.get()
-    if reads is not None and isinstance(args[0], FakeTensor):
-        reads.written |= reads.storages.get(StorageWeakRef(args[0].untyped_storage()), frozenset())
+    if reads is not None:
+        reads.written = reads.written.union(*(reads.storages.get(place, frozenset()) for place in places))
         reads.names |= names
 
 

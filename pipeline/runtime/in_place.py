@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
 
 from pipeline.aten.types import Leaf
+from pipeline.compiled import M
 from pipeline.errors import ExecutionError
 from pipeline.runtime.inputs import children
 from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.state import attach, buffer
 
-M = TypeVar("M", bound=torch.nn.Module)
 WEIGHTS = "its values are in the engines of a compiled program"
 HINT = (
     "pipeline.refit_module_weights gives a compiled program other weights, compiled.with_lora adapters, and "

@@ -184,6 +184,34 @@ def test_a_number_that_was_put_is_read(name: str, device: str | None) -> None:
         torch.testing.assert_close(run(X, n), Puts()(X, n))
 
 
+PUT: Final[dict[str, Callable[..., object]]] = {
+    "one of several": lambda numbers, n: numbers.__setitem__(0, n),
+    "through views": lambda numbers, n: numbers.view(3)[:2].copy_(torch.stack([n, n])),
+    "another of them": lambda numbers, n: numbers.__setitem__(1, n),
+}
+
+
+@DEVICES
+@pytest.mark.parametrize("name", PUT)
+def test_numbers_that_are_put_into_a_buffer_are_data(name: str, device: str | None) -> None:
+    class Puts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.tensor([1, 2, 3]))
+
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+            """[3, 4], [] -> [n, 4]"""
+            PUT[name](self.n, n)
+            return x[: self.n[0].item()]  # type: ignore[operator, index, union-attr]
+
+    compile, alike = pipeline.default(min_block_size=1, device=device).replace("build", unbuilt), Puts()
+    result = compile(Puts(), args=(X, torch.tensor(2)))
+    assert not result.program.numbers
+    run = result.module("reference")
+    for n in map(torch.tensor, (2, 1, 3)):
+        torch.testing.assert_close(run(X, n), alike(X, n))
+
+
 def counted(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.n.add_(1)
     return x * model.n.item()
