@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Final, TypeAlias
 
@@ -24,7 +24,7 @@ from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import hears_all
 from pipeline.compat.transformers.seeing import (
     Prompt,
-    Sample,
+    Sight,
     as_in,
     embedded,
     fill,
@@ -32,7 +32,7 @@ from pipeline.compat.transformers.seeing import (
     sight_inputs,
     that_are_seen,
 )
-from pipeline.compat.transformers.towers import put
+from pipeline.compat.transformers.towers import TowerSizes, put
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -52,22 +52,23 @@ OTHERS: Final = {
 """The options of ``generate`` that a compiled model does not have, and why."""
 
 
-def shell(model: Pretrained, sample: Sample | None, tower: CompiledModule | None) -> CompiledGeneration:
+def shell(
+    model: Pretrained, sight: Sight | None, towers: Sequence[tuple[TowerSizes, CompiledModule]]
+) -> CompiledGeneration:
     """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the
-    model sees, all that is not its language model, and the program of its tower."""
+    model sees, all that is not its language model, and the programs of its towers."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
-    if sample is not None:
+    if sight is not None:
         fill(made, model)
-        if tower is not None and sample.tower is not None:
-            put(made, sample.tower, tower)
+        put(made, towers)
         own["forward"] = as_in(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
     made.generation_config.cache_implementation = None  # Gemma 2's checkpoints ask for one
     made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
-    made.__dict__["_sight"] = None if sample is None else sample.sight
+    made.__dict__["_sight"] = sight
     return made.eval()  # type: ignore[no-any-return]
 
 

@@ -24,10 +24,10 @@ from pipeline.compat.transformers.programs import (
     layers_of,
 )
 from pipeline.compat.transformers.recurrences import over_states
-from pipeline.compat.transformers.seeing import Sample, Sight, check, sample_of
+from pipeline.compat.transformers.seeing import Sample, Sight, check, sample_of, sight_of
+from pipeline.compat.transformers.towers import TowerSizes, kinds_of, tower_programs
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
-from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
 from pipeline.frontend.profiles import Tuned
 from pipeline.improvements import FOR_ONE_ROW
@@ -42,7 +42,8 @@ Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
 Along: TypeAlias = dict[int, int | Tuned]
 """The size of dims, by their place."""
-Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | None
+Prompt: TypeAlias = Mapping[str, torch.Tensor]
+Example: TypeAlias = torch.Tensor | Prompt | Sequence[Prompt] | None
 Stages: TypeAlias = Pipeline[Any, Any]
 ONE_ROW: Final = "for_one_row"
 """The stage whose passes are for engines that read weights where they lie, for one row."""
@@ -130,7 +131,8 @@ def compile_for_generation(
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
-            none. Of a decoder that sees: any prompt with an image, as its processor gives it, by name.
+            none. Of a decoder that sees: any prompt with an image, as its processor gives it, by name; or a list of
+            such: its tower's program takes what is between them, and each grid of patches has a program.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
@@ -151,36 +153,42 @@ def compile_for_generation(
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     step = _with_shared_weights(compile) if shared_weights else compile
-    sample = _sample(model.eval(), encoder_example)
-    compiled = _programs(model, step, sizes, sample or encoder_example) | _tower(model, compile, sample)
+    samples = _samples(model.eval(), encoder_example)
+    compiled = _programs(model, step, sizes, samples, encoder_example)
+    towers = _towers(model, compile, step, samples)
+    compiled |= {name: each for name, (_, each) in towers.items()}
     runners = {name: each.module(executor) for name, each in compiled.items()}
-    return shell(model, sample, runners.get("tower")).over(compiled, runners, sizes.limits)
+    seeing = [(of, runners[name]) for name, (of, _) in towers.items()]
+    return shell(model, sight_of(samples), seeing).over(compiled, runners, sizes.limits)
 
 
-def _tower(model: Pretrained, compile: Stages, sample: Sample | None) -> dict[str, Compiled]:
-    """The program of a model's tower, for what its example shows; none if it cannot be captured, which is said."""
-    if sample is None or sample.tower is None:
-        return {}
-    args, kwargs = sample.tower.inputs
-    try:
-        program = capture(model.get_submodule(sample.tower.path), args, kwargs, settings=compile.settings)
-    except CaptureError as error:
-        if compile.settings.require_full_compilation:
-            raise
-        log.warning("%s of %s stays in PyTorch: %s", sample.tower.path, type(model).__name__, error)
-        return {}
-    made = compile(program)
-    assert isinstance(made, Compiled)
-    return {"tower": made}
+def _towers(
+    model: Pretrained, compile: Stages, step: Stages, samples: Sequence[Sample]
+) -> dict[str, tuple[TowerSizes, Compiled]]:
+    """The programs of a model's towers, for what its examples show. Several read one copy of the weights, as
+    a decoder's do."""
+    calls = [call for sample in samples for call in sample.towers]
+    several = len(kinds_of(calls)) > 1
+
+    def made(tower: torch.nn.Module, inputs: Dims) -> Compiled:
+        stages = _cut(step, layers_of(tower, tower)) if several else compile
+        found = stages(capture(tower, **inputs, settings=compile.settings))
+        assert isinstance(found, Compiled)
+        return found
+
+    return tower_programs(model, calls, made, compile.settings.require_full_compilation)
 
 
-def _sample(model: Pretrained, example: Example) -> Sample | None:
-    """How a decoder sees, if the example is of one that does."""
-    if not isinstance(example, Mapping):
-        return None
+def _samples(model: Pretrained, example: Example) -> tuple[Sample, ...]:
+    """How a decoder sees, if the examples are of one that does."""
+    if example is None or isinstance(example, torch.Tensor):
+        return ()
+    every = (example,) if isinstance(example, Mapping) else tuple(example)
+    if not every or not all(isinstance(each, Mapping) for each in every):
+        raise TypeError("encoder_example is a tensor, or what a processor gives for a prompt, or a list of such")
     if model.config.is_encoder_decoder:
         raise ValueError(f"encoder_example is a mapping: the encoder of {type(model).__name__} takes one tensor")
-    return sample_of(model, example)
+    return tuple(sample_of(model, each) for each in every)
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
@@ -212,25 +220,27 @@ def _cut(compile: Stages, between: str) -> Stages:
     return compile if few else compile.replace("partition", in_pieces(between=between))
 
 
-def _programs(model: Pretrained, compile: Stages, sizes: Sizes, example: Example | Sample) -> dict[str, Compiled]:
-    """The model's programs by name."""
+def _programs(
+    model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample], example: Example
+) -> dict[str, Compiled]:
+    """The model's programs by name, but for those of its towers."""
     tensor = example if isinstance(example, torch.Tensor) else None
     if model.config.is_encoder_decoder:
         return _encoder_decoder(model, compile, sizes, tensor)
     if tensor is not None:
         raise ValueError(f"encoder_example is a tensor, and {type(model).__name__} has no encoder")
-    return _decoder(model, compile, sizes, example if isinstance(example, Sample) else None)
+    return _decoder(model, compile, sizes, samples)
 
 
-def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, sample: Sample | None) -> dict[str, Compiled]:
+def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
     """The step of a decoder."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    kind = Decoder if sample is None else SeeingDecoder
+    kind = SeeingDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
-    if sample is not None:
+    for sample in samples:
         with over_states(step):
             check(step, sample, sizes.cache)
-    kwargs, dims = _step_inputs(model, sizes, None if sample is None else sample.sight)
+    kwargs, dims = _step_inputs(model, sizes, sight_of(samples))
     return {"decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, dims, model)}
 
 

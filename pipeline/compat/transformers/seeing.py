@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from itertools import repeat
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_of
+from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_calls
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
 
 OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
@@ -68,19 +68,28 @@ class Prompt:
 
 @frozen
 class Sample:
-    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, and what the tower is
-    called with."""
+    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, and what its tower is
+    called with, if it has one."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
     prompt: Prompt
     logits: torch.Tensor
-    tower: TowerCall | None
+    towers: tuple[TowerCall, ...]
 
-    @property
-    def sight(self) -> Sight:
-        """That of its prompt."""
-        return self.prompt.sight
+
+def sight_of(samples: Sequence[Sample]) -> Sight | None:
+    """What a program has to take for the prompts of all examples; None if there are none."""
+    if not samples:
+        return None
+    every = [sample.prompt.sight for sample in samples]
+    positions = next((each.positions for each in every if each.positions is not None), None)
+    return evolve(
+        every[0],
+        positions=positions,
+        layers=max(each.layers for each in every),
+        ahead=any(each.ahead for each in every),
+    )
 
 
 class ReachedError(PipelineError):
@@ -113,7 +122,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
         raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
     tokens = example["input_ids"]
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
-    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits, tower_of(model, seen))
+    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits, tower_calls(model, seen))
 
 
 def _first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,22 +1,34 @@
-"""The tower of a model that sees or hears: a program for what is seen in its example, and the module for the rest."""
+"""The tower of a model that sees or hears: programs for what is seen in its examples, and the module for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 import torch
 from attrs import field, frozen
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Spec
 from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compiled import Compiled
+from pipeline.errors import CaptureError, ShapeError
+from pipeline.frontend.input_checks import bound
+from pipeline.frontend.recorded import Call, Calls
 from pipeline.inputs import Constant
 from pipeline.runtime.module import CompiledModule
 
+log = logging.getLogger(__name__)
+
+MOST_TOLD = 8
+"""So many kinds of calls are said to run in PyTorch."""
+
 Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
 """A module, and what it was called with."""
+Compile: TypeAlias = Callable[[torch.nn.Module, dict[str, Argument]], Compiled]
+"""How a module becomes a program for ``args``, ``kwargs`` and ``dynamic_shapes``."""
 
 
 @frozen
@@ -28,16 +40,54 @@ class TowerCall:
     kwargs: Mapping[str, Argument] = field(repr=False)
 
     @property
-    def inputs(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-        """Those of its program: whole numbers, such as grids, are constants."""
-        found: tuple[tuple[Argument, ...], dict[str, Argument]]
-        found = tree_map_only(torch.Tensor, _as_input, (self.args, dict(self.kwargs)))
-        return found
+    def flat(self) -> tuple[list[Argument], Spec]:
+        """The values one behind the other, and how they are nested."""
+        leaves, spec = tree_flatten((self.args, dict(self.kwargs)))
+        return leaves, spec
 
-    def is_like(self, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> bool:
-        """Whether the program is for such a call."""
-        (own, spec), (others, other) = tree_flatten((self.args, dict(self.kwargs))), tree_flatten((args, dict(kwargs)))
-        return spec == other and all(map(_alike, own, others))
+    def is_like(self, other: TowerCall) -> bool:
+        """Whether another call differs in what floats are alone, and in their sizes."""
+        (own, nested), (leaves, spec) = self.flat, other.flat
+        return (self.path, nested) == (other.path, spec) and all(map(_alike, own, leaves))
+
+    def __str__(self) -> str:
+        return ", ".join(_shown(each) for each in self.flat[0] if isinstance(each, torch.Tensor))
+
+
+def _shown(x: torch.Tensor) -> str:
+    """What programs are for: the sizes of floats, and numbers, where they are few."""
+    few = not x.is_floating_point() and x.numel() <= 12
+    return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+@frozen
+class TowerSizes:
+    """Calls of a tower that differ in sizes of floats alone: one program may be for all of them."""
+
+    calls: tuple[TowerCall, ...]
+
+    def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
+        """``args``, ``kwargs`` and ``dynamic_shapes`` of a program: whole numbers, such as grids, are constants."""
+        seen = Calls(tower, [Call.of(bound(tower, c.args, c.kwargs), None) for c in self.calls])
+        seen.example = self.calls[0].args, dict(self.calls[0].kwargs)
+        found = seen.inputs
+        args, kwargs = tree_map_only(torch.Tensor, _as_input, (found["args"], found["kwargs"]))
+        return {"args": args, "kwargs": kwargs, "dynamic_shapes": found["dynamic_shapes"]}
+
+    @property
+    def path(self) -> str:
+        """That of the tower."""
+        return self.calls[0].path
+
+    def takes(self, call: TowerCall) -> bool:
+        """Whether the program may be for a call: it is like those, and its sizes are between theirs."""
+        if not self.calls[0].is_like(call):
+            return False
+        every = zip(*(each.flat[0] for each in self.calls), strict=True)
+        return all(_between(x, own) for x, own in zip(call.flat[0], every, strict=True) if isinstance(x, torch.Tensor))
+
+    def __str__(self) -> str:
+        return " to ".join(dict.fromkeys(map(str, (self.calls[0], self.calls[-1]))))
 
 
 def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
@@ -45,11 +95,30 @@ def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
 
 
 def _alike(own: Argument, other: Argument) -> bool:
+    """Whether two values are the same, but for numbers and sizes of floats."""
     if not isinstance(own, torch.Tensor):
         return bool(type(own) is type(other) and own == other)
-    if not isinstance(other, torch.Tensor) or (own.shape, own.dtype) != (other.shape, other.dtype):
+    if not isinstance(other, torch.Tensor) or (own.dim(), own.dtype) != (other.dim(), other.dtype):
         return False
-    return own.is_floating_point() or torch.equal(own, other.to(own.device))
+    return own.is_floating_point() or (own.shape == other.shape and torch.equal(own, other.to(own.device)))
+
+
+def _between(x: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
+    """Whether each size is between those of some tensors."""
+    sizes = zip(*(each.shape for each in own), strict=True)
+    return all(min(known) <= size <= max(known) for size, known in zip(x.shape, sizes, strict=True))
+
+
+def kinds_of(calls: Sequence[TowerCall]) -> list[TowerSizes]:
+    """The calls by what one program may be for, in order."""
+    found: list[TowerSizes] = []
+    for call in calls:
+        place = next((i for i, each in enumerate(found) if each.calls[0].is_like(call)), None)
+        if place is None:
+            found.append(TowerSizes((call,)))
+        elif not found[place].takes(call):
+            found[place] = TowerSizes((*found[place].calls, call))
+    return found
 
 
 def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -82,24 +151,51 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
             handle.remove()
 
 
-def tower_of(model: Pretrained, called: Sequence[Called]) -> TowerCall | None:
-    """The first call of the largest module that was called; None if none was."""
-    module, args, kwargs = max(called, key=lambda each: _size(each[0]), default=(None, (), {}))
-    path = next((path for path, each in model.named_modules() if each is module), None)
-    return None if path is None else TowerCall(path, args, kwargs)
+def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
+    """The calls of the largest module that was called; none if none was."""
+    tower = max((each for each, _, _ in called), key=_size, default=None)
+    path = next((path for path, each in model.named_modules() if each is tower), None)
+    if path is None:
+        return ()
+    return tuple(TowerCall(path, args, kwargs) for each, args, kwargs in called if each is tower)
 
 
 def _size(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-class Tower(torch.nn.Module):
-    """A tower whose program runs the calls that it is for."""
+def tower_programs(
+    model: Pretrained, calls: Sequence[TowerCall], compile: Compile, whole: bool
+) -> dict[str, tuple[TowerSizes, Compiled]]:
+    """The programs of a model's towers, by name. What cannot be captured is said, and is an error if the ``whole``
+    model is to be compiled."""
+    found: list[tuple[TowerSizes, Compiled]] = []
+    for kind in kinds_of(calls):
+        found += _programs(model, kind, compile, whole)
+    return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
-    def __init__(self, real: torch.nn.Module, runner: CompiledModule, call: TowerCall) -> None:
+
+def _programs(model: Pretrained, kind: TowerSizes, compile: Compile, whole: bool) -> list[tuple[TowerSizes, Compiled]]:
+    """A program for all sizes, or if none can be for all, one for each."""
+    tower = model.get_submodule(kind.path)
+    try:
+        return [(kind, compile(tower, kind.inputs(tower)))]
+    except CaptureError as error:
+        if len(kind.calls) > 1:
+            return [made for call in kind.calls for made in _programs(model, TowerSizes((call,)), compile, whole)]
+        if whole:
+            raise
+        log.warning("%s of %s stays in PyTorch: %s", kind.path, type(model).__name__, error)
+        return []
+
+
+class Tower(torch.nn.Module):
+    """A tower whose programs run the calls that they are for."""
+
+    def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[TowerSizes, CompiledModule]]) -> None:
         super().__init__()
         self.real = real
-        self.__dict__.update(runner=runner, call=call)
+        self.__dict__.update(path=path, programs=tuple(programs), told=set())
 
     def __getattr__(self, name: str) -> Argument:
         if name == "real":
@@ -108,12 +204,33 @@ class Tower(torch.nn.Module):
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
         """As the module's."""
-        run = self.__dict__["runner"] if self.__dict__["call"].is_like(args, kwargs) else self.real
-        return run(*args, **kwargs)
+        call = TowerCall(self.__dict__["path"], args, kwargs)
+        for sizes, run in self.__dict__["programs"]:
+            if sizes.takes(call):
+                with suppress(ShapeError):  # sizes between those of examples, and no multiple of a patch, say
+                    return run(*args, **kwargs)
+        self._say(str(call))
+        return self.real(*args, **kwargs)
+
+    def _say(self, call: str) -> None:
+        """That a call runs in PyTorch, once for each kind."""
+        told = self.__dict__["told"]
+        if call not in told and len(told) < MOST_TOLD:
+            told.add(call)
+            known = "; ".join(str(sizes) for sizes, _ in self.__dict__["programs"])
+            log.warning(
+                "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
+                "encoder_example",
+                self.__dict__["path"],
+                call,
+                known,
+            )
 
 
-def put(shell: Pretrained, call: TowerCall, runner: CompiledModule) -> None:
-    """Let a model's shell run its tower's program."""
-    within, _, name = call.path.rpartition(".")
-    parent = shell.get_submodule(within)
-    parent._modules[name] = Tower(parent._modules[name], runner, call)
+def put(shell: Pretrained, programs: Sequence[tuple[TowerSizes, CompiledModule]]) -> None:
+    """Let a model's shell run its towers' programs."""
+    for path in dict.fromkeys(sizes.path for sizes, _ in programs):
+        within, _, name = path.rpartition(".")
+        parent = shell.get_submodule(within)
+        own = [each for each in programs if each[0].path == path]
+        parent._modules[name] = Tower(parent._modules[name], path, own)
