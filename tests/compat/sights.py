@@ -60,7 +60,7 @@ def llava_next() -> Made:
     given = {"pixel_values": _pixels(1, 3, 3, 28, 28), "image_sizes": torch.tensor([[28, 56]])}
     return (
         "LlavaNextForConditionalGeneration",
-        {**own, "image_grid_pinpoints": [[28, 56], [56, 28]]},
+        {**own, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
         _prompt(14, **given),
     )
 
@@ -135,6 +135,26 @@ def qwen2_audio() -> Made:
     return "Qwen2AudioForConditionalGeneration", own, _prompt(6, **heard)
 
 
+def images(count: int) -> dict[str, torch.Tensor]:
+    """A prompt of `llava` with so many images."""
+    return _prompt(4 * count, pixel_values=_pixels(count, 3, 28, 28))
+
+
+def tiles(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """A prompt of `llava_next` with an image in so many tiles, beside a small one of the whole."""
+    size = torch.tensor([[28 * rows, 28 * columns]])
+    count = rows * columns
+    return _prompt(4 + 4 * count + 2 * rows, pixel_values=_pixels(1, count + 1, 3, 28, 28), image_sizes=size)
+
+
+def patches(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """A prompt of `qwen2_5_vl` with an image of so many patches."""
+    count = rows * columns
+    grid = torch.tensor([[1, rows, columns]])
+    given = _prompt(count // 4, (5, 96), pixel_values=_pixels(count, 96), image_grid_thw=grid)
+    return {**given, "mm_token_type_ids": (given["input_ids"] == IMAGE).long()}
+
+
 SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {
     each.__name__: each
     for each in (llava, llava_next, mistral3, smolvlm, internvl, gemma3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl)
@@ -156,4 +176,9 @@ def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str,
             if parameter.dim() > 1:
                 parameter.copy_(parameter * 3 if parameter.any() else torch.randn_like(parameter))
     made.generation_config.eos_token_id = None
-    return made.to(dtype), {n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}
+    return made.to(dtype), cast(given, dtype)
+
+
+def cast(given: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The floats of a prompt in a dtype."""
+    return {n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}

@@ -118,6 +118,25 @@ def test_logits_where_images_are_seen(name: str, dtype: torch.dtype) -> None:
     compare(model, compiled, text, dtype, 24)
 
 
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [
+        ("llava", [sights.images(1), sights.images(3), sights.images(2)]),
+        ("llava_next", [sights.tiles(2, 2), sights.tiles(1, 2), sights.tiles(2, 1)]),
+        ("qwen2_5_vl", [sights.patches(4, 4), sights.patches(2, 4), sights.patches(4, 4)]),
+    ],
+    ids=["llava", "llava_next", "qwen2_5_vl"],
+)
+def test_logits_where_images_of_several_sizes_are_seen(name: str, prompts: list[dict[str, torch.Tensor]]) -> None:
+    """The first two are the examples."""
+    model = sights.model(name, torch.float16)[0].cuda()
+    every = [{key: value.cuda() for key, value in sights.cast(each, torch.float16).items()} for each in prompts]
+    sizes = {"max_cache_len": 64, "max_batch": 2, "max_prompt_len": 32}
+    compiled = compile_for_generation(model, encoder_example=every[:2], cuda_graphs=True, **sizes)
+    for inputs in every:
+        compare(model, compiled, inputs, torch.float16, 16)
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(
     ("family", "dtype"), [("llama", torch.float16), ("t5", torch.float16), ("lfm2", torch.bfloat16)], ids=str

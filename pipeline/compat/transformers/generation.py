@@ -165,8 +165,8 @@ def compile_for_generation(
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, samples: Sequence[Sample]
 ) -> dict[str, tuple[TowerSizes, Compiled]]:
-    """The programs of a model's towers, for what its examples show. Several read one copy of the weights, as
-    a decoder's do."""
+    """The programs of a model's towers, for what its examples show. Engines of several read weights where they
+    lie, as a decoder's do."""
     calls = [call for sample in samples for call in sample.towers]
     several = len(kinds_of(calls)) > 1
 
@@ -183,8 +183,8 @@ def _samples(model: Pretrained, example: Example) -> tuple[Sample, ...]:
     """How a decoder sees, if the examples are of one that does."""
     if example is None or isinstance(example, torch.Tensor):
         return ()
-    every = (example,) if isinstance(example, Mapping) else tuple(example)
-    if not every or not all(isinstance(each, Mapping) for each in every):
+    every = (example,) if isinstance(example, Mapping) else example
+    if not isinstance(every, Sequence) or not every or not all(isinstance(each, Mapping) for each in every):
         raise TypeError("encoder_example is a tensor, or what a processor gives for a prompt, or a list of such")
     if model.config.is_encoder_decoder:
         raise ValueError(f"encoder_example is a mapping: the encoder of {type(model).__name__} takes one tensor")

@@ -1,0 +1,124 @@
+"""Towers of models that see, compiled for examples of several sizes: programs run what is between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import pipeline
+
+pytest.importorskip("transformers")
+
+from pipeline.compat.transformers import compile_for_generation, generation, towers
+from tests.compat import sights
+from tests.compat.test_seeing import SCORED, agree
+
+SIZES = {"max_cache_len": 64, "max_batch": 2, "max_prompt_len": 48, "executor": "reference"}
+Given = dict[str, torch.Tensor]
+
+
+def compiled_for(model: Any, *examples: Given, build: bool = False, **settings: Any) -> Any:
+    stages = pipeline.default(**settings)
+    stages = stages if build else stages.replace("build", pipeline.stages.unbuilt)
+    return compile_for_generation(model, encoder_example=list(examples), compile=stages, **SIZES)
+
+
+def ran(model: Any, compiled: Any, calls: Sequence[Given]) -> list[dict[str, int]]:
+    """How often the programs of towers ran in each call; its logits agree with those of the model."""
+    count: Counter[str] = Counter()
+    handles = [
+        each.register_forward_pre_hook(lambda *_, name=name: count.update([name]))
+        for name, each in compiled.runners.items()
+        if name != "decoder"
+    ]
+    found = []
+    for given in calls:
+        count.clear()
+        agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
+        found.append(dict(count))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def test_several_images_are_one_program(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = sights.model("llava")
+    compiled = compiled_for(model, sights.images(1), sights.images(3), require_full_compilation=True)
+    assert set(compiled.compiled) == {"decoder", "tower"}
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == towers.__name__]
+
+    found = ran(model, compiled, [sights.images(count) for count in (1, 2, 3, 2)])
+    assert found == [{"tower": 1}] * 4 and not told()
+    assert ran(model, compiled, [sights.images(4), sights.images(4)]) == [{}, {}]
+    (said,) = told()
+    assert "model.vision_tower runs in PyTorch for float32[4, 3, 28, 28]: it is compiled for " in said
+    assert "float32[1, 3, 28, 28] to float32[3, 3, 28, 28]. Pass an example of it beside others" in said
+
+
+def test_images_in_more_tiles_are_one_program() -> None:
+    model, _ = sights.model("llava_next")
+    shapes = (1, 2), (2, 2), (2, 1)
+    wide, both, high = (sights.tiles(*shape) for shape in shapes)
+    compiled = compiled_for(model, both, wide, require_full_compilation=True)
+    assert ran(model, compiled, [wide, both, high]) == [{"tower": 1}] * 3
+
+
+def test_each_grid_has_a_program() -> None:
+    model, _ = sights.model("qwen2_5_vl")
+    grids = [sights.patches(4, 4), sights.patches(2, 4), sights.patches(4, 4)]
+    compiled = compiled_for(model, *grids, build=True, require_full_compilation=True)
+    assert set(compiled.compiled) == {"decoder", "tower", "tower_1"}
+    assert ran(model, compiled, grids) == [{"tower": 1}, {"tower_1": 1}, {"tower": 1}]
+    for name in ("tower", "tower_1"):
+        segments = compiled.compiled[name].partitioned.segments
+        read = {port.name for segment in segments for port in segment.inputs}
+        assert {f"p_blocks_{i}_{kind}_weight" for i in (0, 1) for kind in ("attn_qkv", "mlp_down_proj")} <= read
+
+
+def test_sizes_that_no_program_can_have_together_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = sights.model("llava")
+
+    def capture(module: torch.nn.Module, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> pipeline.Program:
+        if module is model.model.vision_tower and any(each is not None for each in tree_leaves(dynamic_shapes)):
+            raise pipeline.CaptureError("it counts its images")
+        return pipeline.capture(module, *args, dynamic_shapes=dynamic_shapes, **kwargs)
+
+    monkeypatch.setattr(generation, "capture", capture)
+    compiled = compiled_for(model, *(sights.images(count) for count in (1, 3)))
+    found = ran(model, compiled, [sights.images(count) for count in (1, 2, 3)])
+    assert found == [{"tower": 1}, {}, {"tower_1": 1}]
+
+
+def test_sizes_between_that_a_program_refuses_run_in_pytorch() -> None:
+    known = (towers.TowerCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
+    sizes = towers.TowerSizes(tuple(known))
+    assert sizes.takes(towers.TowerCall("t", (torch.zeros(2, 6),), {}))
+
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise pipeline.ShapeError("x", 1, x.shape[1], (4, 8), "a multiple of 4")
+
+    tower = towers.Tower(torch.nn.Identity(), "t", [(sizes, refuse)])
+    x = torch.randn(2, 6)
+    assert tower(x) is x
+
+
+def test_prompts_of_text_beside_those_of_images() -> None:
+    """What reaches the language model is that of both."""
+    model, given = sights.model("gemma3")
+    text = {name: given[name][:, -2:] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    compiled = compiled_for(model, text, given)
+    assert ran(model, compiled, [text, given]) == [{}, {"tower": 1}]
+
+
+@pytest.mark.parametrize("odd", [[], [torch.zeros(1)], 5])
+def test_other_examples_are_refused(odd: Any) -> None:
+    model, _ = sights.model("llava")
+    with pytest.raises(TypeError, match="encoder_example is a tensor, or what a processor gives"):
+        compile_for_generation(model, encoder_example=odd, **SIZES)
