@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Final, TypeAlias
 
@@ -53,7 +53,7 @@ OTHERS: Final = {
 
 
 def shell(
-    model: Pretrained, sight: Sight | None, towers: Sequence[tuple[TowerSizes, CompiledModule]]
+    model: Pretrained, sight: Sight | None, towers: Mapping[str, TowerSizes], runners: Mapping[str, CompiledModule]
 ) -> CompiledGeneration:
     """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the
     model sees, all that is not its language model, and the programs of its towers."""
@@ -62,7 +62,7 @@ def shell(
     own: Inputs = {}
     if sight is not None:
         fill(made, model)
-        put(made, towers)
+        put(made, [(calls, runners[name]) for name, calls in towers.items()])
         own["forward"] = as_in(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)

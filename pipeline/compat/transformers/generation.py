@@ -129,17 +129,15 @@ def compile_for_generation(
         max_batch: the most sequences at once; each beam is one.
         max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
-        max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
+        max_encoder_len: the most tokens that an encoder of tokens takes; ``max_cache_len`` if None.
         encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
-            none. Of a decoder that sees: any prompt with an image, as its processor gives it, by name; or a list of
-            such: its tower's program takes what is between them, and each grid of patches has a program.
+            none. Of a decoder that sees: what its processor gives for a prompt, or a list of such, for all between.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
-            engines of their own, and layers of one structure are one engine (see `pipeline.shared_weights`,
-            `pipeline.engine_per_profile`, ``pipeline.in_pieces(between=…)``). Otherwise one engine has all profiles,
-            layers and weights. On TensorRT-RTX 1.4 a stage ``for_one_row`` is inserted if ``max_batch`` is 1.
+            engines of their own, layers of one structure share one (see `pipeline.shared_weights` and
+            ``pipeline.in_pieces``), and with RTX 1.4 and one row a stage ``for_one_row`` is inserted.
         settings: of the compilation, by name.
 
     Returns:
@@ -155,18 +153,16 @@ def compile_for_generation(
     step = _with_shared_weights(compile) if shared_weights else compile
     samples = _samples(model.eval(), encoder_example)
     compiled = _programs(model, step, sizes, samples, encoder_example)
-    towers = _towers(model, compile, step, samples)
-    compiled |= {name: each for name, (_, each) in towers.items()}
-    runners = {name: each.module(executor) for name, each in compiled.items()}
-    seeing = [(of, runners[name]) for name, (of, _) in towers.items()]
-    return shell(model, sight_of(samples), seeing).over(compiled, runners, sizes.limits)
+    seeing, towers = _towers(model, compile, step, samples)
+    runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
+    return shell(model, sight_of(samples), towers, runners).over(compiled | seeing, runners, sizes.limits)
 
 
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, samples: Sequence[Sample]
-) -> dict[str, tuple[TowerSizes, Compiled]]:
-    """The programs of a model's towers, for what its examples show. Engines of several read weights where they
-    lie, as a decoder's do."""
+) -> tuple[dict[str, Compiled], dict[str, TowerSizes]]:
+    """The programs of a model's towers, for what its examples show, and the calls that each is for. Engines of several
+    read weights where they lie, as a decoder's do."""
     calls = [call for sample in samples for call in sample.towers]
     several = len(kinds_of(calls)) > 1
 
@@ -176,7 +172,8 @@ def _towers(
         assert isinstance(found, Compiled)
         return found
 
-    return tower_programs(model, calls, made, compile.settings.require_full_compilation)
+    rows = tower_programs(model, calls, made, compile.settings.require_full_compilation)
+    return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 
 def _samples(model: Pretrained, example: Example) -> tuple[Sample, ...]:
