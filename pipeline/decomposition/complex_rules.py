@@ -174,8 +174,12 @@ def unit(z: Pair) -> Pair:
     return Pair(z.real / size, z.imag / size)
 
 
-def to_copy(value: Argument, *, dtype: torch.dtype | None = None, **others: object) -> Argument:
-    """A real number becomes complex, a complex one takes another dtype, or loses its imaginary part."""
+def to_copy(
+    value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: object
+) -> Argument:
+    """A real number becomes complex, a complex one takes another dtype or device, or loses its imaginary part."""
+    if device is not None:
+        value = Pair(value.real.to(device), value.imag.to(device)) if _is_pair(value) else value.to(device)
     if dtype == torch.bool:
         return (value.real != 0) | (value.imag != 0)
     return _pair(value) if dtype is None or dtype.is_complex else value.real.to(dtype)
