@@ -20,9 +20,10 @@ SOME = {
     "multimodal": {"clip"},
     "chat": {"qwen3_vl_tower"},
     "series": {"patchtst_regression"},
-    "diffusion": {"autoencoder_kl"},
+    "diffusion": {"autoencoder_kl", "qwen_image"},
 }
-"""Experts and batch norms, which torch takes apart by device, and one of each other kind that is quick."""
+"""Experts and batch norms, which torch takes apart by device, complex numbers that a model moves, and one of each other
+kind that is quick."""
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,27 @@ class Function(nn.Module):
         return self.function(*args)
 
 
+class Moved(nn.Module):
+    """Rotary embeddings that are no buffer, since ``.to(dtype)`` would lose their imaginary parts (Qwen-Image)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freqs, self.scale = Rotary().freqs_cis, nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """[length, 8], [length] -> [length, 8]"""
+        pairs = torch.view_as_complex((x * self.scale).unflatten(-1, (-1, 2)))
+        near = self.freqs.to(x.device)[at] * self.freqs.to(device=x.device, dtype=torch.complex64)[: x.shape[0]]
+        return torch.view_as_real(pairs * near).flatten(1)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_complex_constants_that_a_model_moves_are_there(device: str | None) -> None:
+    model, inputs = Moved().eval(), (torch.randn(5, 8), torch.tensor([3, 0, 9, 2, 2]))
+    compiled = pipeline.default(require_full_compilation=True, device=device)(model, args=inputs)
+    torch.testing.assert_close(compiled.module("reference")(*inputs), model(*inputs))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rotary_embeddings_are_one_engine(dtype: torch.dtype, dynamic: bool) -> None:
