@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import os
 import time
@@ -16,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import pipeline
-from benchmarks import zoo
+from benchmarks import environment, zoo
 from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.compiled import Compiled
@@ -57,6 +59,17 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
         except Exception as error:
             logging.getLogger(__name__).exception("%s in %s", architecture.name, dtype)
             return {**found, "failed": f"{type(error).__name__}: {zoo.first_line(error)}"}
+
+
+@functools.cache
+def taken_before() -> frozenset[tuple[str, str]]:
+    """The task and name of each architecture that torch.export took on a GPU, in this version of torch and of
+    transformers, as the results have it."""
+    here = environment.environment()["versions"]
+    files = (json.loads(path.read_text(encoding="utf-8")) for path in environment.RESULTS.glob("zoo_gpu_*.json"))
+    alike = (each for each in files if all(each["versions"][name] == here[name] for name in ("torch", "transformers")))
+    rows = (row for each in alike for row in each["zoo_gpu"])
+    return frozenset((row["task"], row["name"]) for row in rows if not {"refused", "failed", "eager"} & row.keys())
 
 
 class Watch:

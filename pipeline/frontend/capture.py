@@ -237,7 +237,11 @@ def _lifted(
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise CaptureError(_held(name, exported.constants.get(target)))
-        parameters[target] = own[target] if isinstance(tensors[target], FakeTensor) else tensors[target]
+        tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
+        if tensor is None:
+            why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
+            raise CaptureError(why, "make the model anew; torch.export leaves what a model keeps from a call fake")
+        parameters[target] = tensor
         if target in mutated:
             buffers[name] = target
         else:

@@ -3,6 +3,8 @@
 torch creates a symbol for each number that is read while it traces, and fails where Python decides by one. A buffer
 that the model never writes has one value, so that its number is what it is in the model; so is what Python computes
 from it before it reads. The program notes the names: with another number there, the graph would be another.
+
+Values lie on the CPU, whatever device their tensors are on: those of a `Constant` do, and both may meet.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def with_value(fake: torch.Tensor, value: torch.Tensor) -> None:
     """Give the stand-in of a buffer of few elements the values that are read from it. The buffer may be one itself."""
     known = value.constant if isinstance(value, FakeTensor) else value
     if isinstance(fake, FakeTensor) and known is not None and has_few(known):
-        fake.constant = known.detach().clone()
+        fake.constant = known.detach().to("cpu", copy=True)
 
 
 def has_few(tensor: torch.Tensor) -> bool:
@@ -142,7 +144,7 @@ def reading(dispatch: Function) -> Callable[..., object]:
     ) -> object:
         names, places = _names(args), _places(func, args)
         _hold(mode, func, args)
-        made = _in_its_place(mode, (args, kwargs), dispatch(mode, func, types, args, kwargs))
+        made = _in_its_place(mode, (args, kwargs), _on_cpu(mode, dispatch(mode, func, types, args, kwargs)))
         if names and isinstance(func, OpOverload):
             if READS.intersection(func.tags):
                 _note(names, made)
@@ -165,9 +167,18 @@ def _hold(mode: FakeTensorMode, func: Target, args: Argument) -> None:
         if type(arg) is torch.Tensor and has_few(arg) and not arg.requires_grad:
             fake = mode.fake_tensor_converter.from_real_tensor(mode, arg)
             if fake.constant is None and not func._schema.is_mutable:
-                fake.constant = arg.clone()
+                fake.constant = arg.to("cpu", copy=True)
                 mode.fake_tensor_converter.add_constant_storage_mapping(fake)
                 reads.beside.append(fake)
+
+
+def _on_cpu(mode: FakeTensorMode, made: Argument) -> Argument:
+    """What was made, its values on the CPU: torch makes a literal's on the GPU, and what is moved there."""
+    for each in made if type(made) in SEVERAL else [made]:
+        if isinstance(each, FakeTensor) and each.constant is not None and each.constant.device.type != "cpu":
+            each.constant = each.constant.cpu()
+            mode.fake_tensor_converter.add_constant_storage_mapping(each)
+    return made
 
 
 def _in_its_place(mode: FakeTensorMode, given: Argument, made: Argument) -> Argument:

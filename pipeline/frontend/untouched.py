@@ -7,22 +7,34 @@ detector, a mask, an entry of a dict) stays fake, and the model fails when it is
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from functools import lru_cache
+from itertools import chain
+from logging import Logger
+from types import FunctionType, MethodType, ModuleType
+from typing import Final, TypeAlias
 
 import torch
 from attrs import frozen
+from torch import nn
 from torch._dynamo.eval_frame import TorchPatcher
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributions import Distribution
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.types import Argument
 from pipeline.program import version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
+MOST: Final = 1_000
+"""The most elements of a container in which objects are looked for."""
+Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 _hooks: ContextVar[Sequence[RemovableHandle]] = ContextVar("hooks on buffers", default=())
 
@@ -31,14 +43,20 @@ _hooks: ContextVar[Sequence[RemovableHandle]] = ContextVar("hooks on buffers", d
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """A context after which a model's modules hold what they held before, in attributes, and in lists, dicts and sets
     that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
-    modules. What other objects hold is theirs."""
-    spaces = [_Space.of(vars(module)) for module in model.modules()]
+    modules. What other objects hold is theirs, unless it is fake: then they hold what they held before, and a
+    ``functools.lru_cache`` is empty."""
+    spaces, others = [_Space.of(vars(module)) for module in model.modules()], _others(model)
+    objects = [_Space.of(vars(each)) for each in others]
+    caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), others))]
     buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
     try:
         yield
     finally:
-        for space in spaces:
+        for space in (*spaces, *(each for each in objects if each.has_fakes())):
             space.restore()
+        for cache, misses in caches:
+            if cache.cache_info().misses != misses:  # what it has made since may be fake, and cannot be looked at
+                cache.cache_clear()
         for buffer, value, at in buffers:
             if version(buffer) != at:
                 buffer.data.copy_(value)
@@ -81,6 +99,47 @@ def hooks_removed() -> Iterator[None]:
         _hooks.reset(token)
 
 
+def _others(model: torch.nn.Module) -> list[object]:
+    """The objects of other classes that a model's modules hold, and those hold, themselves or in containers."""
+    found: dict[int, object] = {}
+    left = [value for module in model.modules() for value in vars(module).values()]
+    while left:
+        value = left.pop()
+        if type(value) in (*CONTAINERS, tuple) and len(value) <= MOST:
+            left.extend(value.values() if isinstance(value, dict) else value)
+        elif id(value) not in found and _is_plain(value):
+            found[id(value)] = value
+            left.extend(vars(value).values())
+    return [*found.values()]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is an object with attributes that is none of Python's own, of torch's, or a module."""
+    kind = type(value)
+    theirs = isinstance(value, nn.Module | torch.Tensor | type | ModuleType | Logger | FunctionType | MethodType)
+    return not theirs and isinstance(getattr(value, "__dict__", None), dict) and not _is_torchs(kind)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
+
+
+def _caches(values: Iterable[object]) -> Iterator[Cache]:
+    """The ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are from."""
+    kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
+    files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
+    spaces = (*map(vars, kinds), *files.values())
+    yield from {id(x): x for space in spaces for x in [*space.values()] if isinstance(x, Cache)}.values()
+
+
+def _has_fakes(value: object, deep: bool = True) -> bool:
+    """Whether there is a fake tensor in a value, or in an object of another class in it."""
+    leaves = tree_leaves([*value] if isinstance(value, set) else value)
+    if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
+        return True
+    return deep and any(_has_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain(leaf))
+
+
 @frozen
 class _Space:
     """The attributes of an object, and what was in them."""
@@ -93,6 +152,11 @@ class _Space:
     def of(cls, space: dict[str, Argument]) -> _Space:
         """What is there at the moment."""
         return cls(space, dict(space), [(v, v.copy()) for v in space.values() if type(v) in CONTAINERS])
+
+    def has_fakes(self) -> bool:
+        """Whether a fake tensor is there that was not."""
+        new = (value for name, value in self.now.items() if self.before.get(name) is not value)
+        return any(map(_has_fakes, (*new, *(container for container, _ in self.contents))))
 
     def restore(self) -> None:
         """Put back what was there."""

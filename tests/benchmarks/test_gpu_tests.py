@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_tests
+from benchmarks import environment, gpu_tests, zoo_gpu
 
 TESTS = """
 import json
@@ -123,3 +124,16 @@ def test_an_earlier_result_keeps_its_other_files() -> None:
     both = gpu_tests.together(result, before)
     assert both["counts"] == {"a": {"failed": 1}, "b": {"passed": 2}}
     assert both["not_passed"] == {"a::x": ""}
+
+
+def test_what_was_taken_before_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a capture that is refused on a GPU for the first time fails."""
+    here = environment.environment()["versions"]
+    rows = [{"name": "a", "task": "t"}, {"name": "b", "task": "t", "refused": "why"}, {"name": "c", "task": "t"}]
+    for name, versions in (("zoo_gpu_1", here), ("zoo_gpu_2", {**here, "torch": "1.0"})):
+        kept = {"versions": versions, "zoo_gpu": rows[: 2 if versions is here else 3]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
+    zoo_gpu.taken_before.cache_clear()
+    assert zoo_gpu.taken_before() == {("t", "a")}
+    zoo_gpu.taken_before.cache_clear()

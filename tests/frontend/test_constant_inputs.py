@@ -45,6 +45,27 @@ class Windows(nn.Module):
         return torch.cat([(part @ self.weight).softmax(1) for part in parts], 1)
 
 
+class Turned(nn.Module):
+    """Rotates patches by their places in images: a small buffer of frequencies meets what a grid gives."""
+
+    frequencies: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.tensor([1.0, 0.1]), persistent=False)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, patches: Tensor, grid: Tensor) -> Tensor:
+        """[N, patches, 4], [images, 3] -> [N, patches, 4]"""
+        angles = []
+        for frames, rows, columns in grid.tolist():
+            places = torch.arange(rows * columns, device=grid.device).repeat(frames)
+            angles.append(torch.outer(places // columns, self.frequencies) + torch.outer(places, self.frequencies))
+        cos, sin = (torch.cat(angles).repeat(1, 2).cos(), torch.cat(angles).repeat(1, 2).sin())
+        lengths = (self.frequencies * 10).int().tolist()
+        return patches @ self.weight * cos + patches.flip(-1) * sin * sum(lengths)
+
+
 def inputs() -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return torch.randn(2, 22, 4), GRID.clone()
@@ -55,6 +76,15 @@ def compiled(**options: Any) -> pipeline.Compiled:
     return pipeline.default(require_full_compilation=True)(
         Windows().eval(), (patches, pipeline.Constant(grid)), **options
     )
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_its_numbers_meet_those_of_a_buffer(device: str | None) -> None:
+    model, (patches, grid) = Turned().eval(), inputs()
+    compile = pipeline.default(require_full_compilation=True, device=device).replace("build", pipeline.stages.unbuilt)
+    made = compile(model, (patches, pipeline.Constant(grid)))
+    torch.testing.assert_close(made.module("reference")(patches, grid), model(patches, grid))
+    assert [*made.program.numbers] == ["frequencies[0]", "frequencies[1]"]
 
 
 def test_python_reads_its_numbers() -> None:

@@ -9,11 +9,12 @@ from typing import Any, Final
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pipeline
 from pipeline import Compiled, RefitError
 from pipeline.frontend.exporting import _exported
-from pipeline.frontend.held_numbers import held_numbers
+from pipeline.frontend.held_numbers import held_numbers, reading
 from pipeline.recipes import numbers_of
 from pipeline.stages.unbuilt import unbuilt
 
@@ -91,6 +92,21 @@ def test_numbers_of_tensors_that_are_no_buffers(device: str | None) -> None:
     for count in (1, 5):
         x = torch.randn(count, 4)
         torch.testing.assert_close(result.module("reference")(x), model(x))
+
+
+def test_values_lie_on_the_cpu_wherever_their_tensors_do() -> None:
+    """Here it is a fake of another mode that seems to be on a GPU."""
+    mode, elsewhere = FakeTensorMode(), FakeTensorMode()
+    with elsewhere:
+        there = torch.ones(3, device="cuda")
+    fake = mode.from_tensor(torch.ones(3))
+
+    def dispatch(*_: Any) -> Any:
+        fake.constant = there
+        return fake
+
+    made: Any = reading(dispatch)(mode, torch.ops.aten.lift_fresh.default, (), (torch.ones(3),))
+    assert made.constant.device.type == "cpu"
 
 
 def other(number: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,75 @@ class Keeping(nn.Module):
         return y
 
 
+class Rows:
+    """What a module has beside modules: a table, which is filled when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.table: list[torch.Tensor] | None = None
+        self.by_size: dict[int, torch.Tensor] = {}
+        self.calls, self.within = 0, [Within()]
+
+    def __call__(self, n: int) -> torch.Tensor:
+        self.calls += 1
+        if self.table is None:
+            self.table = [torch.arange(16.0)]
+        if n not in self.by_size:
+            self.by_size[n] = torch.ones(n)
+        return self.table[0][:n] + self.by_size[n] + self.within[0].of(n) + self.within[0].kept(n) + grid(n)
+
+
+class Within:
+    """What an object has."""
+
+    last: torch.Tensor | None = None
+
+    def of(self, n: int) -> torch.Tensor:
+        if self.last is None:
+            self.last = torch.full((n,), 2.0)
+        return self.last
+
+    @functools.lru_cache  # noqa: B019
+    def kept(self, n: int) -> torch.Tensor:
+        return torch.arange(n, dtype=torch.float32) * 3
+
+
+@functools.lru_cache
+def grid(n: int) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.float32).cos()
+
+
+class Around(nn.Module):
+    """Has an object that is no module (Z-Image's rotary positions)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.rows = nn.Linear(4, 4), {"of": (Rows(),)}
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        y = self.linear(x) * self.rows["of"][0](4).to(x.device)
+        if more:
+            raise ValueError("one input is enough")
+        return y
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("way", CAPTURES)
+def test_objects_of_a_captured_model_hold_nothing_fake(way: str, called: bool) -> None:
+    grid.cache_clear()
+    model, x = Around().eval(), torch.randn(3, 4)
+    rows = model.rows["of"][0]
+    if called:
+        model(x)
+    before = rows.table, dict(rows.by_size), rows.within[0].last
+    CAPTURES[way](model, x)
+    assert (rows.table, rows.by_size, rows.within[0].last) == before
+    expected = Around().eval()
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(x), expected(x))
+    CAPTURES[way](model, x)
+
+
 def held(model: nn.Module) -> list[Any]:
     """What its modules have, and what is in it."""
     spaces = [vars(module) for module in model.modules()]

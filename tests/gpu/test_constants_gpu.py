@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import pipeline
+from pipeline.recipes import numbers_of
 from tests.converters.test_index_counted import FORMS, Picks, example
-from tests.frontend.test_constant_inputs import GRID, Literal, Windows, inputs
+from tests.frontend.test_constant_inputs import GRID, Literal, Turned, Windows, inputs
+from tests.frontend.test_held_numbers import READ, Holds, X
 
 pytestmark = pytest.mark.gpu
 
@@ -32,6 +34,23 @@ def test_literals_on_the_gpu_are_known_beside_it() -> None:
     made = pipeline.default(require_full_compilation=True)(Literal().eval(), (x, pipeline.Constant(grid)))
     assert not made.program.shapes
     torch.testing.assert_close(made.module("tensorrt")(x, grid), Literal()(x, grid))
+
+
+def test_its_numbers_meet_those_of_a_buffer_on_the_gpu() -> None:
+    """As in the vision towers of language models, whose frequencies are few."""
+    model, patches = Turned().eval().cuda(), inputs()[0].cuda()
+    made = pipeline.default(require_full_compilation=True)(model, (patches, pipeline.Constant(GRID.cuda())))
+    expected = model(patches, GRID.cuda())
+    torch.testing.assert_close(made.module("tensorrt")(patches, GRID), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_numbers_of_buffers_on_the_gpu(name: str) -> None:
+    function, number = READ[name]
+    model, x = Holds(function, number).eval().cuda(), X.cuda()
+    made = pipeline.default(require_full_compilation=True, min_block_size=1)(model, (x,))
+    assert dict(made.program.numbers) == dict(numbers_of("n", number))
+    torch.testing.assert_close(made.module("tensorrt")(x), model(x), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs"])

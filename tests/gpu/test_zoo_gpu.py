@@ -28,5 +28,6 @@ def test_agrees_with_eager(
     record_property("zoo_gpu", json.dumps(row))
     if "eager" in row:
         pytest.skip(f"eager fails on this GPU: {row['eager']}")
+    assert "refused" not in row or (row["task"], row["name"]) not in zoo_gpu.taken_before(), row["refused"]
     if {"failed", "wrong"} & row.keys() and not {"undecided", "healed", "exported"} & row.keys():
         pytest.fail(json.dumps(row, indent=1), pytrace=False)
