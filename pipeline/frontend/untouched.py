@@ -34,6 +34,8 @@ from pipeline.program import version
 CONTAINERS: Final = (list, dict, set, OrderedDict)
 MOST: Final = 1_000
 """The most elements of a container in which objects are looked for."""
+OBJECTS: Final = 10_000
+"""So many objects are looked at: a module may hold what holds a whole program (a trainer, a set of data)."""
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 _hooks: ContextVar[Sequence[RemovableHandle]] = ContextVar("hooks on buffers", default=())
@@ -103,7 +105,7 @@ def _others(model: torch.nn.Module) -> list[object]:
     """The objects of other classes that a model's modules hold, and those hold, themselves or in containers."""
     found: dict[int, object] = {}
     left = [value for module in model.modules() for value in vars(module).values()]
-    while left:
+    while left and len(found) < OBJECTS:
         value = left.pop()
         if type(value) in (*CONTAINERS, tuple) and len(value) <= MOST:
             left.extend(value.values() if isinstance(value, dict) else value)
