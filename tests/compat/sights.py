@@ -135,6 +135,20 @@ def qwen2_audio() -> Made:
     return "Qwen2AudioForConditionalGeneration", own, _prompt(6, **heard)
 
 
+def florence2() -> Made:
+    """An encoder-decoder: what is seen is in the prompt of its encoder."""
+    stages = {"depths": [1, 1], "embed_dim": [16, 32], "num_heads": [2, 4], "num_groups": [2, 4], "window_size": 4}
+    patches = {"patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "patch_prenorm": [False, True]}
+    tower = {**stages, **patches, "projection_dim": 32, "initializer_range": 0.2}
+    text = {"model_type": "bart", "vocab_size": 99, "d_model": 32, "init_std": 0.1, "max_position_embeddings": 128}
+    for part in ("encoder", "decoder"):
+        text |= {f"{part}_layers": 2, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 48}
+    text |= {"pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 2}
+    text |= {"eos_token_id": None, "forced_eos_token_id": None}
+    own = {"vision_config": tower, "text_config": text, "image_token_id": IMAGE}
+    return "Florence2ForConditionalGeneration", own, _prompt(17, pixel_values=_pixels(1, 3, 32, 32))
+
+
 def images(count: int) -> dict[str, torch.Tensor]:
     """A prompt of `llava` with so many images."""
     return _prompt(4 * count, pixel_values=_pixels(count, 3, 28, 28))
@@ -158,7 +172,7 @@ def patches(rows: int, columns: int) -> dict[str, torch.Tensor]:
 SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {
     each.__name__: each
     for each in (llava, llava_next, mistral3, smolvlm, internvl, gemma3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl)
-} | {"qwen2_audio": qwen2_audio}
+} | {"qwen2_audio": qwen2_audio, "florence2": florence2}
 
 
 def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -84,6 +84,42 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
     return mask if bias is None else bias if mask is None else bias + mask
 
 
+SLICES: Final = "_maybe_slice_kv_shared_inputs"
+"""The method of transformers by which layers that share keys and values (Gemma 4) compute the last rows only."""
+
+
+@contextmanager
+def last_rows(step: torch.nn.Module) -> Iterator[None]:
+    """While entered, layers of a step that share keys and values compute the rows that logits are wanted of, whether
+    there are more or not: transformers asks for the number of tokens."""
+    asked = [each for each in step.modules() if hasattr(type(each), SLICES)]
+    for each in asked:
+        each.__dict__[SLICES] = _last_rows
+    try:
+        yield
+    finally:
+        for each in asked:
+            del each.__dict__[SLICES]
+
+
+def _last_rows(
+    hidden: torch.Tensor,
+    by_layer: torch.Tensor,
+    places: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    masks: dict[str, torch.Tensor | None],
+    wanted: int | torch.Tensor,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """The last rows of what shared layers take: hidden states [batch, length, width], inputs of each layer [batch,
+    length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
+    if not isinstance(wanted, int):
+        return hidden, by_layer, places, masks
+    last = slice(-wanted, None)
+    rotary = {kind: (cos[:, last], sin[:, last]) for kind, (cos, sin) in places.items()}
+    cut = {kind: None if mask is None else mask[:, :, last] for kind, mask in masks.items()}
+    return hidden[:, last], by_layer[:, last], rotary, cut
+
+
 @contextmanager
 def one_form() -> Iterator[None]:
     """While entered, transformers' models with ``sdpa`` attention use this one. One thread at a time."""

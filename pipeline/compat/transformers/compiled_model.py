@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
 from pipeline.compat.transformers.caches import (
     Filled,
@@ -20,8 +20,8 @@ from pipeline.compat.transformers.caches import (
     goes_back,
     has_tokens,
 )
+from pipeline.compat.transformers.encoders import CompiledEncoder, Embedded, mask_of
 from pipeline.compat.transformers.limits import Limits
-from pipeline.compat.transformers.programs import hears_all
 from pipeline.compat.transformers.seeing import (
     Prompt,
     Sight,
@@ -31,6 +31,7 @@ from pipeline.compat.transformers.seeing import (
     positions_of,
     sight_inputs,
     that_are_seen,
+    tokens_of,
 )
 from pipeline.compat.transformers.towers import TowerSizes, put
 from pipeline.compiled import Compiled
@@ -53,14 +54,18 @@ OTHERS: Final = {
 
 
 def shell(
-    model: Pretrained, sight: Sight | None, towers: Mapping[str, TowerSizes], runners: Mapping[str, CompiledModule]
+    model: Pretrained,
+    sight: Sight | None,
+    embedded: Embedded | None,
+    towers: Mapping[str, TowerSizes],
+    runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
     """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the
     model sees, all that is not its language model, and the programs of its towers."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
-    if sight is not None:
+    if sight is not None or embedded is not None:
         fill(made, model)
         put(made, [(calls, runners[name]) for name, calls in towers.items()])
         own["forward"] = as_in(model, CompiledGeneration.forward)
@@ -68,7 +73,7 @@ def shell(
     made.generation_config = copy.deepcopy(model.generation_config)
     made.generation_config.cache_implementation = None  # Gemma 2's checkpoints ask for one
     made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
-    made.__dict__["_sight"] = sight
+    made.__dict__.update(_sight=sight, _embedded=embedded)
     return made.eval()  # type: ignore[no-any-return]
 
 
@@ -146,7 +151,8 @@ class CompiledGeneration:
         """The compiled encoder, if there is one."""
         if "encoder" not in self.runners:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
-        return CompiledEncoder(super().get_encoder(*args, **kwargs), self.runners["encoder"])  # type: ignore[misc]
+        own, embed = super().get_encoder(*args, **kwargs), self.get_input_embeddings()  # type: ignore[misc, attr-defined]
+        return CompiledEncoder(own, self.runners["encoder"], self.__dict__["_embedded"], embed)
 
     def forward(
         self,
@@ -174,8 +180,9 @@ class CompiledGeneration:
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
-        if tokens is None:
-            raise ExecutionError("a compiled model takes token ids, and there are none", "pass input_ids")
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        embeds = kwargs.get("inputs_embeds") is not None
+        tokens = _tokens(self, tokens, given)
         filled = _filled(self, past_key_values if cache_params is None else cache_params)
         places = decoder_position_ids if crossed else position_ids
         beside: Inputs = {}
@@ -184,13 +191,12 @@ class CompiledGeneration:
                 raise ExecutionError("encoder_outputs are missing", "pass those of get_encoder(), or call generate")
             cross = filled.heard(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
-            beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
+            beside["encoder_mask"] = mask_of(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
         prompt = None
-        if self.__dict__["_sight"] is not None and (tokens.shape[1] > 1 or that_are_seen(kwargs)):
-            given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        if self.__dict__["_sight"] is not None and (tokens.shape[1] > 1 or embeds or that_are_seen(kwargs)):
             prompt = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
-            places = places if prompt.places is None else prompt.places
+            places = places if prompt is None or prompt.places is None else prompt.places
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))
         steps = _steps(self, tokens.to(self.device), mask, places, filled, wanted, prompt)
         found = [self.runners["decoder"](**inputs, **beside) for inputs in steps]
@@ -198,6 +204,17 @@ class CompiledGeneration:
         made: Any = (Seq2SeqLMOutput if crossed else CausalLMOutputWithPast)(logits=logits)
         made[self.__dict__["_cache_name"]] = filled
         return made
+
+
+def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Inputs) -> torch.Tensor:
+    """The ids of a call, or zeros in place of embeddings."""
+    embeds = given.get("inputs_embeds") is not None
+    if embeds and model.__dict__["_sight"] is not None:
+        return tokens_of(given)
+    if embeds or tokens is None:
+        hint = "pass input_ids; or compile for embeddings: encoder_example={'inputs_embeds': …}"
+        raise ExecutionError("the model is compiled for token ids", hint)
+    return tokens
 
 
 def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
@@ -240,7 +257,8 @@ def _steps(
     them."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
-    shape = positions_of(model.__dict__["_sight"])
+    sight: Sight | None = model.__dict__["_sight"]
+    shape, dtype = positions_of(sight)
     limits.check(rows, filled.length + length)
     filled.take_turn()
     if filled.mask is None:
@@ -249,50 +267,18 @@ def _steps(
     sizes = [size for size, _ in calls]
     wheres = repeat(None) if places is None else places.split(sizes, -1)
     ends = [filled.length + end for end in accumulate(sizes, initial=0)]
-    sights = sight_inputs(model.__dict__["_sight"], tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
-    for (size, count), piece, where, sight in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
+    sights = sight_inputs(sight, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
+    for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
         start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
-        if where is None:
+        if where is None and sight is not None and sight.padded:
+            where = starts[start:end]
+        elif where is None:
             where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
+        elif where.dim() > 2 + len(shape):  # of text in several dims, which are the same
+            where = where[0]
         filled.length = end
-        where = where.to(model.device).expand(*shape, rows, size).contiguous()
+        where = where.to(model.device, dtype).expand(*shape, rows, size).contiguous()
         own: Inputs = {"wanted": starts[size - count : size]} if drafts else {}
         given: Inputs = {"input_ids": piece, "attention_mask": filled.mask, "position_ids": where}
-        yield {**given, "start": starts[start], **own, **sight}
-
-
-def _mask(module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """The mask that a program takes under this name: ones where none is given; None where it takes none."""
-    if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
-        return None
-    return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
-
-
-class CompiledEncoder(torch.nn.Module):
-    """An encoder whose forward pass runs an engine; its output has keys and values of cross attention, ``cross``."""
-
-    def __init__(self, shell: torch.nn.Module, module: CompiledModule) -> None:
-        super().__init__()
-        self.__dict__["shell"], self.__dict__["module"] = shell, module
-        self.main_input_name = shell.main_input_name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["shell"], name)
-
-    def forward(
-        self, inputs: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **given: Any
-    ) -> BaseModelOutput:
-        """The last hidden state, and ``cross``.
-
-        Raises:
-            ValueError: the mask hides something, and the program has no mask.
-        """
-        inputs = given[str(self.main_input_name)] if inputs is None else inputs
-        mask = _mask(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
-        if mask is None and attention_mask is not None and not hears_all(self) and not attention_mask.all():
-            raise ValueError("attention_mask hides a part of what the encoder takes: a compiled one takes all of it")
-        hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
-        made = BaseModelOutput(last_hidden_state=hidden)
-        made["cross"] = tuple(cross)
-        return made
+        yield {**given, "start": starts[start], **own, **seen}

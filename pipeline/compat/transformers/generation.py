@@ -8,11 +8,13 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import evolve, frozen
+from transformers import GenerationMixin
 
 import pipeline.defaults
-from pipeline.compat.transformers.attention import one_form
+from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
+from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
@@ -24,10 +26,11 @@ from pipeline.compat.transformers.programs import (
     layers_of,
 )
 from pipeline.compat.transformers.recurrences import over_states
-from pipeline.compat.transformers.seeing import Sample, Sight, check, sample_of, sight_of
-from pipeline.compat.transformers.towers import TowerSizes, kinds_of, tower_programs
+from pipeline.compat.transformers.seeing import Sample, Sight, check, positions_of, sample_of, sight_of
+from pipeline.compat.transformers.towers import TowerCall, TowerSizes, kinds_of, tower_programs
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
+from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
 from pipeline.frontend.profiles import Tuned
 from pipeline.improvements import FOR_ONE_ROW
@@ -151,19 +154,18 @@ def compile_for_generation(
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     step = _with_shared_weights(compile) if shared_weights else compile
-    samples = _samples(model.eval(), encoder_example)
-    compiled = _programs(model, step, sizes, samples, encoder_example)
-    seeing, towers = _towers(model, compile, step, samples)
+    seen, heard, calls = _samples(model.eval(), encoder_example)
+    compiled = _programs(model, step, sizes, seen, heard or encoder_example)
+    seeing, towers = _towers(model, compile, step, calls)
     runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
-    return shell(model, sight_of(samples), towers, runners).over(compiled | seeing, runners, sizes.limits)
+    return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
 
 
 def _towers(
-    model: Pretrained, compile: Stages, step: Stages, samples: Sequence[Sample]
+    model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, TowerSizes]]:
-    """The programs of a model's towers, for what its examples show, and the calls that each is for. Engines of several
-    read weights where they lie, as a decoder's do."""
-    calls = [call for sample in samples for call in sample.towers]
+    """The programs of a model's towers, for the calls of its examples, and the calls that each is for. Engines of
+    several read weights where they lie, as a decoder's do."""
     several = len(kinds_of(calls)) > 1
 
     def made(tower: torch.nn.Module, inputs: Dims) -> Compiled:
@@ -176,16 +178,27 @@ def _towers(
     return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 
-def _samples(model: Pretrained, example: Example) -> tuple[Sample, ...]:
-    """How a decoder sees, if the examples are of one that does."""
+def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
+    """How a decoder sees, or what an encoder takes, if the examples are prompts; and the calls of towers.
+
+    Raises:
+        CaptureError: the model generates by another one inside.
+    """
+    inside = next((name for name, each in model.named_children() if hasattr(each, "generate")), None)
+    if inside is not None and type(model).generate is not GenerationMixin.generate:
+        why = f"{type(model).__name__} generates by its {inside}, of embeddings"
+        hint = f"compile that: compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': …}}, …)"
+        raise CaptureError(why, f"{hint}, and put it there")
     if example is None or isinstance(example, torch.Tensor):
-        return ()
+        return (), None, []
     every = (example,) if isinstance(example, Mapping) else example
     if not isinstance(every, Sequence) or not every or not all(isinstance(each, Mapping) for each in every):
         raise TypeError("encoder_example is a tensor, or what a processor gives for a prompt, or a list of such")
     if model.config.is_encoder_decoder:
-        raise ValueError(f"encoder_example is a mapping: the encoder of {type(model).__name__} takes one tensor")
-    return tuple(sample_of(model, each) for each in every)
+        heard = [embedded_of(model, each) for each in every]
+        return (), heard[0], [call for each in heard for call in each.towers]
+    seen = tuple(sample_of(model, each) for each in every)
+    return seen, None, [call for each in seen for call in each.towers]
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
@@ -218,13 +231,13 @@ def _cut(compile: Stages, between: str) -> Stages:
 
 
 def _programs(
-    model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample], example: Example
+    model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample], example: Example | Embedded
 ) -> dict[str, Compiled]:
     """The model's programs by name, but for those of its towers."""
-    tensor = example if isinstance(example, torch.Tensor) else None
+    encoded = example if isinstance(example, torch.Tensor | Embedded) else None
     if model.config.is_encoder_decoder:
-        return _encoder_decoder(model, compile, sizes, tensor)
-    if tensor is not None:
+        return _encoder_decoder(model, compile, sizes, encoded)
+    if encoded is not None:
         raise ValueError(f"encoder_example is a tensor, and {type(model).__name__} has no encoder")
     return _decoder(model, compile, sizes, samples)
 
@@ -234,10 +247,13 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     kind = SeeingDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
+    sight = sight_of(samples)
+    if isinstance(step, SeeingDecoder) and sight is not None:
+        step.kinds = sight.ahead
     for sample in samples:
         with over_states(step):
             check(step, sample, sizes.cache)
-    kwargs, dims = _step_inputs(model, sizes, sight_of(samples))
+    kwargs, dims = _step_inputs(model, sizes, sight)
     return {"decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, dims, model)}
 
 
@@ -246,7 +262,7 @@ def _compiled(
 ) -> Compiled:
     """A program of the model, most of which is this part of it."""
     compile = _cut(compile, layers_of(step, part))
-    with one_form(), over_states(step):
+    with one_form(), last_rows(step), over_states(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
@@ -260,7 +276,7 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
     kwargs = {
         "input_ids": torch.zeros(batch, length, **place),
         "attention_mask": torch.ones(batch, sizes.cache, dtype=torch.bool, device=model.device),
-        "position_ids": torch.zeros(batch, length, **place),
+        "position_ids": torch.zeros(batch, length, dtype=positions_of(sight)[1], device=model.device),
         "start": torch.zeros((), **place),
         **({"wanted": torch.zeros(2, **place)} if sizes.draft else {}),
     }
@@ -293,14 +309,14 @@ def _beside_embeddings(sight: Sight, kwargs: Dims, cache: int) -> Dims:
 
 
 def _encoder_decoder(
-    model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | None
+    model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
     """The encoder with what the decoder keeps of it, and the step of the decoder."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
-    encoder = Encoder(model).eval()
-    rows, texts = sizes.rows, encoder.main == "input_ids"
+    encoder = Encoder(model, isinstance(example, Embedded)).eval()
+    rows, texts = sizes.rows, encoder.texts
     inputs = _encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
     lengths = {1: _up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
@@ -320,9 +336,14 @@ def _encoder_decoder(
     return {"encoder": first, "decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, own, parts[1])}
 
 
-def _encoder_inputs(model: Pretrained, batch: int, length: int | None, example: torch.Tensor | None) -> torch.Tensor:
-    """Inputs of the encoder: tokens, rows like those of the example, or as many features and frames as Whisper has."""
+def _encoder_inputs(
+    model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
+) -> torch.Tensor:
+    """Inputs of the encoder: tokens, embeddings or rows like those of the example, or as many features and frames as
+    Whisper has."""
     config, encoder = model.config, model.get_encoder()
+    if isinstance(example, Embedded):
+        return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)
     if length is not None:
         if example is not None:
             raise ValueError(f"encoder_example is given, and the encoder of {type(model).__name__} takes tokens")

@@ -20,7 +20,7 @@ from pipeline.compat.transformers.caches import (
     layer_of,
     with_cross,
 )
-from pipeline.compat.transformers.seeing import reaching
+from pipeline.compat.transformers.reaching import reaching
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
@@ -101,7 +101,13 @@ class Decoder(torch.nn.Module):
 
 class SeeingDecoder(Decoder):
     """A step of a decoder whose tokens are ids, or, where ``seen`` [batch, length] holds, what the model's own code has
-    made of them and of images: ``embedded`` [batch, length, width]."""
+    made of them and of images: ``embedded`` [batch, length, width].
+
+    Attributes:
+        kinds: the kinds of layers in which tokens attend ahead, as `Sight.ahead` has them.
+    """
+
+    kinds: tuple[str, ...] = ()
 
     def forward(  # type: ignore[override]
         self,
@@ -121,7 +127,7 @@ class SeeingDecoder(Decoder):
         tokens = self.model.get_input_embeddings()(input_ids.masked_fill(seen, 0))
         embeds = torch.where(seen[..., None], embedded, tokens)
         mask = attention_mask if cache.attends else None
-        with reaching(self.model.get_decoder(), seen, added, ahead):
+        with reaching(self.model.get_decoder(), seen, added, ahead, self.kinds):
             return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
 
 
@@ -172,10 +178,11 @@ class CrossDecoder(Decoder):
 class Encoder(torch.nn.Module):
     """An encoder: returns the last hidden state, and the keys and values that each decoder layer makes from it."""
 
-    def __init__(self, model: Pretrained) -> None:
+    def __init__(self, model: Pretrained, embedded: bool = False) -> None:
         super().__init__()
-        self.model, self.main = model, model.get_encoder().main_input_name
-        self.masked = takes(model.get_encoder(), "attention_mask") and self.main == "input_ids"
+        self.model, self.main = model, "inputs_embeds" if embedded else model.get_encoder().main_input_name
+        self.texts = self.main in ("input_ids", "inputs_embeds")
+        self.masked = takes(model.get_encoder(), "attention_mask") and self.texts
 
     def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Encode ``inputs`` once, then compute the cross attention's keys and values."""

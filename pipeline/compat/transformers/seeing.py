@@ -6,19 +6,18 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from itertools import repeat
 
 import torch
 from attrs import evolve, frozen
 
 from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.reaching import DEEP, ReachedError, eager_attention, reach
 from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_calls
-from pipeline.errors import CaptureError, ExecutionError, PipelineError
+from pipeline.errors import CaptureError, ExecutionError
 
 OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
-DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
-"""What the first layers of a language model add at the places of images, by the names that transformers has for it."""
 
 
 @frozen
@@ -30,14 +29,19 @@ class Sight:
         dtype: of the same.
         positions: how many a token has, if it is no single one.
         layers: how many of the first add something at the places of images.
-        ahead: whether tokens of an image attend to later ones of it.
+        ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
+            "" where there is one mask; none if no tokens do.
+        places: the dtype of positions.
+        padded: whether the model counts hidden tokens where it is given no positions.
     """
 
     width: int
     dtype: torch.dtype
     positions: int | None
     layers: int
-    ahead: bool
+    ahead: tuple[str, ...]
+    places: torch.dtype
+    padded: bool = False
 
 
 @frozen
@@ -50,32 +54,35 @@ class Prompt:
     places: torch.Tensor | None
     added: torch.Tensor | None
     ahead: torch.Tensor | None
+    kinds: tuple[str, ...] = ()
 
     @property
     def sight(self) -> Sight:
         """What a program has to take for this prompt and others like it."""
         positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
-        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.ahead is not None)
+        dtype = torch.int64 if self.places is None else self.places.dtype
+        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, dtype)
 
     def is_like(self, sight: Sight) -> bool:
         """Whether a program that was made so takes it."""
         positions = self.places is not None and self.places.dim() == 3
         own = self.sight
-        at_most = own.layers in (0, sight.layers) and own.ahead <= sight.ahead
+        at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
         return at_most and (not positions or sight.positions is not None)
 
 
 @frozen
 class Sample:
-    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, and what its tower is
-    called with, if it has one."""
+    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, what its towers are
+    called with, and whether the model counts hidden tokens where it is given no positions."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
     prompt: Prompt
     logits: torch.Tensor
     towers: tuple[TowerCall, ...]
+    padded: bool
 
 
 def sight_of(samples: Sequence[Sample]) -> Sight | None:
@@ -88,21 +95,9 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
         every[0],
         positions=positions,
         layers=max(each.layers for each in every),
-        ahead=any(each.ahead for each in every),
+        ahead=max((each.ahead for each in every), key=len),
+        padded=samples[0].padded,
     )
-
-
-class ReachedError(PipelineError):
-    """A model's own code calls its language model: with what."""
-
-    def __init__(self, given: Mapping[str, Pretrained]) -> None:
-        super().__init__("the language model is called")
-        self.given = given
-
-
-def reach(*_: object, **given: object) -> None:
-    """Take the place of a language model's ``forward``."""
-    raise ReachedError(given)
 
 
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
@@ -113,19 +108,40 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     """
     name = type(model).__name__
     with noting(*(each for _, each in beside(model))) as seen:
-        logits = _first_logits(model, example)
+        logits = first_logits(model, example)
     with noting(model.get_decoder()) as called, eager_attention(model):
-        _first_logits(model, example)
+        first_logits(model, example)
     found = [given for _, _, given in called]
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} does not give its language model embeddings of a prompt"
         raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
-    tokens = example["input_ids"]
+    tokens = tokens_of(example)
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
-    return Sample(tokens, mask, prompt_of(name, found[0], mask), logits, tower_calls(model, seen))
+    prompt = prompt_of(name, found[0], mask)
+    return Sample(tokens, mask, prompt, logits, tower_calls(model, seen), _counts_padding(model))
 
 
-def _first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _counts_padding(model: Pretrained) -> bool:
+    """Whether a model that is given no positions of text counts hidden tokens: they are from 0 on in each row."""
+    ids = torch.arange(1, 4, device=model.device)[None]
+    mask = torch.tensor([[0, 1, 1]], device=model.device)
+    with noting(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
+        model(input_ids=ids, attention_mask=mask)
+    places = called[0][2].get("position_ids") if called else None
+    return isinstance(places, torch.Tensor) and places.dim() == 2 and bool((places[:, -1] == 2).all())
+
+
+def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
+    """The ids of a prompt's tokens [rows, length]: zeros, which nothing reads, for one that is embeddings."""
+    ids: torch.Tensor | None = given.get("input_ids")
+    embeds: torch.Tensor | None = given.get("inputs_embeds")
+    if embeds is not None and (ids is None or ids.shape[1] != embeds.shape[1]):
+        return torch.zeros(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
+    assert ids is not None
+    return ids
+
+
+def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The logits [rows, vocabulary] of the first token that a model generates."""
     how = copy.deepcopy(model.generation_config)
     how.max_new_tokens, how.num_beams, how.num_return_sequences, how.do_sample = 1, 1, 1, False
@@ -182,69 +198,20 @@ def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | 
     if at is not None and added is not None:
         each = [embeds.new_zeros(embeds.shape).masked_scatter(at[..., None], x.to(embeds.dtype)) for x in added]
         added = torch.stack(each)
-    return Prompt(embeds, given.get("position_ids"), added, _ahead(given.get("attention_mask"), real))
+    ahead, kinds = _ahead(given.get("attention_mask"), real)
+    return Prompt(embeds, given.get("position_ids"), added, ahead, kinds)
 
 
-def _ahead(mask: object, real: torch.Tensor | None) -> torch.Tensor | None:
-    """Which later tokens each token attends to, by one mask or those of each kind of layer; None if none does. What
-    padding attends to does not matter."""
-    masks = mask.values() if isinstance(mask, Mapping) else (mask,)
-    every = [each for each in masks if isinstance(each, torch.Tensor) and each.dim() == 4]
-    later = [(each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for each in every]
-    if not later:
-        return None
-    found = functools.reduce(torch.Tensor.logical_and, later)
-    found = found if real is None else found & real[:, :, None].to(torch.bool)
-    return found if found.any() else None
-
-
-@contextmanager
-def eager_attention(model: Pretrained) -> Iterator[None]:
-    """While entered, a model's masks are tensors, whichever way it attends by itself."""
-    every: list[Pretrained] = [getattr(each, "config", None) for each in model.modules()]
-    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
-    before = {key: each._attn_implementation_internal for key, each in configs.items()}
-    try:
-        for each in configs.values():
-            each._attn_implementation_internal = "eager"
-        yield
-    finally:
-        for key, each in configs.items():
-            each._attn_implementation_internal = before[key]
-
-
-@contextmanager
-def reaching(
-    decoder: Pretrained, seen: torch.Tensor, added: torch.Tensor | None, ahead: torch.Tensor | None
-) -> Iterator[None]:
-    """While entered, what a model gives to its language model has what a prompt has beside embeddings."""
-
-    def give(
-        _: object, args: tuple[object, ...], given: dict[str, Pretrained]
-    ) -> tuple[tuple[object, ...], dict[str, Pretrained]]:
-        if added is not None:
-            given = {**given, **dict(zip(DEEP, (seen, list(added.unbind(0))), strict=True))}
-        if ahead is not None:
-            mask = given["attention_mask"]
-            own = {name: _open(each, ahead) for name, each in mask.items()} if isinstance(mask, Mapping) else None
-            given = {**given, "attention_mask": _open(mask, ahead) if own is None else own}
-        return args, given
-
-    handle = decoder.register_forward_pre_hook(give, with_kwargs=True)
-    if added is not None:  # at all places alike, 0 where nothing is added
-        decoder.__dict__["_deepstack_process"] = lambda hidden, _, more: hidden + more
-    try:
-        yield
-    finally:
-        handle.remove()
-        decoder.__dict__.pop("_deepstack_process", None)
-
-
-def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """A mask [rows, 1, length, positions] that lets tokens attend ahead as well."""
-    if mask.dtype == torch.bool:
-        return mask | ahead[:, None]
-    return mask.masked_fill(ahead[:, None], 0)
+def _ahead(mask: object, real: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+    """Which later tokens each token attends to, by one mask or those of each kind of layer, and the kinds in which it
+    does; None if none does. What padding attends to does not matter."""
+    masks = mask if isinstance(mask, Mapping) else {"": mask}
+    every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
+    later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
+    if real is not None:
+        later = {kind: each & real[:, :, None].to(torch.bool) for kind, each in later.items()}
+    later = {kind: each for kind, each in later.items() if each.any()}
+    return functools.reduce(torch.Tensor.logical_and, later.values()) if later else None, tuple(later)
 
 
 def _has_tensors(value: object) -> bool:
@@ -253,7 +220,8 @@ def _has_tensors(value: object) -> bool:
 
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
-    """Give a model's shell all that is not its language model: towers, projections, and the embedding of tokens."""
+    """Give a model's shell all that is not its language model: towers, projections, and the embedding of tokens. The
+    shell of a decoder then says what its own code calls the language model with."""
     embed = model.get_input_embeddings()
     for path in {path.rpartition(".")[0] for path, _ in beside(model)}:
         own, real = shell.get_submodule(path), model.get_submodule(path)
@@ -261,10 +229,15 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
     for path, child in beside(model):
         within, _, name = path.rpartition(".")
         shell.get_submodule(within)._modules[name] = child
+    if not model.config.is_encoder_decoder:
+        _let_reach(shell)
+    shell.set_input_embeddings(embed)
+
+
+def _let_reach(shell: Pretrained) -> None:
     shell.get_decoder().forward = reach
     for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
         config._attn_implementation_internal = "eager"  # masks are tensors
-    shell.set_input_embeddings(embed)
 
 
 def that_are_seen(given: Mapping[str, Pretrained]) -> list[str]:
@@ -282,16 +255,18 @@ def _floats(value: object) -> Iterator[bool]:
         yield value.is_floating_point()
 
 
-def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt:
+def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt | None:
     """What a model's own code makes of a prompt and of what is beside its text: of new tokens alone, as if there were
-    none before them."""
-    length = given["input_ids"].shape[1]
+    none before them. None if it leaves ids to its language model."""
+    length = tokens_of(given).shape[1]
     by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
     own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
     try:
         with torch.no_grad():
             forward(**own)
     except ReachedError as reached:
+        if reached.given.get("inputs_embeds") is None:
+            return None
         return prompt_of(model, reached.given, own.get("attention_mask"))
     raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
 
@@ -347,9 +322,11 @@ def _nothing(sight: Sight, shape: tuple[int, int], cache: int, device: torch.dev
     return made
 
 
-def positions_of(sight: Sight | None) -> tuple[int, ...]:
-    """How many positions a token has, if it is no single one."""
-    return () if sight is None or sight.positions is None else (sight.positions,)
+def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """How many positions a token has, if it is no single one, and their dtype."""
+    if sight is None:
+        return (), torch.int64
+    return (() if sight.positions is None else (sight.positions,)), sight.places
 
 
 def as_in(model: Pretrained, ours: Callable[..., object]) -> Callable[..., object]:

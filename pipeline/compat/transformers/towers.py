@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -22,7 +22,9 @@ from pipeline.runtime.module import CompiledModule
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 8
+SMALL: Final = 8
+"""A module with so many times fewer parameters than the largest tower is no tower: a projection."""
+MOST_TOLD: Final = 8
 """So many kinds of calls are said to run in PyTorch."""
 
 Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
@@ -124,12 +126,13 @@ def kinds_of(calls: Sequence[TowerCall]) -> list[TowerSizes]:
 def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
     """The modules of a model that are neither its language model nor its head, and in no other of them; by path."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else None
     path = next(name for name, each in model.named_modules() if each is decoder)
     parts = path.split(".")
     for i, on_the_way in enumerate(parts):
         within = ".".join(parts[:i])
         for name, child in model.get_submodule(within).named_children():
-            if name != on_the_way and child is not head:
+            if name != on_the_way and child is not head and child is not encoder:
                 yield f"{within}.{name}".lstrip("."), child
 
 
@@ -152,12 +155,11 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
 
 
 def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
-    """The calls of the largest module that was called; none if none was."""
-    tower = max((each for each, _, _ in called), key=_size, default=None)
-    path = next((path for path, each in model.named_modules() if each is tower), None)
-    if path is None:
-        return ()
-    return tuple(TowerCall(path, args, kwargs) for each, args, kwargs in called if each is tower)
+    """The calls of the largest modules that were called; none if none was."""
+    sizes = {id(each): _size(each) for each, _, _ in called}
+    paths = {id(each): path for path, each in reversed([*model.named_modules()])}
+    large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}
+    return tuple(TowerCall(paths[id(each)], args, kwargs) for each, args, kwargs in called if id(each) in large)
 
 
 def _size(module: torch.nn.Module) -> int:

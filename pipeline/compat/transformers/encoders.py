@@ -1,0 +1,127 @@
+"""The encoder of an encoder-decoder: of tokens, or of the embeddings that a model's own code makes of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from transformers.modeling_outputs import BaseModelOutput
+
+from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.programs import hears_all
+from pipeline.compat.transformers.seeing import first_logits
+from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_calls
+from pipeline.errors import CaptureError, ExecutionError
+from pipeline.runtime.module import CompiledModule
+
+
+@frozen
+class Embedded:
+    """What an encoder is called with for an example: embeddings [rows, length, width].
+
+    Attributes:
+        width: of an embedding.
+        dtype: of the same.
+        of_ids: whether the encoder makes of ids what it makes of the model's embeddings of them.
+        towers: the calls of the model's tower.
+    """
+
+    width: int
+    dtype: torch.dtype
+    of_ids: bool
+    towers: tuple[TowerCall, ...] = field(repr=False)
+
+
+def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
+    """How a prompt reaches a model's encoder: it generates a token.
+
+    Raises:
+        CaptureError: the encoder is not called with embeddings, or with more than these.
+    """
+    name, encoder = type(model).__name__, model.get_encoder()
+    with noting(*(each for _, each in beside(model))) as seen, noting(encoder) as called:
+        first_logits(model, example)
+    found = [given for module, _, given in called if module is encoder]
+    if not found or found[0].get("inputs_embeds") is None:
+        why = f"{name} does not give its encoder embeddings of a prompt"
+        raise CaptureError(why, "pass encoder_example={'inputs_embeds': …}, or a tensor of what the encoder takes")
+    known = {"inputs_embeds", "attention_mask"}
+    if more := [n for n, value in found[0].items() if n not in known and isinstance(value, torch.Tensor)]:
+        why = f"{name} gives its encoder more than embeddings: {', '.join(more)}"
+        raise CaptureError(why, "compile it for tokens, without encoder_example")
+    embeds = found[0]["inputs_embeds"]
+    return Embedded(embeds.shape[-1], embeds.dtype, _embeds_ids(model), tower_calls(model, seen))
+
+
+def _embeds_ids(model: Pretrained) -> bool:
+    """Whether an encoder makes of ids what it makes of the model's embeddings of them."""
+    ids, encoder = torch.arange(1, 5, device=model.device)[None], model.get_encoder()
+    mask = torch.ones_like(ids)
+    try:
+        with torch.no_grad():
+            one = encoder(input_ids=ids, attention_mask=mask)[0]
+            other = encoder(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask)[0]
+    except Exception:  # it takes no ids
+        return False
+    return bool(torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max())))
+
+
+def mask_of(
+    module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
+) -> torch.Tensor | None:
+    """The mask that a program takes under this name: ones where none is given; None where it takes none."""
+    if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
+        return None
+    return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
+
+
+class CompiledEncoder(torch.nn.Module):
+    """An encoder whose forward pass runs an engine; its output has keys and values of cross attention, ``cross``."""
+
+    def __init__(
+        self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module
+    ) -> None:
+        super().__init__()
+        self.__dict__.update(shell=shell, module=module, embedded=embedded, embed=embed)
+        self.main_input_name = shell.main_input_name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["shell"], name)
+
+    def forward(
+        self,
+        inputs: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **given: Any,
+    ) -> BaseModelOutput:
+        """The last hidden state, and ``cross``.
+
+        Raises:
+            ExecutionError: it is compiled for tokens, and embeddings are given; or the other way round.
+            ValueError: the mask hides something, and the program has no mask.
+        """
+        inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
+        inputs = self._taken(inputs, inputs_embeds)
+        mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
+        if mask is None and attention_mask is not None and not hears_all(self) and not attention_mask.all():
+            raise ValueError("attention_mask hides a part of what the encoder takes: a compiled one takes all of it")
+        hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
+        made = BaseModelOutput(last_hidden_state=hidden)
+        made["cross"] = tuple(cross)
+        return made
+
+    def _taken(self, inputs: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
+        """What the program takes: embeddings, if its example had these."""
+        embedded, embed = self.__dict__["embedded"], self.__dict__["embed"]
+        if embedded is None:
+            if inputs is None:
+                hint = f"pass {self.main_input_name}; or compile for embeddings: encoder_example={{'inputs_embeds': …}}"
+                raise ExecutionError(f"the encoder is compiled for {self.main_input_name}", hint)
+            return inputs
+        if embeds is None and not embedded.of_ids:
+            why = "the encoder makes other embeddings of ids than the model, and is compiled for these"
+            raise ExecutionError(why, "pass inputs_embeds")
+        return embed(inputs) if embeds is None else embeds
