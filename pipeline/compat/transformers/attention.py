@@ -90,16 +90,26 @@ SLICES: Final = "_maybe_slice_kv_shared_inputs"
 
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
-    """While entered, layers of a step that share keys and values compute the rows that logits are wanted of, whether
-    there are more or not: transformers asks for the number of tokens."""
+    """While entered, layers of a step that share keys and values compute the last row, where logits of that are wanted,
+    whether there are more or not. transformers asks for the number of tokens, before these layers and behind them."""
     asked = [each for each in step.modules() if hasattr(type(each), SLICES)]
+    handles = [each.register_forward_hook(_as_many, with_kwargs=True) for each in asked]
     for each in asked:
         each.__dict__[SLICES] = _last_rows
     try:
         yield
     finally:
-        for each in asked:
+        for handle, each in zip(handles, asked, strict=True):
+            handle.remove()
             del each.__dict__[SLICES]
+
+
+def _as_many(_: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], made: Any) -> Any:
+    """The last row as many times as there are tokens: a head takes the last one of them."""
+    if given.get("logits_to_keep") == 1:
+        ids = next(x for x in (given.get("input_ids"), given.get("inputs_embeds"), *args) if x is not None)
+        made.last_hidden_state = made.last_hidden_state[:, -1:].expand(-1, ids.shape[1], -1)
+    return made
 
 
 def _last_rows(
@@ -112,9 +122,9 @@ def _last_rows(
 ) -> tuple[Any, ...]:
     """The last rows of what shared layers take: hidden states [batch, length, width], inputs of each layer [batch,
     length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
-    if not isinstance(wanted, int):
+    if not isinstance(wanted, int) or wanted != 1:
         return hidden, by_layer, places, masks
-    last = slice(-wanted, None)
+    last = slice(-1, None)
     rotary = {kind: (cos[:, last], sin[:, last]) for kind, (cos, sin) in places.items()}
     cut = {kind: None if mask is None else mask[:, :, last] for kind, mask in masks.items()}
     return hidden[:, last], by_layer[:, last], rotary, cut
