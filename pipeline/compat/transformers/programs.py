@@ -20,7 +20,7 @@ from pipeline.compat.transformers.caches import (
     layer_of,
     with_cross,
 )
-from pipeline.compat.transformers.reaching import reaching
+from pipeline.compat.transformers.reaching import looked_up, reaching
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
@@ -119,15 +119,19 @@ class SeeingDecoder(Decoder):
         seen: torch.Tensor,
         added: torch.Tensor | None = None,
         ahead: torch.Tensor | None = None,
+        by_layer: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `Decoder.forward`; ``added`` [layers, batch, length, width] is what the first layers add, and ``ahead``
-        [batch, length, positions] says which later positions tokens attend to."""
+        """As `Decoder.forward`; ``added`` [layers, batch, length, width] is what the first layers add, ``ahead``
+        [batch, length, positions] says which later positions tokens attend to, and ``by_layer`` [batch, length, layers,
+        width] is what each layer takes beside embeddings."""
         cache = self.caches(start, input_ids, attention_mask)
-        tokens = self.model.get_input_embeddings()(input_ids.masked_fill(seen, 0))
-        embeds = torch.where(seen[..., None], embedded, tokens)
+        ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
+        embeds = torch.where(seen[..., None], embedded, self.model.get_input_embeddings()(ids))
+        if by_layer is not None:
+            by_layer = torch.where(seen[..., None, None], by_layer, looked_up(decoder, ids))
         mask = attention_mask if cache.attends else None
-        with reaching(self.model.get_decoder(), seen, added, ahead, self.kinds):
+        with reaching(decoder, seen, added, ahead, self.kinds, by_layer):
             return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
 
 

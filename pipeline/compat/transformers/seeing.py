@@ -13,7 +13,7 @@ import torch
 from attrs import evolve, frozen
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.reaching import DEEP, ReachedError, eager_attention, reach
+from pipeline.compat.transformers.reaching import BY_LAYER, DEEP, TABLE, ReachedError, eager_attention, reach
 from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_calls
 from pipeline.errors import CaptureError, ExecutionError
 
@@ -31,6 +31,7 @@ class Sight:
         layers: how many of the first add something at the places of images.
         ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
             "" where there is one mask; none if no tokens do.
+        by_layer: how many layers take something of each token beside its embedding, and its width; none if none does.
         places: the dtype of positions.
         padded: whether the model counts hidden tokens where it is given no positions.
     """
@@ -40,6 +41,7 @@ class Sight:
     positions: int | None
     layers: int
     ahead: tuple[str, ...]
+    by_layer: tuple[int, ...]
     places: torch.dtype
     padded: bool = False
 
@@ -47,14 +49,15 @@ class Sight:
 @frozen
 class Prompt:
     """A prompt as it reaches the language model: embeddings [rows, length, width], positions [rows, length] or
-    [positions, rows, length], what layers add [layers, rows, length, width], and which later tokens each token attends
-    to [rows, length, length]."""
+    [positions, rows, length], what layers add [layers, rows, length, width], which later tokens each token attends to
+    [rows, length, length], in which kinds of layers, and what each layer takes beside [rows, length, layers, width]."""
 
     embeds: torch.Tensor
     places: torch.Tensor | None
     added: torch.Tensor | None
     ahead: torch.Tensor | None
     kinds: tuple[str, ...] = ()
+    by_layer: torch.Tensor | None = None
 
     @property
     def sight(self) -> Sight:
@@ -62,14 +65,15 @@ class Prompt:
         positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
         dtype = torch.int64 if self.places is None else self.places.dtype
-        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, dtype)
+        by_layer = () if self.by_layer is None else tuple(self.by_layer.shape[2:])
+        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
 
     def is_like(self, sight: Sight) -> bool:
         """Whether a program that was made so takes it."""
         positions = self.places is not None and self.places.dim() == 3
         own = self.sight
         at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
-        return at_most and (not positions or sight.positions is not None)
+        return at_most and own.by_layer == sight.by_layer and (not positions or sight.positions is not None)
 
 
 @frozen
@@ -172,7 +176,8 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
     start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
     with torch.no_grad(), eager_attention(step.model):
-        found = step(sample.tokens, mask, places, start, prompt.embeds, seen, prompt.added, ahead)[:, -1].float()
+        beside = (seen, prompt.added, ahead, prompt.by_layer)
+        found = step(sample.tokens, mask, places, start, prompt.embeds, *beside)[:, -1].float()
         for buffer in step.buffers(recurse=False):
             buffer.zero_()
     off, dtype = (found - sample.logits).abs().max(), prompt.embeds.dtype
@@ -189,7 +194,7 @@ def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | 
     Raises:
         CaptureError: it is called with more.
     """
-    known = {"inputs_embeds", "position_ids", "attention_mask", *DEEP}
+    known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEP}
     if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
         why = f"{model} gives its language model more than embeddings: {', '.join(more)}"
         raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
@@ -199,7 +204,7 @@ def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | 
         each = [embeds.new_zeros(embeds.shape).masked_scatter(at[..., None], x.to(embeds.dtype)) for x in added]
         added = torch.stack(each)
     ahead, kinds = _ahead(given.get("attention_mask"), real)
-    return Prompt(embeds, given.get("position_ids"), added, ahead, kinds)
+    return Prompt(embeds, given.get("position_ids"), added, ahead, kinds, given.get(BY_LAYER))
 
 
 def _ahead(mask: object, real: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
@@ -230,12 +235,15 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
         within, _, name = path.rpartition(".")
         shell.get_submodule(within)._modules[name] = child
     if not model.config.is_encoder_decoder:
-        _let_reach(shell)
+        _let_reach(shell, model)
     shell.set_input_embeddings(embed)
 
 
-def _let_reach(shell: Pretrained) -> None:
-    shell.get_decoder().forward = reach
+def _let_reach(shell: Pretrained, model: Pretrained) -> None:
+    decoder, own = shell.get_decoder(), model.get_decoder()
+    decoder.forward = reach
+    if TABLE in own._modules:
+        decoder._modules[TABLE] = own._modules[TABLE]
     for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
         config._attn_implementation_internal = "eager"  # masks are tensors
 
@@ -300,6 +308,8 @@ def _part(sight: Sight, prompt: Prompt, start: int, end: int, first: int, cache:
     if sight.layers:
         zeros = made["embedded"].new_zeros(sight.layers, *shape, sight.width)
         made["added"] = zeros if prompt.added is None else prompt.added[:, :, part].contiguous()
+    if prompt.by_layer is not None:
+        made["by_layer"] = prompt.by_layer[:, part].contiguous()
     if sight.ahead:
         made["ahead"] = made["seen"].new_zeros(*shape, cache)
     if prompt.ahead is not None:
@@ -317,6 +327,8 @@ def _nothing(sight: Sight, shape: tuple[int, int], cache: int, device: torch.dev
     made = {"embedded": zeros.new_zeros(*shape, sight.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
     if sight.layers:
         made["added"] = zeros.new_zeros(sight.layers, *shape, sight.width)
+    if sight.by_layer:
+        made["by_layer"] = zeros.new_zeros(*shape, *sight.by_layer)
     if sight.ahead:
         made["ahead"] = zeros.new_zeros(*shape, cache, dtype=torch.bool)
     return made
