@@ -25,6 +25,7 @@ from pipeline.compat.transformers.programs import (
     hears_all,
     layers_of,
 )
+from pipeline.compat.transformers.reaching import embeds_apart
 from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compat.transformers.seeing import Sample, Sight, check, positions_of, sample_of, sight_of
 from pipeline.compat.transformers.towers import TowerCall, TowerSizes, kinds_of, tower_programs
@@ -249,7 +250,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
     sight = sight_of(samples)
     if isinstance(step, SeeingDecoder) and sight is not None:
-        step.kinds = sight.ahead
+        step.kinds, step.apart = sight.ahead, bool(sight.by_layer) or embeds_apart(model)
     for sample in samples:
         with over_states(step):
             check(step, sample, sizes.cache)

@@ -20,7 +20,7 @@ from pipeline.compat.transformers.caches import (
     layer_of,
     with_cross,
 )
-from pipeline.compat.transformers.reaching import looked_up, reaching
+from pipeline.compat.transformers.reaching import BY_LAYER, reached, reaching
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
@@ -105,9 +105,11 @@ class SeeingDecoder(Decoder):
 
     Attributes:
         kinds: the kinds of layers in which tokens attend ahead, as `Sight.ahead` has them.
+        apart: whether the model's own code embeds some ids in another way than by its table.
     """
 
     kinds: tuple[str, ...] = ()
+    apart: bool = False
 
     def forward(  # type: ignore[override]
         self,
@@ -127,9 +129,11 @@ class SeeingDecoder(Decoder):
         width] is what each layer takes beside embeddings."""
         cache = self.caches(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
-        embeds = torch.where(seen[..., None], embedded, self.model.get_input_embeddings()(ids))
+        own = reached(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
+        tokens = own["inputs_embeds"] if own else self.model.get_input_embeddings()(ids)
+        embeds = torch.where(seen[..., None], embedded, tokens)
         if by_layer is not None:
-            by_layer = torch.where(seen[..., None, None], by_layer, looked_up(decoder, ids))
+            by_layer = torch.where(seen[..., None, None], by_layer, own[BY_LAYER])
         mask = attention_mask if cache.attends else None
         with reaching(decoder, seen, added, ahead, self.kinds, by_layer):
             return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.errors import PipelineError
@@ -15,6 +15,8 @@ DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
 """What the first layers of a language model add at the places of images, by the names that transformers has for it."""
 BY_LAYER = "per_layer_inputs"
 """What each layer takes of each token beside its embedding (Gemma 3n, Gemma 4), by the name that transformers has."""
+CHUNK = 1024
+"""So many ids are looked at at a time."""
 LOOKS_UP = "get_per_layer_inputs"
 """The method that looks it up by ids."""
 TABLE = "embed_tokens_per_layer"
@@ -90,15 +92,42 @@ def reaching(
             decoder.__dict__.pop(name, None)
 
 
-def looked_up(decoder: Pretrained, ids: torch.Tensor) -> torch.Tensor:
-    """What each layer takes of tokens [rows, length] beside their embeddings: [rows, length, layers, width]."""
-    parameters = inspect.signature(getattr(decoder, LOOKS_UP)).parameters
-    found: torch.Tensor = getattr(decoder, LOOKS_UP)(*([ids, None][: len(parameters)]))
-    return found
-
-
 def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
     """A mask [rows, 1, length, positions] that lets tokens attend ahead as well."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]
     return mask.masked_fill(ahead[:, None], 0)
+
+
+class Passed(BaseModelOutputWithPast):
+    """What a language model would give, of which nothing is read: what its own model makes of it is dropped."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
+    """What a model's own code calls its language model with for these inputs. It may be traced: nothing is raised."""
+    found: list[Mapping[str, Pretrained]] = []
+
+    def forward(*_: object, **given: Pretrained) -> Passed:
+        found.append(given)
+        return Passed(last_hidden_state=given["inputs_embeds"])
+
+    decoder = model.get_decoder()
+    decoder.__dict__["forward"] = forward
+    try:
+        model(**inputs, logits_to_keep=1)
+    finally:
+        del decoder.__dict__["forward"]
+    return found[0]
+
+
+def embeds_apart(model: Pretrained) -> bool:
+    """Whether a model's own code makes other embeddings of some ids than its table has (Gemma 3n, Gemma 4)."""
+    table = model.get_input_embeddings()
+    with torch.no_grad(), suppress(Exception):  # where ids alone are nothing that it takes, there are none of these
+        for ids in torch.arange(table.weight.shape[0], device=model.device).split(CHUNK):
+            if not torch.equal(reached(model, input_ids=ids[None])["inputs_embeds"], table(ids[None])):
+                return True
+    return False
