@@ -9,40 +9,8 @@ import pytest
 import torch
 
 from tests.compat.families import SMALL
-
-IMAGE: Final = 98
-"""The token of an image, or of a sound."""
-TOWER: Final = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 28,
-    "patch_size": 14,
-    "num_channels": 3,
-}
-PATCHES: Final = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 4}
-SECTIONS: Final = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-THREE: Final = {**SMALL, "rope_scaling": SECTIONS, "rope_parameters": SECTIONS}
-SOUND: Final = {
-    "num_mel_bins": 8,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "max_source_positions": 12,
-}
-Made = tuple[str, dict[str, Any], dict[str, torch.Tensor]]
-"""The class, its configuration, and what a processor gives for a prompt."""
-
-
-def _prompt(tokens: int, before: tuple[int, ...] = (5,), **given: torch.Tensor) -> dict[str, torch.Tensor]:
-    ids = torch.tensor([[*before, *[IMAGE] * tokens, 7, 9]])
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **given}
-
-
-def _pixels(*sizes: int) -> torch.Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(0))
+from tests.compat.more_sights import MORE
+from tests.compat.seen import IMAGE, PATCHES, SOUND, THREE, TOWER, Made, pixels, prompt
 
 
 def llava() -> Made:
@@ -51,17 +19,17 @@ def llava() -> Made:
     return (
         "LlavaForConditionalGeneration",
         {**own, "vision_feature_layer": -1},
-        _prompt(4, pixel_values=_pixels(1, 3, 28, 28)),
+        prompt(4, pixel_values=pixels(1, 3, 28, 28)),
     )
 
 
 def llava_next() -> Made:
     _, own, _ = llava()
-    given = {"pixel_values": _pixels(1, 3, 3, 28, 28), "image_sizes": torch.tensor([[28, 56]])}
+    given = {"pixel_values": pixels(1, 3, 3, 28, 28), "image_sizes": torch.tensor([[28, 56]])}
     return (
         "LlavaNextForConditionalGeneration",
         {**own, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
-        _prompt(14, **given),
+        prompt(14, **given),
     )
 
 
@@ -69,17 +37,17 @@ def mistral3() -> Made:
     tower = {**TOWER, "model_type": "pixtral", "head_dim": 8, "patch_size": 7}
     text = {**SMALL, "model_type": "mistral", "sliding_window": None}
     own = {"vision_config": tower, "text_config": text, "image_token_index": IMAGE, "vision_feature_layer": -1}
-    given = {"pixel_values": _pixels(1, 3, 28, 28), "image_sizes": torch.tensor([[28, 28]])}
-    return "Mistral3ForConditionalGeneration", own, _prompt(4, **given)
+    given = {"pixel_values": pixels(1, 3, 28, 28), "image_sizes": torch.tensor([[28, 28]])}
+    return "Mistral3ForConditionalGeneration", own, prompt(4, **given)
 
 
 def smolvlm() -> Made:
     own = {"text_config": {**SMALL, "model_type": "llama"}, "image_token_id": IMAGE, "scale_factor": 2}
     given = {
-        "pixel_values": _pixels(1, 1, 3, 28, 28),
+        "pixel_values": pixels(1, 1, 3, 28, 28),
         "pixel_attention_mask": torch.ones(1, 1, 28, 28, dtype=torch.bool),
     }
-    return "SmolVLMForConditionalGeneration", {**own, "vision_config": dict(TOWER)}, _prompt(1, **given)
+    return "SmolVLMForConditionalGeneration", {**own, "vision_config": dict(TOWER)}, prompt(1, **given)
 
 
 def internvl() -> Made:
@@ -88,7 +56,7 @@ def internvl() -> Made:
     return (
         "InternVLForConditionalGeneration",
         {**own, "vision_config": tower},
-        _prompt(1, pixel_values=_pixels(1, 3, 28, 28)),
+        prompt(1, pixel_values=pixels(1, 3, 28, 28)),
     )
 
 
@@ -96,7 +64,7 @@ def gemma3() -> Made:
     window = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
     tower = {**TOWER, "model_type": "siglip_vision_model"}
     own = {"vision_config": tower, "text_config": {**SMALL, **window}, "mm_tokens_per_image": 4}
-    given = _prompt(4, pixel_values=_pixels(1, 3, 28, 28))
+    given = prompt(4, pixel_values=pixels(1, 3, 28, 28))
     kinds = (given["input_ids"] == IMAGE).long()
     return "Gemma3ForConditionalGeneration", {**own, "image_token_index": IMAGE}, {**given, "token_type_ids": kinds}
 
@@ -104,14 +72,14 @@ def gemma3() -> Made:
 def paligemma() -> Made:
     tower = {**TOWER, "model_type": "siglip_vision_model", "projection_dim": 32}
     own = {"vision_config": tower, "text_config": {**SMALL, "model_type": "gemma"}, "projection_dim": 32}
-    given = _prompt(4, (), pixel_values=_pixels(1, 3, 28, 28))
+    given = prompt(4, (), pixel_values=pixels(1, 3, 28, 28))
     kinds = torch.zeros_like(given["input_ids"])
     return "PaliGemmaForConditionalGeneration", {**own, "image_token_index": IMAGE}, {**given, "token_type_ids": kinds}
 
 
 def _qwen(kind: str, tower: Mapping[str, Any]) -> Made:
     own = {"text_config": THREE, "vision_config": dict(tower), "image_token_id": IMAGE, "vision_start_token_id": 96}
-    given = _prompt(4, (5, 96), pixel_values=_pixels(16, 96), image_grid_thw=torch.tensor([[1, 4, 4]]))
+    given = prompt(4, (5, 96), pixel_values=pixels(16, 96), image_grid_thw=torch.tensor([[1, 4, 4]]))
     return kind, {**own, "video_token_id": 97}, {**given, "mm_token_type_ids": (given["input_ids"] == IMAGE).long()}
 
 
@@ -131,8 +99,8 @@ def qwen3_vl() -> Made:
 
 def qwen2_audio() -> Made:
     own = {"audio_config": SOUND, "text_config": {**SMALL, "model_type": "qwen2"}, "audio_token_index": IMAGE}
-    heard = {"input_features": _pixels(1, 8, 24), "feature_attention_mask": torch.ones(1, 24, dtype=torch.int64)}
-    return "Qwen2AudioForConditionalGeneration", own, _prompt(6, **heard)
+    heard = {"input_features": pixels(1, 8, 24), "feature_attention_mask": torch.ones(1, 24, dtype=torch.int64)}
+    return "Qwen2AudioForConditionalGeneration", own, prompt(6, **heard)
 
 
 def florence2() -> Made:
@@ -146,33 +114,33 @@ def florence2() -> Made:
     text |= {"pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 2}
     text |= {"eos_token_id": None, "forced_eos_token_id": None}
     own = {"vision_config": tower, "text_config": text, "image_token_id": IMAGE}
-    return "Florence2ForConditionalGeneration", own, _prompt(17, pixel_values=_pixels(1, 3, 32, 32))
+    return "Florence2ForConditionalGeneration", own, prompt(17, pixel_values=pixels(1, 3, 32, 32))
 
 
 def images(count: int) -> dict[str, torch.Tensor]:
     """A prompt of `llava` with so many images."""
-    return _prompt(4 * count, pixel_values=_pixels(count, 3, 28, 28))
+    return prompt(4 * count, pixel_values=pixels(count, 3, 28, 28))
 
 
 def tiles(rows: int, columns: int) -> dict[str, torch.Tensor]:
     """A prompt of `llava_next` with an image in so many tiles, beside a small one of the whole."""
     size = torch.tensor([[28 * rows, 28 * columns]])
     count = rows * columns
-    return _prompt(4 + 4 * count + 2 * rows, pixel_values=_pixels(1, count + 1, 3, 28, 28), image_sizes=size)
+    return prompt(4 + 4 * count + 2 * rows, pixel_values=pixels(1, count + 1, 3, 28, 28), image_sizes=size)
 
 
 def patches(rows: int, columns: int) -> dict[str, torch.Tensor]:
     """A prompt of `qwen2_5_vl` with an image of so many patches."""
     count = rows * columns
     grid = torch.tensor([[1, rows, columns]])
-    given = _prompt(count // 4, (5, 96), pixel_values=_pixels(count, 96), image_grid_thw=grid)
+    given = prompt(count // 4, (5, 96), pixel_values=pixels(count, 96), image_grid_thw=grid)
     return {**given, "mm_token_type_ids": (given["input_ids"] == IMAGE).long()}
 
 
 SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {
     each.__name__: each
     for each in (llava, llava_next, mistral3, smolvlm, internvl, gemma3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl)
-} | {"qwen2_audio": qwen2_audio, "florence2": florence2}
+} | {each.__name__: each for each in (qwen2_audio, florence2, *MORE)}
 
 
 def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, torch.Tensor]]:

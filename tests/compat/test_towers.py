@@ -117,6 +117,40 @@ def test_prompts_of_text_beside_those_of_images() -> None:
     assert ran(model, compiled, [text, given]) == [{}, {"tower": 1}]
 
 
+def test_what_is_far_smaller_than_a_tower_is_none() -> None:
+    """A model may see in two resolutions, or hear too."""
+    model, _ = sights.model("llava")
+    model.model.other = torch.nn.Conv2d(3, 64, 14, 14)
+    parts = model.model.vision_tower, model.model.other, torch.nn.Linear(8, 8)
+    model.model.small = parts[-1]
+    called: Any = [(each, (), {}) for each in parts]
+    assert [call.path for call in towers.tower_calls(model, called)] == ["model.vision_tower", "model.other"]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "exaone4_5", "gemma4"])
+def test_text_without_an_example(name: str) -> None:
+    """Whose positions are of several dims, or count hidden tokens; whose layers share keys and values."""
+    model, _ = sights.model(name)
+    unbuilt = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
+    compiled = compile_for_generation(model, compile=unbuilt, **SIZES)
+    ids, mask = torch.tensor([[0, 0, 5, 7], [4, 6, 8, 9]]), torch.tensor([[0, 0, 1, 1], [1] * 4])
+    agree(*(each.generate(input_ids=ids, attention_mask=mask, **SCORED) for each in (compiled, model)))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma3n"])
+def test_ids_that_are_embedded_in_another_way(name: str) -> None:
+    """Those of images and sounds, if they are generated: engines take them alone."""
+    model, given = sights.model(name)
+    compiled = compiled_for(model, given)
+    for token in range(88, 99):
+        found = []
+        for each in (compiled, model):
+            with torch.no_grad():
+                past = each(input_ids=torch.tensor([[5]]), use_cache=True).past_key_values
+                found.append(each(input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True).logits)
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("odd", [[], [torch.zeros(1)], 5])
 def test_other_examples_are_refused(odd: Any) -> None:
     model, _ = sights.model("llava")

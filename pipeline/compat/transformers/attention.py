@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.aten.marks import OPEN_MASK
+from pipeline.compat.transformers.caches import Pretrained
 
 log = logging.getLogger(__name__)
 WITH_CAP: Final = "load the model with attn_implementation='eager'"
@@ -104,10 +105,13 @@ def last_rows(step: torch.nn.Module) -> Iterator[None]:
             del each.__dict__[SLICES]
 
 
-def _as_many(_: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], made: Any) -> Any:
+def _as_many(
+    _: torch.nn.Module, args: tuple[object, ...], given: dict[str, Pretrained], made: Pretrained
+) -> Pretrained:
     """The last row as many times as there are tokens: a head takes the last one of them."""
     if given.get("logits_to_keep") == 1:
-        ids = next(x for x in (given.get("input_ids"), given.get("inputs_embeds"), *args) if x is not None)
+        every: tuple[Pretrained, ...] = (given.get("input_ids"), given.get("inputs_embeds"), *args)
+        ids = next(each for each in every if each is not None)
         made.last_hidden_state = made.last_hidden_state[:, -1:].expand(-1, ids.shape[1], -1)
     return made
 
@@ -118,8 +122,8 @@ def _last_rows(
     places: dict[str, tuple[torch.Tensor, torch.Tensor]],
     masks: dict[str, torch.Tensor | None],
     wanted: int | torch.Tensor,
-    **_: Any,
-) -> tuple[Any, ...]:
+    **_: object,
+) -> tuple[object, ...]:
     """The last rows of what shared layers take: hidden states [batch, length, width], inputs of each layer [batch,
     length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
     if not isinstance(wanted, int) or wanted != 1:

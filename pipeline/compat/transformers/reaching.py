@@ -114,12 +114,14 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
         found.append(given)
         return Passed(last_hidden_state=given["inputs_embeds"])
 
-    decoder = model.get_decoder()
-    decoder.__dict__["forward"] = forward
+    own = vars(model.get_decoder())
+    before = {name: value for name, value in own.items() if name == "forward"}
+    own["forward"] = forward
     try:
         model(**inputs, logits_to_keep=1)
     finally:
-        del decoder.__dict__["forward"]
+        del own["forward"]
+        own.update(before)
     return found[0]
 
 
