@@ -137,6 +137,14 @@ def test_text_without_an_example(name: str) -> None:
     agree(*(each.generate(input_ids=ids, attention_mask=mask, **SCORED) for each in (compiled, model)))
 
 
+def test_drafts_of_layers_that_share_keys() -> None:
+    """Logits of several rows are wanted then, and of one where a prompt is."""
+    model, given = sights.model("gemma4")
+    unbuilt = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
+    compiled = compile_for_generation(model, encoder_example=given, compile=unbuilt, max_draft_len=3, **SIZES)
+    agree(*(each.generate(**given, prompt_lookup_num_tokens=3, **SCORED) for each in (compiled, model)))
+
+
 @pytest.mark.parametrize("name", ["gemma4", "gemma3n"])
 def test_ids_that_are_embedded_in_another_way(name: str) -> None:
     """Those of images and sounds, if they are generated: engines take them alone."""

@@ -109,11 +109,16 @@ def _as_many(
     _: torch.nn.Module, args: tuple[object, ...], given: dict[str, Pretrained], made: Pretrained
 ) -> Pretrained:
     """The last row as many times as there are tokens: a head takes the last one of them."""
-    if given.get("logits_to_keep") == 1:
+    if _is_last(given.get("logits_to_keep")):
         every: tuple[Pretrained, ...] = (given.get("input_ids"), given.get("inputs_embeds"), *args)
         ids = next(each for each in every if each is not None)
         made.last_hidden_state = made.last_hidden_state[:, -1:].expand(-1, ids.shape[1], -1)
     return made
+
+
+def _is_last(wanted: object) -> bool:
+    """Whether logits of the last row are wanted alone; a tensor says which of drafted ones are."""
+    return isinstance(wanted, int) and wanted == 1
 
 
 def _last_rows(
@@ -126,7 +131,7 @@ def _last_rows(
 ) -> tuple[object, ...]:
     """The last rows of what shared layers take: hidden states [batch, length, width], inputs of each layer [batch,
     length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
-    if not isinstance(wanted, int) or wanted != 1:
+    if not _is_last(wanted):
         return hidden, by_layer, places, masks
     last = slice(-1, None)
     rotary = {kind: (cos[:, last], sin[:, last]) for kind, (cos, sin) in places.items()}

@@ -185,8 +185,8 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
     Raises:
         CaptureError: the model generates by another one inside.
     """
-    inside = next((name for name, each in model.named_children() if hasattr(each, "generate")), None)
-    if inside is not None and type(model).generate is not GenerationMixin.generate:
+    inside = _generates_by(model)
+    if inside:
         why = f"{type(model).__name__} generates by its {inside}, of embeddings"
         hint = f"compile that: compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': …}}, …)"
         raise CaptureError(why, f"{hint}, and put it there")
@@ -200,6 +200,14 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
         return (), heard[0], [call for each in heard for call in each.towers]
     seen = tuple(sample_of(model, each) for each in every)
     return seen, None, [call for each in seen for call in each.towers]
+
+
+def _generates_by(model: Pretrained) -> str:
+    """The name of the language model whose ``generate`` a model's own calls, if that is so."""
+    if type(model).generate is GenerationMixin.generate:
+        return ""
+    able = ((name, each) for name, each in model.named_children() if hasattr(each, "generate"))
+    return next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
 
 
 def _with_shared_weights(compile: Stages) -> Stages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -114,11 +115,12 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
         found.append(given)
         return Passed(last_hidden_state=given["inputs_embeds"])
 
+    keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     own = vars(model.get_decoder())
     before = {name: value for name, value in own.items() if name == "forward"}
     own["forward"] = forward
     try:
-        model(**inputs, logits_to_keep=1)
+        model(**inputs, **keep)
     finally:
         del own["forward"]
         own.update(before)

@@ -100,6 +100,7 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
         positions=positions,
         layers=max(each.layers for each in every),
         ahead=max((each.ahead for each in every), key=len),
+        places=next((each.places for each in every if each.places.is_floating_point), every[0].places),
         padded=samples[0].padded,
     )
 
