@@ -1,4 +1,5 @@
-"""More small models that see: those that give their language model more than embeddings, or other positions."""
+"""More small models that see: those that give their language model more than embeddings, or other positions. All their
+experts are chosen, so that rounding decides nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def gemma4() -> Made:
 
 def gemma4_large() -> Made:
     """31B and 26B: images attend to all of themselves in layers with a window alone; experts."""
-    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+    experts = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 2, "moe_intermediate_size": 16}
     keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
     return _gemma4(hidden_size_per_layer_input=0, use_bidirectional_attention="vision", **keys, **experts)
 
@@ -90,7 +91,7 @@ def qwen3_omni() -> Made:
     tower = {**PATCHES, "out_hidden_size": 32, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
     sound = {**SOUND, "n_window": 50, "n_window_infer": 100, "max_source_positions": 20, "output_dim": 32}
     sound |= {"downsample_hidden_size": 8, "conv_chunksize": 4}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+    experts = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
     own = {"text_config": {**THREE, **experts, "model_type": "qwen3_omni_moe_text"}, "vision_config": tower}
     own |= {"audio_config": sound, "image_token_id": IMAGE, "video_token_id": 97, "audio_token_id": 95}
     own |= {"audio_start_token_id": 94, "vision_start_token_id": 96}

@@ -137,6 +137,17 @@ def test_logits_where_images_of_several_sizes_are_seen(name: str, prompts: list[
         compare(model, compiled, inputs, torch.float16, 16)
 
 
+@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.float16), ("t5", torch.bfloat16)], ids=str)
+def test_logits_of_prompts_that_are_embeddings(family: str, dtype: torch.dtype) -> None:
+    model, inputs = on_gpu(family, dtype, (5, 5))
+    embeds = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    prompt = {"inputs_embeds": embeds + torch.randn_like(embeds) / 8, "attention_mask": inputs["attention_mask"]}
+    sizes = {"max_cache_len": 64, "max_batch": 2, "max_prompt_len": 8}
+    compiled = compile_for_generation(model, encoder_example=prompt, cuda_graphs=True, **sizes)
+    compare(model, compiled, prompt, dtype, 24)
+    compare(model, compiled, inputs, dtype, 24)
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(
     ("family", "dtype"), [("llama", torch.float16), ("t5", torch.float16), ("lfm2", torch.bfloat16)], ids=str
