@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation, generation, towers
 from tests.compat import sights
+from tests.compat.families import SMALL
 from tests.compat.test_seeing import SCORED, agree
 
 SIZES = {"max_cache_len": 64, "max_batch": 2, "max_prompt_len": 48, "executor": "reference"}
@@ -135,6 +136,24 @@ def test_text_without_an_example(name: str) -> None:
     compiled = compile_for_generation(model, compile=unbuilt, **SIZES)
     ids, mask = torch.tensor([[0, 0, 5, 7], [4, 6, 8, 9]]), torch.tensor([[0, 0, 1, 1], [1] * 4])
     agree(*(each.generate(input_ids=ids, attention_mask=mask, **SCORED) for each in (compiled, model)))
+
+
+def test_text_of_a_model_whose_layers_attend_to_images() -> None:
+    """Mllama: without an image these layers have no keys, and are left out."""
+    from transformers import MllamaConfig, MllamaForConditionalGeneration
+
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 4, "image_size": 28}
+    tower |= {"intermediate_size": 48, "vision_output_dim": 64, "patch_size": 14, "max_num_tiles": 2}
+    tower |= {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}
+    text = {name: value for name, value in SMALL.items() if name != "head_dim"}
+    text |= {"num_hidden_layers": 3, "cross_attention_layers": [1]}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    torch.manual_seed(0)
+    model = MllamaForConditionalGeneration(MllamaConfig(vision_config=tower, text_config=text)).eval()
+    unbuilt = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
+    compiled = compile_for_generation(model, compile=unbuilt, **SIZES)
+    ids = torch.tensor([[5, 7, 9]])
+    agree(*(each.generate(input_ids=ids, **SCORED) for each in (compiled, model)))
 
 
 def test_drafts_of_layers_that_share_keys() -> None:

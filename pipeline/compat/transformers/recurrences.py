@@ -42,7 +42,11 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         mask: bool [rows, length], which of the call's tokens count: others leave zeros as they are. None: all.
         count: how many convolutions the layer has.
         model: the name of the model.
+
+    ``is_initialized`` says that it has no keys: layers that attend to an image ask (Mllama), and have none without one.
     """
+
+    is_initialized = False
 
     def __init__(
         self,
