@@ -141,8 +141,11 @@ class Captured(Cache):
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
-        """How many positions are filled, a tensor."""
-        return super().get_seq_length(layer_idx) if self.attends else self.start
+        """How many positions are filled, a tensor; 0 of a layer that keeps nothing."""
+        if not self.attends:
+            return self.start
+        layer = self.layers[layer_idx]
+        return 0 if isinstance(layer, States) and not layer.own else super().get_seq_length(layer_idx)
 
     @property
     def is_compileable(self) -> bool:
