@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
@@ -116,10 +116,15 @@ def _others(model: torch.nn.Module) -> list[object]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is an object with attributes that is none of Python's own, of torch's, or a module."""
+    """Whether a value is an object with attributes that is none of Python's own, of torch's, or a module. It may be a
+    proxy, which answers for another object, or fails."""
     kind = type(value)
-    theirs = isinstance(value, nn.Module | torch.Tensor | type | ModuleType | Logger | FunctionType | MethodType)
-    return not theirs and isinstance(getattr(value, "__dict__", None), dict) and not _is_torchs(kind)
+    theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
+    if issubclass(kind, theirs) or _is_torchs(kind):
+        return False
+    with suppress(Exception):
+        return type(vars(value)) is dict
+    return False
 
 
 def _is_torchs(kind: type) -> bool:

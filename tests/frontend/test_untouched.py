@@ -132,6 +132,21 @@ def test_objects_of_a_captured_model_hold_nothing_fake(way: str, called: bool) -
     CAPTURES[way](model, x)
 
 
+class Proxy:
+    """Stands for an object that is not there."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("there is none here")
+
+
+def test_a_proxy_of_nothing_is_no_matter() -> None:
+    model, x = Around().eval(), torch.randn(3, 4)
+    model.proxy = Proxy()
+    pipeline.capture(model, (x,))
+    assert model.rows["of"][0].table is None
+
+
 def held(model: nn.Module) -> list[Any]:
     """What its modules have, and what is in it."""
     spaces = [vars(module) for module in model.modules()]
