@@ -213,11 +213,18 @@ def relaxed(shapes: object) -> Iterator[object]:
 def roomier(shapes: object) -> Iterator[object]:
     """The same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it asks
     whether it is 1, though the graph is right for both."""
-    if any(isinstance(d, Dim) and d.max == 2 for d in tree_flatten(shapes)[0]):
+    if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 
 
+def _is_hint(entry: object) -> bool:
+    """Whether an entry is `Dim.DYNAMIC`, which torch refuses where it makes a constant of the dim."""
+    return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
+
+
 def _opened(entry: object, derived: bool, room: int = 0) -> object:
+    if _is_hint(entry):
+        return Dim.DYNAMIC(min=entry.min, max=entry.max + room) if entry.max == 2 else entry  # type: ignore[attr-defined]
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
         return entry
     low, high = _ends(entry)

@@ -125,7 +125,7 @@ def _export(
     is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
     called: list[tuple[Spec, Way]] = [(shapes, "called"), (shapes, "comparing")] if is_its_own else []
     roomier: list[tuple[Spec, Way]] = [(other, way) for other in ranges.roomier(shapes)]
-    tries = (*roomier, *dynamo, *others) if fixed else (*called, *others, *dynamo)
+    tries = (*roomier, *dynamo, *others) if fixed else (*roomier, *called, *others, *dynamo)
     for other, another in (*tries, *([(shapes, "autograd")] if way == "python" else ())):
         with suppress(Exception):
             exported = _exported(model, args, kwargs, other, device, another)

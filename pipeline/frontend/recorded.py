@@ -188,4 +188,4 @@ def _is_alike(own: Leaf, other: Leaf) -> bool:
 def _range(sizes: Sequence[int]) -> Argument:
     """A dim over these sizes; None if all are the same."""
     low, high = min(sizes), max(sizes)
-    return None if low == high else Dim.DYNAMIC(min=low, max=max(high, 3))  # torch takes 1 to 2 for 2
+    return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -73,6 +73,27 @@ def test_sizes_that_differed_vary() -> None:
         compiled(x(5, 5), torch.tensor(7), mask=x(5, 5)[..., 0], added={"rows": x(5)}, times=1)
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_one_image_and_two(first: int) -> None:
+    """Of Segment Anything's encoder: torch makes a constant of the batch, where it asks whether it is 1."""
+    from transformers import SamVisionConfig, SamVisionModel
+
+    sizes = {"hidden_size": 32, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 48}
+    sizes |= {"image_size": 32, "patch_size": 4, "window_size": 3, "global_attn_indexes": [1], "num_pos_feats": 4}
+    model = SamVisionModel(SamVisionConfig(**sizes)).eval()
+    with torch.no_grad(), pipeline.recorded(model) as calls:
+        for count in (first, 3 - first):
+            model(torch.randn(count, 3, 32, 32))
+    program = pipeline.capture(model, **calls.inputs)
+    assert f"1..{first}..2" in str(program.shapes)
+    compiled = pipeline.default().replace("build", pipeline.stages.unbuilt)(program).module("reference")
+    for count in (1, 2):
+        given = torch.randn(count, 3, 32, 32)
+        with torch.no_grad():
+            expected = model(given).last_hidden_state
+        torch.testing.assert_close(compiled(given).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_what_did_not_differ_is_fixed() -> None:
     part, calls = recorded(lambda part: part(x(2, 5), torch.tensor(3), scale=0.5))
     assert calls.inputs["dynamic_shapes"] == {"x": None, "step": None, "scale": None}
