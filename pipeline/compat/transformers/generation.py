@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -165,12 +166,13 @@ def compile_for_generation(
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, TowerSizes]]:
-    """The programs of a model's towers, for the calls of its examples, and the calls that each is for. Engines of
-    several read weights where they lie, as a decoder's do."""
-    several = len(kinds_of(calls)) > 1
+    """The programs of a model's towers, for the calls of its examples, and the calls that each is for. Where a tower
+    has several, their engines read weights where they lie, as a decoder's do."""
+    counts = Counter(kind.path for kind in kinds_of(calls))
+    several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
 
     def made(tower: torch.nn.Module, inputs: Dims) -> Compiled:
-        stages = _cut(step, layers_of(tower, tower)) if several else compile
+        stages = _cut(step, layers_of(tower, tower)) if tower in several else compile
         found = stages(capture(tower, **inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
