@@ -89,7 +89,8 @@ def qwen2_vl() -> Made:
 
 
 def qwen2_5_vl() -> Made:
-    return _qwen("Qwen2_5_VLForConditionalGeneration", {**PATCHES, "out_hidden_size": 32})
+    windows = {"window_size": 16, "fullatt_block_indexes": [1]}
+    return _qwen("Qwen2_5_VLForConditionalGeneration", {**PATCHES, "out_hidden_size": 32, **windows})
 
 
 def qwen3_vl() -> Made:
@@ -129,12 +130,13 @@ def tiles(rows: int, columns: int) -> dict[str, torch.Tensor]:
     return prompt(4 + 4 * count + 2 * rows, pixel_values=pixels(1, count + 1, 3, 28, 28), image_sizes=size)
 
 
-def patches(rows: int, columns: int) -> dict[str, torch.Tensor]:
-    """A prompt of `qwen2_5_vl` with an image of so many patches."""
-    count = rows * columns
-    grid = torch.tensor([[1, rows, columns]])
-    given = prompt(count // 4, (5, 96), pixel_values=pixels(count, 96), image_grid_thw=grid)
-    return {**given, "mm_token_type_ids": (given["input_ids"] == IMAGE).long()}
+def patches(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """A prompt of a model of Qwen's kind with images of so many patches."""
+    counts = [rows * columns for rows, columns in sizes]
+    ids = torch.tensor([[5, *(token for count in counts for token in (96, *[IMAGE] * (count // 4))), 7, 9]])
+    given = {"pixel_values": pixels(sum(counts), 96), "image_grid_thw": torch.tensor([(1, *size) for size in sizes])}
+    kinds = {"mm_token_type_ids": (ids == IMAGE).long()}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **given, **kinds}
 
 
 SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {

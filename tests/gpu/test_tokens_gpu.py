@@ -144,7 +144,7 @@ def test_logits_where_images_are_seen(name: str, dtype: torch.dtype) -> None:
     [
         ("llava", [sights.images(1), sights.images(3), sights.images(2)]),
         ("llava_next", [sights.tiles(2, 2), sights.tiles(1, 2), sights.tiles(2, 1)]),
-        ("qwen2_5_vl", [sights.patches(4, 4), sights.patches(2, 4), sights.patches(4, 4)]),
+        ("qwen2_5_vl", [sights.patches((4, 4)), sights.patches((2, 4)), sights.patches((4, 4))]),
     ],
     ids=["llava", "llava_next", "qwen2_5_vl"],
 )

@@ -33,7 +33,7 @@ from pipeline.compat.transformers.seeing import (
     that_are_seen,
     tokens_of,
 )
-from pipeline.compat.transformers.towers import TowerSizes, put
+from pipeline.compat.transformers.towers import Kind, put
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -57,7 +57,7 @@ def shell(
     model: Pretrained,
     sight: Sight | None,
     embedded: Embedded | None,
-    towers: Mapping[str, TowerSizes],
+    towers: Mapping[str, Kind],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
     """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the

@@ -17,6 +17,7 @@ from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.limits import Limits
+from pipeline.compat.transformers.packed import frames_of
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
     Decoder,
@@ -29,7 +30,7 @@ from pipeline.compat.transformers.programs import (
 from pipeline.compat.transformers.reaching import embeds_apart
 from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compat.transformers.seeing import Sample, Sight, check, positions_of, sample_of, sight_of
-from pipeline.compat.transformers.towers import TowerCall, TowerSizes, kinds_of, tower_programs
+from pipeline.compat.transformers.towers import Kind, TowerCall, kinds_of, tower_programs
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
@@ -165,19 +166,23 @@ def compile_for_generation(
 
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
-) -> tuple[dict[str, Compiled], dict[str, TowerSizes]]:
+) -> tuple[dict[str, Compiled], dict[str, Kind]]:
     """The programs of a model's towers, for the calls of its examples, and the calls that each is for. Where a tower
     has several, their engines read weights where they lie, as a decoder's do."""
-    counts = Counter(kind.path for kind in kinds_of(calls))
+    kinds: list[Kind] = [*kinds_of(calls)]
+    for path in dict.fromkeys(call.path for call in calls):
+        frames = frames_of(model.get_submodule(path), [call for call in calls if call.path == path])
+        kinds += [] if frames is None else [frames]
+    counts = Counter(kind.path for kind in kinds)
     several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
 
-    def made(tower: torch.nn.Module, inputs: Dims) -> Compiled:
-        stages = _cut(step, layers_of(tower, tower)) if tower in several else compile
-        found = stages(capture(tower, **inputs, settings=compile.settings))
+    def made(tower: torch.nn.Module, whole: torch.nn.Module, inputs: Dims) -> Compiled:
+        stages = _cut(step, layers_of(whole, tower)) if tower in several else compile
+        found = stages(capture(whole, **inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
 
-    rows = tower_programs(model, calls, made, compile.settings.require_full_compilation)
+    rows = tower_programs(model, kinds, made, compile.settings.require_full_compilation)
     return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -29,8 +29,8 @@ MOST_TOLD: Final = 8
 
 Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
 """A module, and what it was called with."""
-Compile: TypeAlias = Callable[[torch.nn.Module, dict[str, Argument]], Compiled]
-"""How a module becomes a program for ``args``, ``kwargs`` and ``dynamic_shapes``."""
+Compile: TypeAlias = Callable[[torch.nn.Module, torch.nn.Module, dict[str, Argument]], Compiled]
+"""How a module, most of which is a tower, becomes a program for ``args``, ``kwargs`` and ``dynamic_shapes``."""
 
 
 @frozen
@@ -50,7 +50,7 @@ class TowerCall:
     def is_like(self, other: TowerCall) -> bool:
         """Whether another call differs in what floats are alone, and in their sizes."""
         (own, nested), (leaves, spec) = self.flat, other.flat
-        return (self.path, nested) == (other.path, spec) and all(map(_alike, own, leaves))
+        return (self.path, nested) == (other.path, spec) and all(map(alike, own, leaves))
 
     def __str__(self) -> str:
         return ", ".join(_shown(each) for each in self.flat[0] if isinstance(each, torch.Tensor))
@@ -60,6 +60,26 @@ def _shown(x: torch.Tensor) -> str:
     """What programs are for: the sizes of floats, and numbers, where they are few."""
     few = not x.is_floating_point() and x.numel() <= 12
     return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+class Kind(Protocol):
+    """Calls of a tower that a program is for."""
+
+    @property
+    def path(self) -> str:
+        """That of the tower."""
+
+    def takes(self, call: TowerCall) -> bool:
+        """Whether the program may be for a call."""
+
+    def module(self, tower: torch.nn.Module) -> torch.nn.Module:
+        """What becomes the program."""
+
+    def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
+        """``args``, ``kwargs`` and ``dynamic_shapes`` of the program."""
+
+    def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
+        """What takes a call of the tower by the program."""
 
 
 @frozen
@@ -81,6 +101,14 @@ class TowerSizes:
         """That of the tower."""
         return self.calls[0].path
 
+    def module(self, tower: torch.nn.Module) -> torch.nn.Module:
+        """The tower."""
+        return tower
+
+    def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
+        """The program itself."""
+        return program
+
     def takes(self, call: TowerCall) -> bool:
         """Whether the program may be for a call: it is like those, and its sizes are between theirs."""
         if not self.calls[0].is_like(call):
@@ -96,7 +124,7 @@ def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
     return x if x.is_floating_point() else Constant(x)
 
 
-def _alike(own: Argument, other: Argument) -> bool:
+def alike(own: Argument, other: Argument) -> bool:
     """Whether two values are the same, but for numbers and sizes of floats."""
     if not isinstance(own, torch.Tensor):
         return bool(type(own) is type(other) and own == other)
@@ -167,22 +195,25 @@ def _size(module: torch.nn.Module) -> int:
 
 
 def tower_programs(
-    model: Pretrained, calls: Sequence[TowerCall], compile: Compile, whole: bool
-) -> dict[str, tuple[TowerSizes, Compiled]]:
+    model: Pretrained, kinds: Sequence[Kind], compile: Compile, whole: bool
+) -> dict[str, tuple[Kind, Compiled]]:
     """The programs of a model's towers, by name. What cannot be captured is said, and is an error if the ``whole``
     model is to be compiled."""
-    found: list[tuple[TowerSizes, Compiled]] = []
-    for kind in kinds_of(calls):
+    found: list[tuple[Kind, Compiled]] = []
+    for kind in kinds:
         found += _programs(model, kind, compile, whole)
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
 
-def _programs(model: Pretrained, kind: TowerSizes, compile: Compile, whole: bool) -> list[tuple[TowerSizes, Compiled]]:
+def _programs(model: Pretrained, kind: Kind, compile: Compile, whole: bool) -> list[tuple[Kind, Compiled]]:
     """A program for all sizes, or if none can be for all, one for each."""
     tower = model.get_submodule(kind.path)
     try:
-        return [(kind, compile(tower, kind.inputs(tower)))]
+        return [(kind, compile(tower, kind.module(tower), kind.inputs(tower)))]
     except CaptureError as error:
+        if not isinstance(kind, TowerSizes):
+            log.info("%s has no program for other sizes than those of examples: %s", kind.path, error)
+            return []
         if len(kind.calls) > 1:
             return [made for call in kind.calls for made in _programs(model, TowerSizes((call,)), compile, whole)]
         if whole:
@@ -194,10 +225,11 @@ def _programs(model: Pretrained, kind: TowerSizes, compile: Compile, whole: bool
 class Tower(torch.nn.Module):
     """A tower whose programs run the calls that they are for."""
 
-    def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[TowerSizes, CompiledModule]]) -> None:
+    def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
         super().__init__()
         self.real = real
-        self.__dict__.update(path=path, programs=tuple(programs), told=set())
+        runners = tuple((kind, kind.runner(real, program)) for kind, program in programs)
+        self.__dict__.update(path=path, programs=runners, told=set())
 
     def __getattr__(self, name: str) -> Argument:
         if name == "real":
@@ -207,8 +239,8 @@ class Tower(torch.nn.Module):
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
         """As the module's."""
         call = TowerCall(self.__dict__["path"], args, kwargs)
-        for sizes, run in self.__dict__["programs"]:
-            if sizes.takes(call):
+        for kind, run in self.__dict__["programs"]:
+            if kind.takes(call):
                 with suppress(ShapeError):  # sizes between those of examples, and no multiple of a patch, say
                     return run(*args, **kwargs)
         self._say(str(call))
@@ -219,7 +251,7 @@ class Tower(torch.nn.Module):
         told = self.__dict__["told"]
         if call not in told and len(told) < MOST_TOLD:
             told.add(call)
-            known = "; ".join(str(sizes) for sizes, _ in self.__dict__["programs"])
+            known = "; ".join(str(kind) for kind, _ in self.__dict__["programs"])
             log.warning(
                 "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
                 "encoder_example",
@@ -229,9 +261,9 @@ class Tower(torch.nn.Module):
             )
 
 
-def put(shell: Pretrained, programs: Sequence[tuple[TowerSizes, CompiledModule]]) -> None:
+def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
     """Let a model's shell run its towers' programs."""
-    for path in dict.fromkeys(sizes.path for sizes, _ in programs):
+    for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
         parent = shell.get_submodule(within)
         own = [each for each in programs if each[0].path == path]

@@ -1,0 +1,197 @@
+"""Towers that take patches of images one behind the other: one program for images of every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import pipeline
+from benchmarks import zoo
+
+pytest.importorskip("transformers")
+
+from pipeline.compat.transformers import packed, towers
+from pipeline.compat.transformers.towers import TowerCall
+from tests.compat import sights
+from tests.compat.test_towers import Given, compiled_for, ran
+
+pytestmark = pytest.mark.skipif(packed.precompute is None, reason="transformers answers nothing of a grid before")
+
+
+def tower_and_call(name: str) -> tuple[torch.nn.Module, TowerCall]:
+    """The tower of a model that sees, and what it is called with for a picture of 4 by 4 patches."""
+    model, given = sights.model(name)
+    call = TowerCall("model.visual", (given["pixel_values"],), {"grid_thw": given["image_grid_thw"]})
+    return model.model.visual, call
+
+
+def seen_by(name: str, *sizes: tuple[int, int]) -> Given:
+    """A prompt of a model with images of so many patches; only models of Qwen's take kinds of tokens."""
+    given = sights.patches(*sizes)
+    return {key: x for key, x in given.items() if "vl" in name or key != "mm_token_type_ids"}
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5"])
+def test_images_of_every_size_are_one_program(name: str) -> None:
+    model, _ = sights.model(name)
+    compiled = compiled_for(model, seen_by(name, (8, 4)), require_full_compilation=True)
+    assert set(compiled.compiled) == {"decoder", "tower", "tower_1"}
+    assert not compiled.compiled["tower_1"].coverage.fallback
+    calls = [seen_by(name, *sizes) for sizes in ([(8, 4)], [(4, 8)], [(2, 2)], [(6, 4)], [(2, 4), (4, 2), (4, 4)])]
+    assert ran(model, compiled, calls) == [{"tower": 1}, *[{"tower_1": 1}] * 3, {"tower_1": 3}]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm_ocr"])
+def test_towers_agree_for_other_grids(name: str) -> None:
+    table = (each for each in zoo.architectures("chat") if each.name == f"{name}_tower")
+    case = next(table).case(torch.float32)
+    tower = case.model.eval()
+    call = TowerCall("t", (), {key: getattr(x, "value", x) for key, x in case.kwargs.items()})
+    found = packed.frames_of(tower, [call])
+    assert found is not None
+    stages = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
+    program = stages(pipeline.capture(found.module(tower), **found.inputs(tower)))
+    run = found.runner(tower, program.module("reference"))
+    for grids in [[1, 2, 2]], [[1, 4, 6], [1, 8, 4]]:
+        grid = torch.tensor(grids)
+        patches = torch.randn(int(grid.prod(-1).sum()), found.example.patches.shape[1])
+        assert found.takes(TowerCall("t", (), {"hidden_states": patches, "grid_thw": grid}))
+        with torch.no_grad():
+            every = zip(*(tree_leaves(each(patches, grid_thw=grid)) for each in (run, tower)), strict=True)
+        for ours, theirs in every:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_larger_image_runs_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = sights.model("qwen2_vl")
+    compiled = compiled_for(model, sights.patches((4, 4)))
+    assert ran(model, compiled, [sights.patches((2, 4)), sights.patches((4, 6))]) == [{"tower_1": 1}, {}]
+    (said,) = (each.getMessage() for each in caplog.records if each.name == towers.__name__)
+    assert "[[1, 4, 6]]: it is compiled for float32[16, 96], [[1, 4, 4]]; frames of up to 16 patches" in said
+
+
+def test_a_video_is_its_frames() -> None:
+    model, _ = sights.model("qwen2_vl")
+    compiled = compiled_for(model, sights.patches((4, 4)))
+    given = sights.patches((4, 4))
+    ids = given["input_ids"].masked_fill(given["input_ids"] == 98, 97)
+    grid, pixels = torch.tensor([[2, 2, 4]]), given.pop("pixel_values")
+    del given["image_grid_thw"]
+    kinds = given["mm_token_type_ids"] * 2
+    given |= {"input_ids": ids, "pixel_values_videos": pixels, "video_grid_thw": grid, "mm_token_type_ids": kinds}
+    assert ran(model, compiled, [given]) == [{"tower_1": 2}]
+
+
+def test_engines_of_every_size_read_the_weights_of_those_of_one() -> None:
+    model, _ = sights.model("qwen2_5_vl")
+    compiled = compiled_for(model, sights.patches((4, 4)), build=True, require_full_compilation=True)
+    assert ran(model, compiled, [sights.patches((2, 4))]) == [{"tower_1": 1}]
+    read = {port.name for each in compiled.compiled["tower_1"].partitioned.segments for port in each.inputs}
+    assert any(name.endswith("blocks_1_attn_qkv_weight") for name in read)
+
+
+def test_windows() -> None:
+    """Of 3, 1 and 2 patches, of at most 4."""
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    ends = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
+    windows = packed.Windows.of(ends, 4)
+    assert windows.real.sum(1).tolist() == [3, 1, 2]
+    found, _ = packed.of_patches(torch.nn.Module(), q, k, v, scaling=0.5, cu_seq_lens_q=windows)
+    parts = zip(*(x.split([3, 1, 2], dim=2) for x in (q, k, v)), strict=True)
+    each = [torch.nn.functional.scaled_dot_product_attention(*part, scale=0.5) for part in parts]
+    torch.testing.assert_close(found, torch.cat(each, 2).transpose(1, 2))
+
+
+def test_segments_beside_a_frame_are_refused() -> None:
+    x = torch.randn(1, 2, 6, 8)
+    with pytest.raises(ValueError, match="other than those of their frame"):
+        packed.of_patches(torch.nn.Module(), x, x, x, cu_seq_lens_q=torch.tensor([0, 2, 6]))
+
+
+def _sees_all(x: torch.Tensor) -> torch.Tensor:
+    return x + x.mean(0)
+
+
+def _counts(x: torch.Tensor) -> torch.Tensor:
+    return x * len(x)
+
+
+@pytest.mark.parametrize("odd", [_sees_all, _counts])
+def test_a_tower_whose_frames_are_not_apart_has_none(odd: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """What it gives for several images is not what it gives for each."""
+    tower, call = tower_and_call("qwen2_vl")
+    assert packed.frames_of(tower, [call]) is not None
+    tower.merger.register_forward_hook(lambda module, args, out: odd(out))
+    assert packed.frames_of(tower, [call]) is None
+
+
+def test_a_tower_that_reads_its_grid_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    """In Python: no program can be for every grid, and that of the example is there."""
+    model, _ = sights.model("qwen2_vl")
+    tower = model.model.visual
+    own = type(tower).forward
+
+    def forward(self: torch.nn.Module, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **kwargs: Any) -> Any:
+        return own(self, hidden_states * max(1, grid_thw.tolist()[0][0]), grid_thw, **kwargs)
+
+    tower.forward = forward.__get__(tower)
+    compiled = compiled_for(model, sights.patches((4, 4)), require_full_compilation=True)
+    assert set(compiled.compiled) == {"decoder", "tower"}
+
+
+def test_a_tower_is_as_before() -> None:
+    tower, call = tower_and_call("qwen2_5_vl")
+    configs = [each.config for each in tower.modules() if hasattr(each, "config")]
+    before = [each._attn_implementation for each in configs]
+    found = packed.frames_of(tower, [call])
+    assert found is not None
+    pipeline.capture(found.module(tower), **found.inputs(tower))
+    assert [each._attn_implementation for each in configs] == before and packed.NAME not in before
+
+
+def test_answers_are_kept() -> None:
+    tower, call = tower_and_call("qwen2_5_vl")
+    found = packed.frames_of(tower, [call])
+    assert found is not None
+    with asked() as grids, torch.no_grad():
+        run = found.runner(tower, found.module(tower))
+        for _ in range(2):
+            run(*call.args, **call.kwargs)
+    assert grids == [[[1, 4, 4]]]
+
+
+@contextmanager
+def asked() -> Iterator[list[Any]]:
+    """While entered, the grids of which something is asked are noted."""
+    found: list[Any] = []
+    real = packed.precompute
+    assert real is not None
+
+    def noted(tower: torch.nn.Module, given: dict[str, Any]) -> None:
+        found.append(given["grid_thw"].tolist())
+        real(tower, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "precompute", noted)
+        yield found
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        TowerCall("t", (torch.randn(4, 8),), {}),
+        TowerCall("t", (torch.randn(4, 8), torch.tensor([[1, 2, 4]])), {}),
+        TowerCall("t", (torch.randn(4, 8), torch.tensor([[2, 2]])), {}),
+        TowerCall("t", (torch.randn(1, 4, 8), torch.tensor([[1, 2, 2]])), {}),
+        TowerCall("t", (torch.randn(4, 8), torch.tensor([[1, 2, 2]]), torch.ones(4)), {}),
+    ],
+    ids=["no grid", "other grid", "sizes", "rows", "mask"],
+)
+def test_other_calls_are_no_pictures(call: TowerCall) -> None:
+    assert packed.Pictures.of(call) is None
+    assert packed.frames_of(torch.nn.Module(), [call]) is None
