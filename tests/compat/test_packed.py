@@ -15,7 +15,7 @@ from benchmarks import zoo
 
 pytest.importorskip("transformers")
 
-from pipeline.compat.transformers import packed, towers
+from pipeline.compat.transformers import crops, packed, towers
 from pipeline.compat.transformers.towers import TowerCall
 from tests.compat import sights
 from tests.compat.test_towers import Given, compiled_for, ran
@@ -59,7 +59,7 @@ def test_towers_agree_for_other_grids(name: str) -> None:
     run = found.runner(tower, program.module("reference"))
     for grids in [[1, 2, 2]], [[1, 4, 6], [1, 8, 4]]:
         grid = torch.tensor(grids)
-        patches = torch.randn(int(grid.prod(-1).sum()), found.example.patches.shape[1])
+        patches = torch.randn(int(grid.prod(-1).sum()), found.example.floats.shape[1])
         assert found.takes(TowerCall("t", (), {"hidden_states": patches, "grid_thw": grid}))
         with torch.no_grad():
             every = zip(*(tree_leaves(each(patches, grid_thw=grid)) for each in (run, tower)), strict=True)
@@ -193,5 +193,55 @@ def asked() -> Iterator[list[Any]]:
     ids=["no grid", "other grid", "sizes", "rows", "mask"],
 )
 def test_other_calls_are_no_pictures(call: TowerCall) -> None:
-    assert packed.Pictures.of(call) is None
     assert packed.frames_of(torch.nn.Module(), [call]) is None
+    assert crops.images_of(torch.nn.Module(), [call]) is None
+
+
+def _of_sizes(*sizes: tuple[int, int]) -> Given:
+    """A prompt of `mistral3` with images of such sizes."""
+    images = torch.zeros(len(sizes), 3, *map(max, zip(*sizes, strict=True)))
+    for image, (rows, columns) in zip(images, sizes, strict=True):
+        image[:, :rows, :columns] = sights.pixels(3, rows, columns)
+    count = sum(rows // 14 * (columns // 14) for rows, columns in sizes)
+    return sights.prompt(count, pixel_values=images, image_sizes=torch.tensor(sizes))
+
+
+def test_images_in_one_tensor_are_one_program() -> None:
+    model, _ = sights.model("mistral3")
+    compiled = compiled_for(model, _of_sizes((42, 28)), require_full_compilation=True)
+    name = max(compiled.compiled)  # the last of tower, tower_1 …
+    sizes = [(28, 42)], [(42, 14)], [(42, 42)], [(28, 14), (14, 42), (42, 28)]
+    found = ran(model, compiled, [_of_sizes(*each) for each in sizes])
+    assert [each.get(name) for each in found] == [1, 1, 1, 3]
+    assert not compiled.compiled[name].coverage.fallback
+
+
+def test_images_that_are_apart_have_no_mask() -> None:
+    model, given = sights.model("mistral3")
+    call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
+    found = crops.images_of(model.model.vision_tower, [call])
+    assert found is not None and (found.side, found.patch) == (28, 7)
+    program = pipeline.capture(found.module(model.model.vision_tower), **found.inputs(model.model.vision_tower))
+    compiled = pipeline.default().replace("build", pipeline.stages.unbuilt)(program)
+    targets = {str(each.target) for each in compiled.coverage.converted}
+    assert "aten.scaled_dot_product_attention.default" in targets
+    assert not {"aten.full.default", "aten.slice_scatter.default"} & targets
+
+
+def test_other_sizes_than_multiples_run_as_they_are() -> None:
+    model, given = sights.model("mistral3")
+    call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
+    found = crops.images_of(model.model.vision_tower, [call])
+    assert found is not None
+    for sizes, takes in ([[28, 21]], True), ([[28, 20]], False), ([[28, 0]], False):
+        other = TowerCall("t", call.args, {"image_sizes": torch.tensor(sizes)})
+        assert found.takes(other) == takes
+
+
+@pytest.mark.parametrize("odd", [_sees_all, _counts])
+def test_a_tower_whose_images_are_not_apart_has_none(odd: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, given = sights.model("mistral3")
+    call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
+    tower = model.model.vision_tower
+    tower.ln_pre.register_forward_hook(lambda module, args, out: odd(out[0])[None])
+    assert crops.images_of(tower, [call]) is None

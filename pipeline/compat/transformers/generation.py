@@ -15,6 +15,7 @@ import pipeline.defaults
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
+from pipeline.compat.transformers.crops import images_of
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.packed import frames_of
@@ -137,7 +138,8 @@ def compile_for_generation(
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the most tokens that an encoder of tokens takes; ``max_cache_len`` if None.
         encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
-            none. Of a decoder that sees: what its processor gives for a prompt, or a list of such, for all between.
+            none. Of a decoder that sees: what its processor gives for a prompt, or a list of such, for all between; of
+            towers that take images of every size, one with the largest is enough.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
@@ -171,8 +173,8 @@ def _towers(
     has several, their engines read weights where they lie, as a decoder's do."""
     kinds: list[Kind] = [*kinds_of(calls)]
     for path in dict.fromkeys(call.path for call in calls):
-        frames = frames_of(model.get_submodule(path), [call for call in calls if call.path == path])
-        kinds += [] if frames is None else [frames]
+        tower, own = model.get_submodule(path), [call for call in calls if call.path == path]
+        kinds += [each for each in (frames_of(tower, own), images_of(tower, own)) if each is not None]
     counts = Counter(kind.path for kind in kinds)
     several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
 

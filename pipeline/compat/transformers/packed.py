@@ -18,9 +18,9 @@ from attrs import evolve, frozen
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Argument
 from pipeline.compat.transformers.attention import attention
-from pipeline.compat.transformers.towers import TowerCall, alike
+from pipeline.compat.transformers.towers import Kind, LaidOut, TowerCall
 
 precompute: Callable[[torch.nn.Module, dict[str, Argument]], None] | None
 try:
@@ -93,14 +93,14 @@ def of_patches(
 
 
 @contextmanager
-def _attending(tower: torch.nn.Module) -> Iterator[None]:
-    """While entered, a tower's layers attend by `of_patches`."""
-    ALL_ATTENTION_FUNCTIONS.register(NAME, of_patches)
+def attending(tower: torch.nn.Module, name: str, by: Callable[..., object]) -> Iterator[None]:
+    """While entered, a tower's layers attend by a function, which transformers knows by this name."""
+    ALL_ATTENTION_FUNCTIONS.register(name, by)
     parts: list[Argument] = [getattr(each, "config", None) for each in tower.modules()]
     configs = {id(each): each for each in parts if hasattr(each, "_attn_implementation_internal")}
     before = {key: config._attn_implementation_internal for key, config in configs.items()}
     for config in configs.values():
-        config._attn_implementation_internal = NAME
+        config._attn_implementation_internal = name
     try:
         yield
     finally:
@@ -108,52 +108,13 @@ def _attending(tower: torch.nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = before[key]
 
 
-@frozen
-class Pictures:
-    """What a tower is called with: ``patches`` [patches, width], and ``grids`` [images, 3], as lists; at two places
-    among ``leaves`` that are otherwise no tensors."""
-
-    leaves: tuple[Argument, ...]
-    nested: Spec
-    places: tuple[int, int]
-    grids: tuple[Grid, ...]
-
-    @classmethod
-    def of(cls, call: TowerCall) -> Pictures | None:
-        """Those of a call; None if it has others."""
-        leaves, nested = call.flat
-        tensors = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-        floats = [i for i in tensors if leaves[i].is_floating_point()]
-        if len(tensors) != 2 or len(floats) != 1 or leaves[floats[0]].dim() != 2:
-            return None
-        (at,) = floats
-        grid = next(i for i in tensors if i != at)
-        if leaves[grid].dim() != 2 or leaves[grid].shape[1] != 3:
-            return None
-        grids = tuple((t, h, w) for t, h, w in leaves[grid].tolist())
-        fits = sum(map(math.prod, grids)) == len(leaves[at])
-        return cls(tuple(leaves), nested, (at, grid), grids) if fits else None
-
-    @property
-    def patches(self) -> torch.Tensor:
-        """[patches, width]."""
-        found: torch.Tensor = self.leaves[self.places[0]]
-        return found
-
-    def replaced(self, patches: torch.Tensor, grids: torch.Tensor) -> tuple[Argument, Argument]:
-        """``args`` and ``kwargs`` of a call with others."""
-        leaves = list(self.leaves)
-        leaves[self.places[0]], leaves[self.places[1]] = patches, grids.to(leaves[self.places[1]].dtype)
-        args, kwargs = tree_unflatten(leaves, self.nested)
-        return args, kwargs
-
-    def is_like(self, other: Pictures) -> bool:
-        """Whether another call differs in patches and grids alone."""
-        x, y = self.patches, other.patches
-        if (self.nested, self.places, x.dtype, x.shape[1]) != (other.nested, other.places, y.dtype, y.shape[1]):
-            return False
-        pairs = zip(self.leaves, other.leaves, strict=True)
-        return all(alike(own, leaf) for i, (own, leaf) in enumerate(pairs) if i not in self.places)
+def grids_of(given: LaidOut) -> list[Grid]:
+    """Those of the images whose patches [patches, width] a tower is called with; none if it is called otherwise."""
+    x, numbers = given.floats, given.numbers
+    if x.dim() != 2 or numbers.dim() != 2 or numbers.shape[1] != 3:
+        return []
+    grids = [(t, h, w) for t, h, w in numbers.tolist()]
+    return grids if sum(map(math.prod, grids)) == len(x) else []
 
 
 class OneFrame(torch.nn.Module):
@@ -162,7 +123,7 @@ class OneFrame(torch.nn.Module):
     ``example`` is what the tower is called with; other values are the same in each call.
     """
 
-    def __init__(self, tower: torch.nn.Module, example: Pictures) -> None:
+    def __init__(self, tower: torch.nn.Module, example: LaidOut) -> None:
         super().__init__()
         self.tower, self.example = tower, example
 
@@ -171,8 +132,8 @@ class OneFrame(torch.nn.Module):
         given: dict[str, Argument] = {name: x for name, x in answers.items() if name not in (GRID, *WINDOWS)}
         if WINDOWS[0] in answers:
             given |= {"cu_window_seqlens": Windows(*(answers[n] for n in WINDOWS)), "max_window_seqlen": 1}
-        args, kwargs = self.example.replaced(patches, answers[GRID])
-        with _attending(self.tower):
+        args, kwargs = self.example.replaced(patches, answers[GRID].to(self.example.numbers.dtype))
+        with attending(self.tower, NAME, of_patches):
             return self.tower(*args, **kwargs, **given, max_seqlen=1)
 
 
@@ -190,7 +151,7 @@ class Frames:
     """
 
     path: str
-    example: Pictures
+    example: LaidOut
     largest: Grid
     unit: int
     window: int
@@ -198,13 +159,15 @@ class Frames:
 
     def takes(self, call: TowerCall) -> bool:
         """Whether a call is like the example, with frames of at most as many patches."""
-        given = Pictures.of(call) if call.path == self.path else None
-        most = math.prod(self.largest)
-        return given is not None and given.is_like(self.example) and max(map(math.prod, self.parts(given))) <= most
+        given = LaidOut.of(call) if call.path == self.path else None
+        if given is None or not given.is_like(self.example):
+            return False
+        counts = list(map(math.prod, self.parts(grids_of(given))))
+        return bool(counts) and max(counts) <= math.prod(self.largest)
 
-    def parts(self, given: Pictures) -> list[Grid]:
-        """The parts of a call that attend to themselves alone."""
-        return [part for t, h, w in given.grids for part in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
+    def parts(self, grids: Sequence[Grid]) -> list[Grid]:
+        """The parts of images that attend to themselves alone."""
+        return [part for t, h, w in grids for part in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
 
     def answers(self, tower: torch.nn.Module, frame: Grid, device: torch.device) -> Answers:
         """What a tower asks of a frame, by the names of its program's inputs.
@@ -223,7 +186,7 @@ class Frames:
 
     def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
         """``args`` and ``dynamic_shapes`` of a program."""
-        count, x = math.prod(self.largest), self.example.patches
+        count, x = math.prod(self.largest), self.example.floats
         patches, answers = x.new_zeros(count, x.shape[1]), self.answers(tower, self.largest, x.device)
         units = torch.export.Dim("units", min=1, max=count // self.unit)
         sizes = {count: units if self.unit == 1 else self.unit * units, count // self.unit: units}
@@ -248,11 +211,11 @@ class Frames:
             return known[frame, device]
 
         def run(*args: Argument, **kwargs: Argument) -> Argument:
-            given = Pictures.of(TowerCall(self.path, args, kwargs))
+            given = LaidOut.of(TowerCall(self.path, args, kwargs))
             assert given is not None
-            x, parts = given.patches, self.parts(given)
+            x, parts = given.floats, self.parts(grids_of(given))
             each = zip(x.split([math.prod(part) for part in parts]), parts, strict=True)
-            return _joined([program(patches, answers(part, x.device)) for patches, part in each])
+            return joined([program(patches, answers(part, x.device)) for patches, part in each])
 
         return run
 
@@ -260,12 +223,13 @@ class Frames:
         return f"frames of up to {math.prod(self.largest)} patches"
 
 
-def _joined(outs: Sequence[Argument]) -> Argument:
-    """The outputs of frames, one behind the other."""
+def joined(outs: Sequence[Argument], dim: int = 0) -> Argument:
+    """The outputs of parts, one behind the other."""
     if len(outs) == 1:
         return outs[0]
     leaves, nested = zip(*map(tree_flatten, outs), strict=True)
-    return tree_unflatten([torch.cat(each) for each in zip(*leaves, strict=True)], nested[0])
+    every = [each[0] if each[0] is None else torch.cat(each, dim) for each in zip(*leaves, strict=True)]
+    return tree_unflatten(every, nested[0])
 
 
 def _asked(tower: torch.nn.Module, frame: Grid) -> Answers:
@@ -280,43 +244,43 @@ def _asked(tower: torch.nn.Module, frame: Grid) -> Answers:
 def frames_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Frames | None:
     """How a tower takes frames of any size, if it does: what it gives for the examples, and for other grids, is what it
     gives for their frames."""
-    given = [each for call in calls if (each := Pictures.of(call)) is not None]
+    given = [each for call in calls if (each := LaidOut.of(call)) is not None and grids_of(each)]
     if precompute is None or not given or len(given) < len(calls):
         return None
     try:
         with torch.no_grad():
             found = _frames_of(tower, calls[0].path, given)
-            _check(found, tower, [*((call.args, call.kwargs) for call in calls), *_others(found)])
+            check(found, tower, [*((call.args, call.kwargs) for call in calls), *_others(found)])
     except Exception as error:  # of whatever kind: towers differ in what they ask of a grid
         log.info("%s has no program for images of every size: %s", calls[0].path, error)
         return None
     return found
 
 
-def _frames_of(tower: torch.nn.Module, path: str, given: Sequence[Pictures]) -> Frames:
+def _frames_of(tower: torch.nn.Module, path: str, given: Sequence[LaidOut]) -> Frames:
     (frames, rows, columns), example = max(
-        ((grid, each) for each in given for grid in each.grids), key=lambda found: math.prod(found[0][1:])
+        ((grid, each) for each in given for grid in grids_of(each)), key=lambda found: math.prod(found[0][1:])
     )
     apart = _asked(tower, (2, rows, columns))["cu_seqlens"].numel() == 3
     windows = _asked(tower, (1, SIDE, SIDE)).get("cu_window_seqlens")
     window = 0 if windows is None else min(int(windows.diff().max()), rows * columns)
     one = Frames(path, example, (1 if apart else frames, rows, columns), 1, window, apart)
-    patches = example.patches[: math.prod(one.largest)]
-    made = tree_leaves(one.module(tower)(patches, one.answers(tower, one.largest, patches.device)))
+    patches = example.floats[: math.prod(one.largest)]
+    made = _tensors(one.module(tower)(patches, one.answers(tower, one.largest, patches.device)))
     return evolve(one, unit=len(patches) // min(len(x) for x in made))
 
 
 def _others(found: Frames) -> Iterator[tuple[Argument, Argument]]:
     """A call with several images, and one with a video of two frames; patches are the example's in another order."""
-    (frames, rows, columns), side, x = found.largest, math.isqrt(found.unit), found.example.patches
+    (frames, rows, columns), side, x = found.largest, math.isqrt(found.unit), found.example.floats
     for grids in [[1, columns, rows], [1, side, 2 * side], [1, rows, columns]], [[2 * frames, rows, columns]]:
         count = sum(map(math.prod, grids))
         order = torch.randint(len(x), (count,), generator=torch.Generator().manual_seed(0))
-        yield found.example.replaced(x[order.to(x.device)], torch.tensor(grids, device=x.device))
+        yield found.example.replaced(x[order.to(x.device)], torch.tensor(grids).to(found.example.numbers))
 
 
-def _check(found: Frames, tower: torch.nn.Module, calls: Sequence[tuple[Argument, Argument]]) -> None:
-    """Whether a tower gives the same for frames.
+def check(found: Kind, tower: torch.nn.Module, calls: Sequence[tuple[Argument, Argument]]) -> None:
+    """Whether a tower gives the same for parts of calls, each by itself.
 
     Raises:
         ValueError: it does not.
@@ -327,8 +291,12 @@ def _check(found: Frames, tower: torch.nn.Module, calls: Sequence[tuple[Argument
             want = tower(*args, **kwargs)
         except IndexError:  # GLM-4V is called with the frames of videos as images
             continue
-        for ours, theirs in zip(tree_leaves(run(*args, **kwargs)), tree_leaves(want), strict=True):
+        for ours, theirs in zip(_tensors(run(*args, **kwargs)), _tensors(want), strict=True):
             rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
             off = (ours.float() - theirs.float()).abs().max()
             if ours.shape != theirs.shape or off > rounding * theirs.float().abs().max().clamp(min=1):
-                raise ValueError(f"its frames by themselves differ from all of them, by {off:.1e}")
+                raise ValueError(f"parts by themselves differ from all of them, by {off:.1e}")
+
+
+def _tensors(outputs: Argument) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(outputs) if each is not None]

@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeAlias
 
 import torch
 from attrs import field, frozen
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pipeline.aten.types import Argument, Spec
 from pipeline.compat.transformers.caches import Pretrained
@@ -60,6 +60,52 @@ def _shown(x: torch.Tensor) -> str:
     """What programs are for: the sizes of floats, and numbers, where they are few."""
     few = not x.is_floating_point() and x.numel() <= 12
     return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+@frozen
+class LaidOut:
+    """What a tower is called with: ``floats``, and whole ``numbers`` that say how they lie there; at two places among
+    ``leaves`` that are otherwise no tensors."""
+
+    leaves: tuple[Argument, ...] = field(repr=False)
+    nested: Spec = field(repr=False)
+    places: tuple[int, int]
+
+    @classmethod
+    def of(cls, call: TowerCall) -> LaidOut | None:
+        """Those of a call; None if it has other tensors."""
+        leaves, nested = call.flat
+        tensors = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        at, *more = sorted(tensors, key=lambda i: not leaves[i].is_floating_point()) or [0]
+        fits = len(more) == 1 and leaves[at].is_floating_point() and not leaves[more[0]].is_floating_point()
+        return cls(tuple(leaves), nested, (at, more[0])) if fits else None
+
+    @property
+    def floats(self) -> torch.Tensor:
+        """The larger tensor."""
+        found: torch.Tensor = self.leaves[self.places[0]]
+        return found
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The smaller one."""
+        found: torch.Tensor = self.leaves[self.places[1]]
+        return found
+
+    def replaced(self, floats: torch.Tensor, numbers: torch.Tensor | None) -> tuple[Argument, Argument]:
+        """``args`` and ``kwargs`` of a call with others."""
+        leaves = list(self.leaves)
+        leaves[self.places[0]], leaves[self.places[1]] = floats, numbers
+        args, kwargs = tree_unflatten(leaves, self.nested)
+        return args, kwargs
+
+    def is_like(self, other: LaidOut) -> bool:
+        """Whether another call differs in these two alone, and in one dim of the floats or more, but the second."""
+        x, y = self.floats, other.floats
+        if (self.nested, self.places, x.dim(), x.shape[1]) != (other.nested, other.places, y.dim(), y.shape[1]):
+            return False
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return x.dtype == y.dtype and all(alike(a, b) for i, (a, b) in enumerate(pairs) if i not in self.places)
 
 
 class Kind(Protocol):
