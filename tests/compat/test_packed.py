@@ -49,7 +49,10 @@ def test_images_of_every_size_are_one_program(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm_ocr"])
 def test_towers_agree_for_other_grids(name: str) -> None:
     table = (each for each in zoo.architectures("chat") if each.name == f"{name}_tower")
-    case = next(table).case(torch.float32)
+    try:
+        case = next(table).case(torch.float32)
+    except ValueError as error:  # AutoModel of this version knows no such tower
+        pytest.skip(str(error)[:99])
     tower = case.model.eval()
     call = TowerCall("t", (), {key: getattr(x, "value", x) for key, x in case.kwargs.items()})
     found = packed.frames_of(tower, [call])

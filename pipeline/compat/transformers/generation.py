@@ -169,17 +169,18 @@ def compile_for_generation(
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, Kind]]:
-    """The programs of a model's towers, for the calls of its examples, and the calls that each is for. Where a tower
-    has several, their engines read weights where they lie, as a decoder's do."""
+    """The programs of a model's towers, for the calls of its examples and of every size, and the calls that each is
+    for. Where a tower has several for examples, their engines read weights where they lie, as a decoder's do; those of
+    every size always do."""
     kinds: list[Kind] = [*kinds_of(calls)]
+    counts = Counter(kind.path for kind in kinds)
+    several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
     for path in dict.fromkeys(call.path for call in calls):
         tower, own = model.get_submodule(path), [call for call in calls if call.path == path]
         kinds += [each for each in (frames_of(tower, own), images_of(tower, own)) if each is not None]
-    counts = Counter(kind.path for kind in kinds)
-    several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
 
     def made(tower: torch.nn.Module, whole: torch.nn.Module, inputs: Dims) -> Compiled:
-        stages = _cut(step, layers_of(whole, tower)) if tower in several else compile
+        stages = _cut(step, layers_of(whole, tower)) if tower in several or whole is not tower else compile
         found = stages(capture(whole, **inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
