@@ -31,6 +31,7 @@ from pipeline.compat.transformers.programs import (
 from pipeline.compat.transformers.reaching import embeds_apart
 from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compat.transformers.seeing import Sample, Sight, check, positions_of, sample_of, sight_of
+from pipeline.compat.transformers.sounds import sounds_of
 from pipeline.compat.transformers.towers import Kind, TowerCall, kinds_of, tower_programs
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
@@ -177,7 +178,8 @@ def _towers(
     several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
     for path in dict.fromkeys(call.path for call in calls):
         tower, own = model.get_submodule(path), [call for call in calls if call.path == path]
-        kinds += [each for each in (frames_of(tower, own), images_of(tower, own)) if each is not None]
+        every = (of_any_size(tower, own) for of_any_size in (frames_of, images_of, sounds_of))
+        kinds += [each for each in every if each is not None]
 
     def made(tower: torch.nn.Module, whole: torch.nn.Module, inputs: Dims) -> Compiled:
         stages = _cut(step, layers_of(whole, tower)) if tower in several or whole is not tower else compile

@@ -1,0 +1,187 @@
+"""Towers that cut sound into chunks of one length (Qwen2.5-Omni, Qwen3-Omni): one program for sounds of every length.
+
+Chunks attend to themselves, or to those of one window. How features are cut, and what each position attends to, is
+computed before, by transformers, and is input to the program.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch.utils._pytree import tree_map_only
+
+from pipeline.aten.types import Argument
+from pipeline.compat.transformers import packed
+from pipeline.compat.transformers.packed import NAME, WINDOWS, Answers, Windows, attending, check, of_patches
+from pipeline.compat.transformers.towers import TowerCall
+
+log = logging.getLogger(__name__)
+
+LENGTHS: Final = "feature_lens"
+"""The parameter for frames of each sound."""
+LONG: Final = 20_000
+"""Frames of a sound whose chunks and windows are whole."""
+
+
+@frozen
+class Heard:
+    """What a tower is called with: ``features`` [bins, frames] of all sounds, and ``lengths``, the frames of each."""
+
+    features: torch.Tensor
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, call: TowerCall) -> Heard | None:
+        """That of a call; None if it has others."""
+        tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
+        floats = [x for x in tensors if x.is_floating_point()]
+        lengths = call.kwargs.get(LENGTHS)
+        if len(floats) != 1 or floats[0].dim() != 2 or not isinstance(lengths, torch.Tensor) or lengths.dim() != 1:
+            return None
+        found = tuple(lengths.tolist())
+        return cls(floats[0], found) if min(found, default=0) > 0 and sum(found) == floats[0].shape[1] else None
+
+    def asked(self, tower: torch.nn.Module) -> Answers:
+        """What a tower asks of sounds, as transformers answers it."""
+        lengths = torch.tensor(self.lengths, device=self.features.device)
+        found: dict[str, Argument] = {"input_features": self.features, LENGTHS: lengths}
+        assert packed.precompute is not None
+        packed.precompute(tower, found)
+        return {name: x for name, x in found.items() if isinstance(x, torch.Tensor) and name not in _GIVEN}
+
+
+_GIVEN: Final = ("input_features", LENGTHS)
+
+
+class Chunks(torch.nn.Module):
+    """A tower of the answers to what it asks of sounds; ``example`` is one of its calls."""
+
+    def __init__(self, tower: torch.nn.Module, example: TowerCall) -> None:
+        super().__init__()
+        self.tower = tower
+        self.args, self.kwargs = tree_map_only(torch.Tensor, lambda x: None, (example.args, dict(example.kwargs)))
+
+    def forward(self, answers: Mapping[str, torch.Tensor]) -> Argument:
+        """As the tower's."""
+        given = {name: x for name, x in answers.items() if name not in WINDOWS}
+        windows = Windows(*(answers[name] for name in WINDOWS))
+        with attending(self.tower, NAME, of_patches):
+            return self.tower(*self.args, **self.kwargs, **given, cu_seqlens=windows, max_seqlen=1)
+
+
+@frozen
+class Sounds:
+    """Calls of a tower with sounds: one program is for all that have a whole chunk, and no more chunks.
+
+    Attributes:
+        path: of the tower.
+        example: a call.
+        chunk: frames of a chunk.
+        most: chunks of all sounds of a call.
+        window: positions of the largest window.
+    """
+
+    path: str
+    example: TowerCall
+    chunk: int
+    most: int
+    window: int
+
+    def takes(self, call: TowerCall) -> bool:
+        """Whether a call is like the example."""
+        heard, own = Heard.of(call), Heard.of(self.example)
+        if call.path != self.path or heard is None or own is None or call.flat[1] != self.example.flat[1]:
+            return False
+        alike = (heard.features.dtype, len(heard.features)) == (own.features.dtype, len(own.features))
+        pairs = zip(call.flat[0], self.example.flat[0], strict=True)
+        same = all(isinstance(x, torch.Tensor) or x == y for x, y in pairs)
+        return alike and same and max(heard.lengths) >= self.chunk and self.chunks(heard.lengths) <= self.most
+
+    def chunks(self, lengths: Sequence[int]) -> int:
+        """How many chunks sounds have."""
+        return sum(-(-length // self.chunk) for length in lengths)
+
+    def module(self, tower: torch.nn.Module) -> torch.nn.Module:
+        """What becomes a program."""
+        return Chunks(tower, self.example).eval()
+
+    def answers(self, tower: torch.nn.Module, heard: Heard) -> Answers:
+        """What a tower asks of sounds, by the names of its program's inputs.
+
+        Raises:
+            ValueError: a window is larger than those of long sounds.
+        """
+        found = heard.asked(tower)
+        ends = found.pop("cu_seqlens")
+        if int(ends.diff().max()) > self.window:
+            raise ValueError(f"a window of {int(ends.diff().max())} positions, of at most {self.window}")
+        windows = Windows.of(ends.cpu(), self.window)
+        return found | {name: getattr(windows, name).to(heard.features.device) for name in WINDOWS}
+
+    def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
+        """``args`` and ``dynamic_shapes`` of a program."""
+        own = Heard.of(self.example)
+        assert own is not None
+        frames = self.most * self.chunk
+        answers = self.answers(tower, Heard(own.features.new_zeros(len(own.features), frames), (frames,)))
+        tokens, chunks, windows = len(answers["back"]), self.most, len(answers["gather"])
+        dims = {
+            size: torch.export.Dim(name, min=1, max=size) for name, size in (("tokens", tokens), ("chunks", chunks))
+        }
+        by_name = {name: torch.export.Dim("windows", min=1, max=max(windows, chunks)) for name in WINDOWS[:2]}
+        pooled = {"pool_indices": torch.export.Dim("pooled", min=1, max=tokens)}
+        shapes = {name: {0: {**by_name, **pooled}.get(name, dims.get(len(x)))} for name, x in answers.items()}
+        return {"args": (answers,), "dynamic_shapes": (shapes,)}
+
+    def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
+        """A call of the tower."""
+
+        def run(*args: Argument, **kwargs: Argument) -> Argument:
+            heard = Heard.of(TowerCall(self.path, args, kwargs))
+            assert heard is not None
+            return program(self.answers(tower, heard))
+
+        return run
+
+    def __str__(self) -> str:
+        return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
+
+
+def sounds_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Sounds | None:
+    """How a tower takes sounds of any length, if it does: what it gives for the examples, and for other lengths, is
+    what it gives for their chunks."""
+    heard = [each for call in calls if (each := Heard.of(call)) is not None]
+    if packed.precompute is None or not heard or len(heard) < len(calls):
+        return None
+    try:
+        with torch.no_grad():
+            long = Heard(heard[0].features.new_zeros(len(heard[0].features), LONG), (LONG,)).asked(tower)
+            chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
+            found = Sounds(calls[0].path, calls[0], chunk, 1, window)
+            most = max(found.chunks(each.lengths) for each in heard)
+            if most < 2:
+                raise ValueError("the examples have one chunk")
+            found = Sounds(calls[0].path, calls[0], chunk, most, window)
+            own = [(call.args, call.kwargs) for call in calls if found.takes(call)]
+            check(found, tower, [*own, *_others(found, heard[0].features)])
+    except Exception as error:  # of whatever kind: towers differ in what they ask of sounds
+        log.info("%s has no program for sounds of every length: %s", calls[0].path, error)
+        return None
+    return found
+
+
+def _others(found: Sounds, features: torch.Tensor) -> Iterator[tuple[Argument, Argument]]:
+    """A call with a sound of another length, and one with two, of features like the example's in another order."""
+    longest = found.most * found.chunk
+    for lengths in (longest - found.chunk // 3,), (longest - found.chunk, found.chunk // 2 + 1):
+        order = torch.randint(features.shape[1], (sum(lengths),), generator=torch.Generator().manual_seed(0))
+        x = features[:, order.to(features.device)]
+
+        def other(own: torch.Tensor, x: torch.Tensor = x, lengths: tuple[int, ...] = lengths) -> torch.Tensor:
+            return x if own.is_floating_point() else torch.tensor(lengths).to(own)
+
+        yield tree_map_only(torch.Tensor, other, (found.example.args, dict(found.example.kwargs)))
