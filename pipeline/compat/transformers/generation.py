@@ -139,8 +139,7 @@ def compile_for_generation(
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the most tokens that an encoder of tokens takes; ``max_cache_len`` if None.
         encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
-            none. Of a decoder that sees: what its processor gives for a prompt, or a list of such, for all between; of
-            towers that take images of every size, one with the largest is enough.
+            none. Of a decoder that sees: what its processor gives for the largest prompt, or a list, for all between.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
