@@ -139,6 +139,22 @@ def patches(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **given, **kinds}
 
 
+def sized(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """A prompt of `mistral3` with images of such sizes."""
+    shown = torch.zeros(len(sizes), 3, *map(max, zip(*sizes, strict=True)))
+    for image, (rows, columns) in zip(shown, sizes, strict=True):
+        image[:, :rows, :columns] = pixels(3, rows, columns)
+    count = sum(rows // 14 * (columns // 14) for rows, columns in sizes)
+    return prompt(count, pixel_values=shown, image_sizes=torch.tensor(sizes))
+
+
+def sound(frames: int) -> dict[str, torch.Tensor]:
+    """A prompt of `qwen3_omni` with a sound of whole chunks of 100 frames, each of which is 13 tokens."""
+    given = prompt(frames // 100 * 13, (5, 94), input_features=pixels(1, 8, frames))
+    ids = given["input_ids"].masked_fill(given["input_ids"] == IMAGE, 95)
+    return {**given, "input_ids": ids, "feature_attention_mask": torch.ones(1, frames, dtype=torch.int64)}
+
+
 SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {
     each.__name__: each
     for each in (llava, llava_next, mistral3, smolvlm, internvl, gemma3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl)

@@ -200,21 +200,12 @@ def test_other_calls_are_no_pictures(call: TowerCall) -> None:
     assert crops.images_of(torch.nn.Module(), [call]) is None
 
 
-def _of_sizes(*sizes: tuple[int, int]) -> Given:
-    """A prompt of `mistral3` with images of such sizes."""
-    images = torch.zeros(len(sizes), 3, *map(max, zip(*sizes, strict=True)))
-    for image, (rows, columns) in zip(images, sizes, strict=True):
-        image[:, :rows, :columns] = sights.pixels(3, rows, columns)
-    count = sum(rows // 14 * (columns // 14) for rows, columns in sizes)
-    return sights.prompt(count, pixel_values=images, image_sizes=torch.tensor(sizes))
-
-
 def test_images_in_one_tensor_are_one_program() -> None:
     model, _ = sights.model("mistral3")
-    compiled = compiled_for(model, _of_sizes((42, 28)), require_full_compilation=True)
+    compiled = compiled_for(model, sights.sized((42, 28)), require_full_compilation=True)
     name = max(compiled.compiled)  # the last of tower, tower_1 …
     sizes = [(28, 42)], [(42, 14)], [(42, 42)], [(28, 14), (14, 42), (42, 28)]
-    found = ran(model, compiled, [_of_sizes(*each) for each in sizes])
+    found = ran(model, compiled, [sights.sized(*each) for each in sizes])
     assert [each.get(name) for each in found] == [1, 1, 1, 3]
     assert not compiled.compiled[name].coverage.fallback
 

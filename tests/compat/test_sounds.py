@@ -16,8 +16,8 @@ import transformers
 from pipeline.compat.transformers import packed, sounds
 from pipeline.compat.transformers.towers import TowerCall
 from tests.compat import sights
-from tests.compat.seen import SOUND, prompt
-from tests.compat.test_towers import Given, compiled_for, ran
+from tests.compat.seen import SOUND
+from tests.compat.test_towers import compiled_for, ran
 
 pytestmark = pytest.mark.skipif(packed.precompute is None, reason="transformers answers nothing of sounds before")
 
@@ -69,19 +69,11 @@ def test_what_it_is_not_for() -> None:
         assert not found.takes(call(*lengths))
 
 
-def _heard(frames: int) -> Given:
-    """A prompt of a model of Qwen3-Omni's kind with a sound: 13 tokens a chunk."""
-    tokens = frames // 100 * 13
-    given = prompt(tokens, (5, 94), input_features=sights.pixels(1, 8, frames))
-    ids = given["input_ids"].masked_fill(given["input_ids"] == sights.IMAGE, 95)
-    return {**given, "input_ids": ids, "feature_attention_mask": torch.ones(1, frames, dtype=torch.int64)}
-
-
 def test_a_model_that_hears() -> None:
     model, _ = sights.model("qwen3_omni")
-    compiled = compiled_for(model, _heard(300), require_full_compilation=True)
+    compiled = compiled_for(model, sights.sound(300), require_full_compilation=True)
     assert set(compiled.compiled) == {"decoder", "tower", "tower_1"}
-    found = ran(model, compiled, [_heard(300), _heard(200), _heard(100)])
+    found = ran(model, compiled, [sights.sound(300), sights.sound(200), sights.sound(100)])
     assert found == [{"tower": 1}, {"tower_1": 1}, {"tower_1": 1}]
 
 

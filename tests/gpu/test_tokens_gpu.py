@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.compat.transformers import compile_for_generation
+from pipeline.compat.transformers import compile_for_generation, towers
 from pipeline.trt import CAPABILITIES
 from pipeline.verification.bounds import Bound
 from tests.compat import along, families, sights
 
 pytestmark = pytest.mark.gpu
 
+Given = dict[str, torch.Tensor]
 HALVES = (torch.float16, torch.bfloat16)
 WITH_STATES = (("lfm2", torch.float16), ("mamba2", torch.bfloat16), ("qwen3_next", torch.float16))
 """Families with states for every day, each in one dtype."""
@@ -140,22 +141,29 @@ def test_logits_where_images_are_seen(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "prompts"),
+    ("name", "examples", "others"),
     [
-        ("llava", [sights.images(1), sights.images(3), sights.images(2)]),
-        ("llava_next", [sights.tiles(2, 2), sights.tiles(1, 2), sights.tiles(2, 1)]),
-        ("qwen2_5_vl", [sights.patches((4, 4)), sights.patches((2, 4)), sights.patches((4, 4))]),
+        ("llava", [sights.images(1), sights.images(3)], [sights.images(2)]),
+        ("llava_next", [sights.tiles(2, 2), sights.tiles(1, 2)], [sights.tiles(2, 1)]),
+        ("qwen2_5_vl", [sights.patches((4, 4)), sights.patches((2, 4))], [sights.patches((4, 2), (2, 2))]),
+        ("qwen3_vl", [sights.patches((4, 8))], [sights.patches((8, 4)), sights.patches((4, 2), (2, 2))]),
+        ("mistral3", [sights.sized((42, 28))], [sights.sized((28, 42)), sights.sized((28, 14), (42, 42))]),
+        ("qwen3_omni", [sights.sound(300)], [sights.sound(200), sights.sound(100)]),
     ],
-    ids=["llava", "llava_next", "qwen2_5_vl"],
+    ids=["llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "mistral3", "qwen3_omni"],
 )
-def test_logits_where_images_of_several_sizes_are_seen(name: str, prompts: list[dict[str, torch.Tensor]]) -> None:
-    """The first two are the examples."""
+def test_logits_where_images_of_several_sizes_are_seen(
+    name: str, examples: list[Given], others: list[Given], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs of towers take others too: a warning would say that they run in PyTorch."""
     model = sights.model(name, torch.float16)[0].cuda()
-    every = [{key: value.cuda() for key, value in sights.cast(each, torch.float16).items()} for each in prompts]
-    sizes = {"max_cache_len": 64, "max_batch": 2, "max_prompt_len": 32}
-    compiled = compile_for_generation(model, encoder_example=every[:2], cuda_graphs=True, **sizes)
+    every = [{key: x.cuda() for key, x in sights.cast(each, torch.float16).items()} for each in (*examples, *others)]
+    sizes = {"max_cache_len": 80, "max_batch": 2, "max_prompt_len": 48}
+    compiled = compile_for_generation(model, encoder_example=every[: len(examples)], cuda_graphs=True, **sizes)
     for inputs in every:
         compare(model, compiled, inputs, torch.float16, 16)
+    told = [each.getMessage() for each in caplog.records if each.name == towers.__name__]
+    assert not [each for each in told if "multi_modal_projector" not in each]  # as large as that small tower
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", torch.float16), ("t5", torch.bfloat16)], ids=str)
