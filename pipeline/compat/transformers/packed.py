@@ -251,6 +251,7 @@ def frames_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Frames | No
         with torch.no_grad():
             found = _frames_of(tower, calls[0].path, given)
             check(found, tower, [*((call.args, call.kwargs) for call in calls), *_others(found)])
+            found.inputs(tower)  # that it varies along dims that are known
     except Exception as error:  # of whatever kind: towers differ in what they ask of a grid
         log.info("%s has no program for images of every size: %s", calls[0].path, error)
         return None
@@ -258,10 +259,9 @@ def frames_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Frames | No
 
 
 def _frames_of(tower: torch.nn.Module, path: str, given: Sequence[LaidOut]) -> Frames:
-    (frames, rows, columns), example = max(
-        ((grid, each) for each in given for grid in grids_of(each)), key=lambda found: math.prod(found[0][1:])
-    )
-    apart = _asked(tower, (2, rows, columns))["cu_seqlens"].numel() == 3
+    grids = [(grid, each) for each in given for grid in grids_of(each)]
+    apart = _asked(tower, (2, *grids[0][0][1:]))["cu_seqlens"].numel() == 3
+    (frames, rows, columns), example = max(grids, key=lambda found: math.prod(found[0][apart:]))
     windows = _asked(tower, (1, SIDE, SIDE)).get("cu_window_seqlens")
     window = 0 if windows is None else min(int(windows.diff().max()), rows * columns)
     one = Frames(path, example, (1 if apart else frames, rows, columns), 1, window, apart)

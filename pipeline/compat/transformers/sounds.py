@@ -23,6 +23,16 @@ log = logging.getLogger(__name__)
 
 LENGTHS: Final = "feature_lens"
 """The parameter for frames of each sound."""
+ALONG: Final = {
+    "padded_feature": "chunks",
+    "chunk_lengths": "chunks",
+    "valid_indices": "tokens",
+    "pool_indices": "pooled",
+    "gather": "windows",
+    "real": "windows",
+    "back": "tokens",
+}
+"""The dim along which each input varies."""
 LONG: Final = 20_000
 """Frames of a sound whose chunks and windows are whole."""
 
@@ -128,13 +138,14 @@ class Sounds:
         assert own is not None
         frames = self.most * self.chunk
         answers = self.answers(tower, Heard(own.features.new_zeros(len(own.features), frames), (frames,)))
-        tokens, chunks, windows = len(answers["back"]), self.most, len(answers["gather"])
-        dims = {
-            size: torch.export.Dim(name, min=1, max=size) for name, size in (("tokens", tokens), ("chunks", chunks))
+        most = {
+            "chunks": self.most,
+            "windows": self.most,
+            "tokens": len(answers["back"]),
+            "pooled": len(answers["back"]),
         }
-        by_name = {name: torch.export.Dim("windows", min=1, max=max(windows, chunks)) for name in WINDOWS[:2]}
-        pooled = {"pool_indices": torch.export.Dim("pooled", min=1, max=tokens)}
-        shapes = {name: {0: {**by_name, **pooled}.get(name, dims.get(len(x)))} for name, x in answers.items()}
+        dims = {name: torch.export.Dim(name, min=1, max=size) for name, size in most.items()}
+        shapes = {name: {0: dims[ALONG[name]]} for name in answers}
         return {"args": (answers,), "dynamic_shapes": (shapes,)}
 
     def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
@@ -168,6 +179,7 @@ def sounds_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Sounds | No
             found = Sounds(calls[0].path, calls[0], chunk, most, window)
             own = [(call.args, call.kwargs) for call in calls if found.takes(call)]
             check(found, tower, [*own, *_others(found, heard[0].features)])
+            found.inputs(tower)  # that it varies along dims that are known
     except Exception as error:  # of whatever kind: towers differ in what they ask of sounds
         log.info("%s has no program for sounds of every length: %s", calls[0].path, error)
         return None
