@@ -239,3 +239,10 @@ def test_a_tower_whose_images_are_not_apart_has_none(odd: Callable[[torch.Tensor
     tower = model.model.vision_tower
     tower.ln_pre.register_forward_hook(lambda module, args, out: odd(out[0])[None])
     assert crops.images_of(tower, [call]) is None
+
+
+def test_images_of_one_patch_have_none() -> None:
+    """They cannot vary, and the example has its program."""
+    model, _ = sights.model("mistral3")
+    call = TowerCall("t", (torch.randn(1, 3, 7, 7),), {"image_sizes": torch.tensor([[7, 7]])})
+    assert crops.images_of(model.model.vision_tower, [call]) is None

@@ -109,8 +109,7 @@ class Images:
 
 
 def images_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Images | None:
-    """How a tower takes images of any size, if it does: what it gives for the examples, and for other sizes, is what it
-    gives for each image."""
+    """Return how a tower takes images of any size; None if its outputs for several images are not those for each."""
     given = [each for call in calls if (each := LaidOut.of(call)) is not None and crops_of(each)]
     patch = getattr(tower, "patch_size", None)
     if not given or len(given) < len(calls) or not isinstance(patch, int):
@@ -120,6 +119,7 @@ def images_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Images | No
     try:
         with torch.no_grad():
             check(found, tower, [*((call.args, call.kwargs) for call in calls), *_others(found)])
+            found.inputs(tower)  # images of one patch do not vary
     except Exception as error:  # of whatever kind: towers differ in what they do with sizes
         log.info("%s has no program for images of every size: %s", found.path, error)
         return None

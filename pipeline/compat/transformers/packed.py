@@ -49,8 +49,8 @@ KEPT: Final = 64
 
 @frozen
 class Windows:
-    """Patches of windows. Of each window ``gather`` [windows, size] has the patches, ``real`` says how many of them it
-    has, and ``back`` [patches] where each patch is among them."""
+    """Patches of windows. Of each window ``gather`` [windows, size] has the patches, ``real``, of the same sizes, says
+    which of them it has, and ``back`` [patches] where each patch is among them."""
 
     gather: torch.Tensor
     real: torch.Tensor
@@ -242,8 +242,7 @@ def _asked(tower: torch.nn.Module, frame: Grid) -> Answers:
 
 
 def frames_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Frames | None:
-    """How a tower takes frames of any size, if it does: what it gives for the examples, and for other grids, is what it
-    gives for their frames."""
+    """Return how a tower takes frames of any size; None if its outputs for all of them are not those for each."""
     given = [each for call in calls if (each := LaidOut.of(call)) is not None and grids_of(each)]
     if precompute is None or not given or len(given) < len(calls):
         return None

@@ -163,8 +163,7 @@ class Sounds:
 
 
 def sounds_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Sounds | None:
-    """How a tower takes sounds of any length, if it does: what it gives for the examples, and for other lengths, is
-    what it gives for their chunks."""
+    """Return how a tower takes sounds of any length; None if its outputs are not those for the chunks."""
     heard = [each for call in calls if (each := Heard.of(call)) is not None]
     if packed.precompute is None or not heard or len(heard) < len(calls):
         return None
