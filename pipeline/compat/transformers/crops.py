@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -11,10 +10,8 @@ from attrs import frozen
 
 from pipeline.aten.types import Argument
 from pipeline.compat.transformers.attention import attention
-from pipeline.compat.transformers.packed import attending, check, joined
+from pipeline.compat.transformers.packed import attending, joined, offered
 from pipeline.compat.transformers.towers import LaidOut, TowerCall
-
-log = logging.getLogger(__name__)
 
 NAME: Final = "pipeline_crop"
 
@@ -116,14 +113,7 @@ def images_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Images | No
         return None
     side = max(side for each in given for side in _sides(crops_of(each)))
     found = Images(calls[0].path, given[0], side // patch * patch, patch)
-    try:
-        with torch.no_grad():
-            check(found, tower, [*((call.args, call.kwargs) for call in calls), *_others(found)])
-            found.inputs(tower)  # images of one patch do not vary
-    except Exception as error:  # of whatever kind: towers differ in what they do with sizes
-        log.info("%s has no program for images of every size: %s", found.path, error)
-        return None
-    return found
+    return offered(tower, calls, lambda: found, _others)
 
 
 def _others(found: Images) -> Iterator[tuple[Argument, Argument]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 from attrs import evolve, frozen
@@ -246,15 +246,7 @@ def frames_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Frames | No
     given = [each for call in calls if (each := LaidOut.of(call)) is not None and grids_of(each)]
     if precompute is None or not given or len(given) < len(calls):
         return None
-    try:
-        with torch.no_grad():
-            found = _frames_of(tower, calls[0].path, given)
-            check(found, tower, [*((call.args, call.kwargs) for call in calls), *_others(found)])
-            found.inputs(tower)  # that it varies along dims that are known
-    except Exception as error:  # of whatever kind: towers differ in what they ask of a grid
-        log.info("%s has no program for images of every size: %s", calls[0].path, error)
-        return None
-    return found
+    return offered(tower, calls, lambda: _frames_of(tower, calls[0].path, given), _others)
 
 
 def _frames_of(tower: torch.nn.Module, path: str, given: Sequence[LaidOut]) -> Frames:
@@ -276,6 +268,29 @@ def _others(found: Frames) -> Iterator[tuple[Argument, Argument]]:
         count = sum(map(math.prod, grids))
         order = torch.randint(len(x), (count,), generator=torch.Generator().manual_seed(0))
         yield found.example.replaced(x[order.to(x.device)], torch.tensor(grids).to(found.example.numbers))
+
+
+Found = TypeVar("Found", bound=Kind)
+
+
+def offered(
+    tower: torch.nn.Module,
+    calls: Sequence[TowerCall],
+    find: Callable[[], Found],
+    others: Callable[[Found], Iterable[tuple[Argument, Argument]]],
+) -> Found | None:
+    """Return what is found, if the tower's outputs for its examples and other calls are those for their parts, and the
+    program's inputs vary; None, which the log explains, if not."""
+    try:
+        with torch.no_grad():
+            found = find()
+            own = ((call.args, call.kwargs) for call in calls if found.takes(call))
+            check(found, tower, [*own, *others(found)])
+            found.inputs(tower)
+    except Exception as error:  # of whatever kind: towers differ in what they ask
+        log.info("%s has no program for every size: %s", calls[0].path, error)
+        return None
+    return found
 
 
 def check(found: Kind, tower: torch.nn.Module, calls: Sequence[tuple[Argument, Argument]]) -> None:

@@ -6,20 +6,17 @@ computed before, by transformers, and is input to the program.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch.utils._pytree import tree_map_only
 
 from pipeline.aten.types import Argument
 from pipeline.compat.transformers import packed
-from pipeline.compat.transformers.packed import NAME, WINDOWS, Answers, Windows, attending, check, of_patches
+from pipeline.compat.transformers.packed import NAME, WINDOWS, Answers, Windows, attending, of_patches, offered
 from pipeline.compat.transformers.towers import TowerCall
-
-log = logging.getLogger(__name__)
 
 LENGTHS: Final = "feature_lens"
 """The parameter for frames of each sound."""
@@ -167,22 +164,17 @@ def sounds_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Sounds | No
     heard = [each for call in calls if (each := Heard.of(call)) is not None]
     if packed.precompute is None or not heard or len(heard) < len(calls):
         return None
-    try:
-        with torch.no_grad():
-            long = Heard(heard[0].features.new_zeros(len(heard[0].features), LONG), (LONG,)).asked(tower)
-            chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
-            found = Sounds(calls[0].path, calls[0], chunk, 1, window)
-            most = max(found.chunks(each.lengths) for each in heard)
-            if most < 2:
-                raise ValueError("the examples have one chunk")
-            found = Sounds(calls[0].path, calls[0], chunk, most, window)
-            own = [(call.args, call.kwargs) for call in calls if found.takes(call)]
-            check(found, tower, [*own, *_others(found, heard[0].features)])
-            found.inputs(tower)  # that it varies along dims that are known
-    except Exception as error:  # of whatever kind: towers differ in what they ask of sounds
-        log.info("%s has no program for sounds of every length: %s", calls[0].path, error)
-        return None
-    return found
+    return offered(tower, calls, lambda: _sounds_of(tower, calls[0], heard), lambda x: _others(x, heard[0].features))
+
+
+def _sounds_of(tower: torch.nn.Module, example: TowerCall, heard: Sequence[Heard]) -> Sounds:
+    long = Heard(heard[0].features.new_zeros(len(heard[0].features), LONG), (LONG,)).asked(tower)
+    chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
+    one = Sounds(example.path, example, chunk, 1, window)
+    most = max(one.chunks(each.lengths) for each in heard)
+    if most < 2:
+        raise ValueError("the examples have one chunk")
+    return evolve(one, most=most)
 
 
 def _others(found: Sounds, features: torch.Tensor) -> Iterator[tuple[Argument, Argument]]:
