@@ -25,14 +25,12 @@ def normalize(
     bias: Value | None,
     shape: Shape,
     eps: float,
-    *,
-    groups: int = 1,
 ) -> ITensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over axes; weight and bias have the given shape, or are None."""
     wide = base.cast(net, x, torch.float32)
     scale = _coefficient(net, weight, shape, 1.0)
     shift = _coefficient(net, bias, shape, 0.0)
-    if groups == 1 and all(base.dims(wide)[axis] == 1 for axis in axes):
+    if all(base.dims(wide)[axis] == 1 for axis in axes):
         wide = base.elementwise(net, "SUB", wide, wide)  # its own mean: the layer takes two elements and more
         for operation, value in (("PROD", scale), ("SUM", shift)):
             wide = base.elementwise(net, operation, wide, value)
@@ -40,7 +38,6 @@ def normalize(
     kind = "normalization_v2" if CAPABILITIES.normalization_v2 else "normalization"
     layer = net.add(kind, wide, scale, shift, base.axes_mask(axes, base.rank(x)))
     layer.epsilon = eps
-    layer.num_groups = groups
     return base.cast(net, layer.get_output(0), base.dtype_of(x))
 
 
@@ -66,12 +63,12 @@ def layer_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, bias
 
 @block
 def channel_norm(
-    net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, groups: int = 1
+    net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> ITensor:
     """Normalize over axes, with a weight for each channel (dim 1)."""
     shape = [1] * base.rank(x)
     shape[1] = base.dims(x)[1]
-    return normalize(net, x, axes, weight, bias, shape, eps, groups=groups)
+    return normalize(net, x, axes, weight, bias, shape, eps)
 
 
 @block
@@ -85,13 +82,6 @@ def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Va
         return channel_norm(net, x, range(1, rank), weight, bias, eps)
     if groups == channels:
         return channel_norm(net, x, range(2, rank), weight, bias, eps)
-    if CAPABILITIES.normalization_v2:
-        return channel_norm(net, x, range(2, rank), weight, bias, eps, groups=groups)
-    return _group_norm_v1(net, x, groups, weight, bias, eps)
-
-
-def _group_norm_v1(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
-    """Before TensorRT 10.15 the layer has a weight for each group only."""
     sizes = base.sizes(net, x)
     wide = base.cast(net, x, torch.float32)
     flat = by_group(net, wide, groups)
