@@ -54,8 +54,10 @@ def fused(
     width = limits.kernel_width(base.dims(query)[-1], own)
     query, key, value = (_fitted(net, x, width) for x in (query, key, value))
     bias = None if mask is None else _raised(net, base.tensor(net, mask, rank=max(rank, 2)))
-    attend = _layer if limits.BY_LAYER else _spelled
-    result = attend(net, _scaled(net, query, scale), key, value, bias, causal=causal)
+    if limits.BY_LAYER:
+        result = _layer(net, _scaled(net, query, scale), key, value, bias, causal=causal)
+    else:
+        result = _spelled(net, query, key, value, bias, causal=causal, scale=scale)
     if bias is not None and not some:
         result = _alive(net, result, bias)
     if own != base.dims(result)[-1]:
@@ -89,13 +91,19 @@ def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor
     return layer.get_output(0)
 
 
-def _spelled(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
+def _spelled(
+    net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
+) -> ITensor:
     """Products of halves and a softmax in float32, as TensorRT fuses them. Masks of bools are best added as numbers, 0
     and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
     kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
     if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
         return first_row(net, _repeated(net, value, base.dims(query)[1]))
-    return _products(net, query, key, value, mask, gqa=True, causal=causal)
+    if not causal and _in_rows(net, query, key, value):
+        fraction, exponent = np.frexp(scale)  # halves times a power of two are exact
+        exact = scale if fraction == 0.5 else 2.0**exponent
+        return _by_rows(net, _scaled(net, query, exact), key, value, mask, scale / exact)
+    return _products(net, _scaled(net, query, scale), key, value, mask, gqa=True, causal=causal)
 
 
 def _products(
@@ -166,11 +174,16 @@ def _length(net: Net, query: ITensor) -> Size | None:
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
 
-def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None) -> ITensor:
-    """Products with the queries that share a head of keys as rows, and a softmax between them, in kernels of their own,
-    since those for a whole attention go through the keys one after the other. Keys and values are read once, where
-    they lie, and not repeated: for one query as the first operand, since TensorRT-RTX 1.4 transposes the second in a
-    kernel of its own, and in four dims, since it copies what is seen in three."""
+def _by_rows(
+    net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, scale: float = 1.0
+) -> ITensor:
+    """Matmuls with the queries that share a head of keys as rows, and a softmax between them, in kernels of their own:
+    those for a whole attention go through the keys one after the other.
+
+    Scores are multiplied by ``scale`` in float32. Keys and values are read once and not repeated: for one query as the
+    first operand, since TensorRT-RTX 1.4 transposes the second in a kernel of its own, and in four dims, since it
+    copies what it sees in three.
+    """
     _, heads, _, width = base.dims(query)
     batch, length = base.size(net, query, 0), _length(net, query)
     assert length is not None, "asked for by `_in_rows`"
@@ -185,6 +198,8 @@ def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITens
     else:
         scores = matmul(net, rows, key, transpose_b=True)
     scores = base.cast(net, scores, torch.float32)
+    if scale != 1:
+        scores = base.elementwise(net, "PROD", scores, base.constant(net, scale, torch.float32, rank=4))
     scores = base.reshape(net, scores, [batch, heads, length, keys]) if apart else scores
     weights = _weights(net, scores, mask, base.dtype_of(query))
     weights = base.reshape(net, weights, [*grouped, keys]) if apart else weights

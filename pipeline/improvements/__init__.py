@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipeline.improvements.exact_convolutions import exact_convolutions
 from pipeline.improvements.fold_batch_norm import fold_batch_norm
 from pipeline.improvements.fuse_attention import fuse_attention
 from pipeline.improvements.fuse_gelu import fuse_gelu
@@ -36,6 +37,7 @@ PASSES: Final = (
     push_down_slices,
     fold_batch_norm,
     patch_embedding,
+    exact_convolutions,
     merge_linears,
     merge_head_views,
     merge_slices,

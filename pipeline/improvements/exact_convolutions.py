@@ -1,0 +1,222 @@
+"""exact_convolutions: compute convolutions of float16 as matmuls, which sum in float32, where TensorRT sums in float16."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument, Target
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.quirks import applies
+from pipeline.shapes.environment import bounds, shape_of
+
+TERMS, MAPS = 2304, 320
+"""Terms of a sum and output channels from which the matmul is the default: the error in float16 grows with the terms,
+and reading the windows costs less the more channels are computed from them."""
+WINDOWS = 256 << 20
+"""Bytes of all windows up to which they are written to memory by default: 65,536 pixels of 3 x 3 x 228 channels."""
+WINDOWS_AT_MOST = 1 << 30
+"""The same if `use_fp32_acc` is True."""
+FEW_TERMS = 128
+"""Terms up to which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
+TAPS = 27
+"""Elements of a kernel up to which each is a slice."""
+MOSTLY = 0.8
+"""The share of multiplications in matmuls from which convolutions of single pixels are matmuls as well: TensorRT keeps
+channels last around its own convolutions, and first around matmuls, and pays for each change."""
+
+
+@improvement
+def exact_convolutions(rewriting: Rewriting) -> None:
+    """Replace convolutions of float16 by a matmul of weights and windows, channels last, or of weights and pixels.
+
+    TensorRT-RTX sums convolutions of float16 in float16 (quirk ``convolution-sums``). By default those with many terms
+    and output channels, and few pixels, are matmuls, which is as fast (docs/tensorrt.md, "Numbers"). With
+    ``use_fp32_acc=True`` all are, or float32 convolutions where windows would take too much memory; with False none.
+    """
+    settings = rewriting.program.settings
+    if settings.use_fp32_acc is False or not applies("convolution-sums"):
+        return
+    found = [c for node in rewriting.nodes(aten.convolution.default) if (c := _convolution(rewriting, node)) is not None]
+    every = settings.use_fp32_acc is True
+    chosen = [c for c in found if c.taps > 1 and (every or c.pays)]
+    wide = [c for c in found if c.taps > 1]
+    mostly = sum(c.work for c in chosen) >= MOSTLY * sum(c.work for c in wide) and bool(chosen)
+    for each in found:
+        if each.terms <= FEW_TERMS:
+            continue
+        done = (each.is_pixelwise and (every or mostly) and _by_pixels(rewriting, each)) or (
+            each in chosen and each.fits(every) and _by_windows(rewriting, each)
+        )
+        if every and not done:
+            _in_float32(rewriting, each)
+
+
+@frozen
+class Convolution:
+    """A convolution of float16 by constant weights [maps, channels / groups, …]. ``pixels``: of the output, all batches
+    counted, at the sizes that the program is tuned for."""
+
+    node: Node
+    pixels: int
+    groups: int
+
+    @property
+    def x(self) -> Node:
+        """The input, which may have been replaced meanwhile."""
+        return self.node.args[0]  # type: ignore[return-value]
+
+    @property
+    def weight(self) -> Node:
+        return self.node.args[1]  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Node | None:
+        return self.node.args[2]  # type: ignore[return-value]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(self.weight.meta["val"].shape[2:])
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def maps(self) -> int:
+        return int(self.weight.meta["val"].shape[0])
+
+    @property
+    def terms(self) -> int:
+        """The terms of each sum."""
+        return int(self.weight.meta["val"].shape[1]) * self.taps
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.pixels * self.terms * self.maps
+
+    @property
+    def pays(self) -> bool:
+        """Whether the matmul takes about as long as TensorRT's convolution, and is much more exact."""
+        return self.terms >= TERMS and self.maps >= MAPS and self.fits(every=False)
+
+    @property
+    def is_pixelwise(self) -> bool:
+        """Whether each pixel of the output is computed from one of the input, and from each."""
+        return self.taps == 1 and self.groups == 1 and not any(self.each("padding")) and set(self.each("stride")) == {1}
+
+    def fits(self, every: bool) -> bool:
+        """Whether the windows can be written to memory."""
+        size = self.pixels * self.terms * 2
+        return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if every else WINDOWS)
+
+    def each(self, name: str) -> list[int]:
+        """The argument's value for each spatial dim."""
+        value: list[int] = list(argument(self.node, name))
+        return value * (len(self.kernel) if len(value) == 1 else 1)
+
+
+def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
+    """The convolution of a node, if it is one of float16 by constant weights, over sizes that data does not decide."""
+    x, weight = node.args[:2]
+    plain = isinstance(x, Node) and isinstance(weight, Node) and not argument(node, "transposed")
+    if not plain or dtype_of(node) != torch.float16 or rank_of(x) != rank_of(weight):
+        return None
+    if not rewriting.is_constant(weight) or rewriting.is_constant(x):
+        return None
+    batch, _, *image = shape_of(node.meta["val"])
+    symbols = rewriting.program.shapes
+    if any(str(symbol) not in symbols for size in (batch, *image) if not isinstance(size, int) for symbol in size.free_symbols):
+        return None
+    pixels = math.prod(bounds(size, symbols).opt for size in (batch, *image))
+    return Convolution(node, pixels, argument(node, "groups"))
+
+
+class _Made(list[Node]):
+    """Nodes that are made in the place of one."""
+
+    def __init__(self, rewriting: Rewriting, old: Node) -> None:
+        super().__init__()
+        self.rewriting, self.old = rewriting, old
+
+    def __call__(self, target: Target, *args: Argument, **kwargs: Argument) -> Node:
+        self.append(self.rewriting.create(target, args, kwargs, self.old))
+        return self[-1]
+
+    def size(self, x: Node, dim: int) -> Argument:
+        """The size of a node's dim: a number, or a node."""
+        size = x.meta["val"].shape[dim]
+        return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
+
+    def put(self, new: Node) -> bool:
+        """Put the new node in the old one's place, if converters take all of them, and its shape is known to be equal;
+        return whether that was done."""
+        done = all(map(self.rewriting.accepted, self)) and self.rewriting.replace(self.old, new)
+        if not done:
+            self.rewriting.erase(new)
+        return done
+
+
+def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
+    """Put a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels] in a convolution's place."""
+    made, rank = _Made(rewriting, found.node), len(found.kernel)
+    last = (0, *range(2, rank + 2), 1)
+    image = made(aten.permute.default, found.x, last)
+    padding = found.each("padding")
+    if any(padding):
+        pads = [p for pad in reversed(padding) for p in (pad, pad)]
+        image = made(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
+    windows = _windows(made, found, image)
+    matrix = made(aten.reshape.default, made(aten.permute.default, found.weight, last), [found.maps, found.terms])
+    result = made(aten.linear.default, windows, matrix, found.bias)
+    return made.put(made(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
+
+
+def _windows(made: _Made, found: Convolution, image: Node) -> Node:
+    """The elements of ``image`` [N, …, C] below each element of the kernel, side by side."""
+    counts = shape_of(found.node.meta["val"])[2:]
+    strides, dilations = found.each("stride"), found.each("dilation")
+    parts = []
+    for place in itertools.product(*map(range, found.kernel)):
+        part = image
+        for dim, (at, count, stride, dilation) in enumerate(zip(place, counts, strides, dilations, strict=True), 1):
+            start = at * dilation
+            last = found.kernel[dim - 1] - 1
+            # up to the end where no later window starts within it; sizes that vary end at a distance from the end
+            stop: Argument = start + (count - 1) * stride + 1 if isinstance(count, int) else start - last * dilation
+            if stop == 0 or (start, stop, stride) == (0, image.meta["val"].shape[dim], 1):
+                stop = torch.iinfo(torch.int64).max
+            part = made(aten.slice.Tensor, part, dim, start, stop, stride)
+        parts.append(part)
+    return made(aten.cat.default, parts, len(found.kernel) + 1)
+
+
+def _by_pixels(rewriting: Rewriting, found: Convolution) -> bool:
+    """Put a matmul of weights [maps, channels] and pixels [N, channels, …] in a convolution's place."""
+    made, rank = _Made(rewriting, found.node), len(found.kernel)
+    channels = found.terms
+    sizes = [made.size(found.x, dim) for dim in (0, *range(2, rank + 2))]
+    pixels = made(aten.reshape.default, found.x, [sizes[0], channels, -1])
+    matrix = made(aten.reshape.default, found.weight, [1, found.maps, channels])
+    result = made(aten.matmul.default, matrix, pixels)
+    if found.bias is not None:
+        result = made(aten.add.Tensor, result, made(aten.reshape.default, found.bias, [1, found.maps, 1]))
+    return made.put(made(aten.reshape.default, result, [sizes[0], found.maps, *sizes[1:]]))
+
+
+def _in_float32(rewriting: Rewriting, found: Convolution) -> None:
+    """Put a convolution in float32, and casts around it, in a convolution's place."""
+    made = _Made(rewriting, found.node)
+
+    def wide(x: Node | None) -> Node | None:
+        return None if x is None else made(aten._to_copy.default, x, dtype=torch.float32)
+
+    node: Sequence[Argument] = found.node.args
+    result = made(aten.convolution.default, wide(found.x), wide(found.weight), wide(found.bias), *node[3:])
+    made.put(made(aten._to_copy.default, result, dtype=torch.float16))
