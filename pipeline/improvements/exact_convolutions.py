@@ -42,7 +42,9 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
         return
-    found = [c for node in rewriting.nodes(aten.convolution.default) if (c := _convolution(rewriting, node)) is not None]
+    found = [
+        c for node in rewriting.nodes(aten.convolution.default) if (c := _convolution(rewriting, node)) is not None
+    ]
     every = settings.use_fp32_acc is True
     chosen = [c for c in found if c.taps > 1 and (every or c.pays)]
     wide = [c for c in found if c.taps > 1]
@@ -132,7 +134,12 @@ def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
         return None
     batch, _, *image = shape_of(node.meta["val"])
     symbols = rewriting.program.shapes
-    if any(str(symbol) not in symbols for size in (batch, *image) if not isinstance(size, int) for symbol in size.free_symbols):
+    if any(
+        str(symbol) not in symbols
+        for size in (batch, *image)
+        if not isinstance(size, int)
+        for symbol in size.free_symbols
+    ):
         return None
     pixels = math.prod(bounds(size, symbols).opt for size in (batch, *image))
     return Convolution(node, pixels, argument(node, "groups"))

@@ -93,7 +93,7 @@ QUIRKS: Final = (
         gpus="H200 (9.0)",
         trigger="a group norm of 320 channels or more, alone (1.6.1) or in a residual block (1.4)",
         instead="moments of each group by reductions (`impl.normalization.group_norm`)",
-        seen='"Compatible cubin or ptx module for device target \'90\' not found" when the engine is loaded',
+        seen="\"Compatible cubin or ptx module for device target '90' not found\" when the engine is loaded",
         test="tests/gpu/test_sums_gpu.py::test_group_norms_load",
         evidence=SIZES,
     ),
