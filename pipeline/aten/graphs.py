@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from pipeline.aten.types import Argument
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[tuple[Any, ...], Any, T]
+"""A recursive rule over nodes, written as a generator: it yields the rule and the arguments of each result that it
+needs, and is sent that result."""
 
 
 def results(graph: torch.fx.Graph) -> tuple[Argument, ...]:
@@ -54,3 +60,26 @@ def pasted(
         else:
             env[node] = emit(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
     raise AssertionError("a graph without an output")
+
+
+def evaluated(rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Any, ...], Any] | None = None) -> T:
+    """Return the result of a recursive rule for these arguments. Python's stack is too small for the chains of
+    operators that graphs have, so calls wait on a list. No call is made twice; ``known`` keeps the results of calls for
+    the next time."""
+    known = {} if known is None else known
+    if (rule, *args) in known:
+        return known[rule, *args]  # type: ignore[no-any-return]
+    waiting = [((rule, *args), rule(*args))]
+    sent: Any = None
+    while waiting:
+        call, steps = waiting[-1]
+        try:
+            needed = steps.send(sent)
+        except StopIteration as end:
+            known[call] = sent = end.value
+            waiting.pop()
+        else:
+            sent = known.get(needed)
+            if needed not in known:
+                waiting.append((needed, needed[0](*needed[1:])))
+    return known[rule, *args]  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.quantized_wide import MOVES
+from pipeline.decomposition.quantized_wide import MOVES, readers
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.program import Program
 
@@ -70,13 +70,16 @@ class _Casts:
 
     def follow(self, node: Node, numbers: Node) -> None:
         """Numbers in the place of codes, for what casts these back or moves them."""
-        for user in list(node.users):
-            if _casts_back(user):
-                user.replace_all_uses_with(self.cast(user, numbers, user.meta["val"].dtype))
-                self.graph.erase_node(user)
-            elif _is_read(user):
-                args = tuple(numbers if arg is node else arg for arg in user.args)
-                self.follow(user, self.call(user, user.target, args, **user.kwargs))
+        waiting = [(node, numbers)]
+        while waiting:
+            old, new = waiting.pop()
+            for user in list(old.users):
+                if _casts_back(user):
+                    user.replace_all_uses_with(self.cast(user, new, user.meta["val"].dtype))
+                    self.graph.erase_node(user)
+                elif _is_read(user):
+                    args = tuple(new if arg is old else arg for arg in user.args)
+                    waiting.append((user, self.call(user, user.target, args, **user.kwargs)))
 
     def cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
         """A node in a dtype; itself if that is its own."""
@@ -96,13 +99,12 @@ def _casts_back(node: Node) -> bool:
 
 def _read_as(node: Node) -> list[torch.dtype]:
     """The dtypes that codes are cast back to, by their readers and by those of what moves them."""
-    back = [user.meta["val"].dtype for user in node.users if _casts_back(user)]
-    return back + [dtype for user in node.users if does(user.target) in MOVES for dtype in _read_as(user)]
+    return [reader.meta["val"].dtype for reader in readers(node) if _casts_back(reader)]
 
 
 def _is_read(node: Node) -> bool:
     """Whether codes are cast back, at once or behind what moves them."""
-    return any(_casts_back(user) or (does(user.target) in MOVES and _is_read(user)) for user in node.users)
+    return any(map(_casts_back, readers(node)))
 
 
 def _is_within(x: Node) -> bool:

@@ -178,12 +178,15 @@ class _Merger:
 
     def hoist(self, node: Node) -> None:
         """Move the nodes that compute a constant before the first product."""
-        if self.places[node] < self.places[self.first]:
-            return
-        for source in node.all_input_nodes:
-            self.hoist(source)
-        self.first.prepend(node)
-        self.places[node] = -1
+        waiting, later = [node], set[Node]()
+        while waiting:
+            each = waiting.pop()
+            if each not in later and self.places[each] > self.places[self.first]:
+                later.add(each)
+                waiting += each.all_input_nodes
+        for each in sorted(later, key=self.places.__getitem__):
+            self.first.prepend(each)
+            self.places[each] = -1
 
     def call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
         """Insert a call before the first product."""

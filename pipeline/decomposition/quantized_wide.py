@@ -44,7 +44,16 @@ def is_cast_to_codes(node: Node) -> bool:
 
 def _only_moved(node: Node) -> bool:
     """Whether every reader casts what it reads to another dtype, or moves it to such readers."""
-    return all(_is_cast(user) or (does(user.target) in MOVES and _only_moved(user)) for user in node.users)
+    return all(_is_cast(reader) for reader in readers(node))
+
+
+def readers(node: Node) -> list[Node]:
+    """The readers of a node, and those of what only moves it."""
+    found, moved = list[Node](), [node]
+    while moved:
+        for user in moved.pop().users:
+            (moved if does(user.target) in MOVES else found).append(user)
+    return found
 
 
 def _is_cast(node: Node) -> bool:
@@ -53,10 +62,15 @@ def _is_cast(node: Node) -> bool:
 
 def _widen(layout: Argument, node: Node, wide: Node) -> None:
     """Replace a node of a narrower dtype, and so on for nodes that move it."""
-    for user in list(node.users):
-        if _is_cast(user):
-            user.replace_input_with(node, wide)
-        else:
-            args = tuple(wide if arg is node else arg for arg in user.args)
-            _widen(layout, user, layout.call(user, user.target, args, **user.kwargs))
-    layout.graph.erase_node(node)
+    waiting, narrow = [(node, wide)], list[Node]()
+    while waiting:
+        old, new = waiting.pop()
+        narrow.append(old)
+        for user in list(old.users):
+            if _is_cast(user):
+                user.replace_input_with(old, new)
+            else:
+                args = tuple(new if arg is old else arg for arg in user.args)
+                waiting.append((user, layout.call(user, user.target, args, **user.kwargs)))
+    for old in reversed(narrow):
+        layout.graph.erase_node(old)

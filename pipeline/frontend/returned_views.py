@@ -131,12 +131,14 @@ class _Tail:
 
     def function(self) -> Callable[..., Sequence[Target]]:
         """All results of Dynamo's graph."""
-        needed = [self.node(value) if isinstance(value, Node) else value for value in self.returned]
-        self.graph.output(tuple(needed))
+        waiting, needed = [value for value in self.returned if isinstance(value, Node)], set[Node]()
+        while waiting:
+            node = waiting.pop()
+            if node not in needed and node not in self.env:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        for node in self.module.graph.nodes:
+            if node in needed:
+                self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
+        self.graph.output(tuple(self.env[value] if isinstance(value, Node) else value for value in self.returned))
         return GraphModule(self.module, self.graph).forward
-
-    def node(self, node: Node) -> Node:
-        """Copy a node, after those that it needs."""
-        if node not in self.env:
-            self.env[node] = self.graph.node_copy(node, self.node)
-        return self.env[node]

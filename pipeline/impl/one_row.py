@@ -113,10 +113,13 @@ def _with_bias(net: Net, result: ITensor, bias: Value | None) -> ITensor:
 def _leaves(net: Net, node: torch.fx.Node | None) -> bool:
     """Whether what a node gives, or a view of it, leaves the engine. TensorRT would round it in the kernel that reads
     it next, each block of which would write all of it; taking the maximum of it and itself prevents that."""
-    inside = net.ctx.inside
-    return node is not None and any(
-        user.name not in inside or (moves(user) and _leaves(net, user)) for user in node.users
-    )
+    waiting = list(node.users) if node is not None else []
+    while waiting:
+        user = waiting.pop()
+        if user.name not in net.ctx.inside:
+            return True
+        waiting += user.users if moves(user) else ()
+    return False
 
 
 @fact

@@ -15,6 +15,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.graphs import Steps, evaluated
 from pipeline.aten.types import Argument
 from pipeline.converters.attention import fuses
 from pipeline.improvements.open_masks import NOT
@@ -68,7 +69,7 @@ def fuse_attention(rewriting: Rewriting) -> None:
             continue
         if not _only_for(weights, softmax, node):
             continue
-        scores = _scores(rewriting, softmax.args[0], softmax)
+        scores = evaluated(_scores, rewriting, softmax.args[0], softmax)
         if scores is None or {dtype_of(scores.query), dtype_of(scores.key)} != {dtype_of(node)}:
             continue
         if not scores.finite or _some_count(rewriting, scores):
@@ -114,44 +115,44 @@ def _only_for(node: object, first: Node, reader: Node) -> bool:
     return False
 
 
-def _scores(rewriting: Rewriting, node: object, reader: Node) -> Scores | None:
+def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
     """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
     if is_copy(node) or is_cast(node):
-        return _scores(rewriting, node.args[0], node)
+        return (yield _scores, rewriting, node.args[0], node)
     if node.target in PRODUCTS:
         query, key = node.args[:2]
         return Scores(query, key) if isinstance(query, Node) and isinstance(key, Node) else None
     if node.target in (aten.mul.Tensor, aten.div.Tensor):
-        return _multiplied(rewriting, node)
+        return (yield _multiplied, rewriting, node)
     if node.target is aten.add.Tensor and not node.kwargs:
-        return _added(rewriting, node)
-    return _selected(rewriting, node)
+        return (yield _added, rewriting, node)
+    return (yield _selected, rewriting, node)
 
 
-def _multiplied(rewriting: Rewriting, node: Node) -> Scores | None:
+def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """A scale; it does not reach masks."""
     orders = [node.args[:2]] if node.target is aten.div.Tensor else [node.args[:2], node.args[1::-1]]
     for inner, other in orders:
         factor = rewriting.number(other)
-        found = _scores(rewriting, inner, node) if factor else None
+        found = (yield _scores, rewriting, inner, node) if factor else None
         if factor and found is not None and not found.added and not found.allowed:
             return evolve(found, scale=found.scale * (factor if node.target is aten.mul.Tensor else 1 / factor))
     return None
 
 
-def _added(rewriting: Rewriting, node: Node) -> Scores | None:
+def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     for inner, mask in (node.args[:2], node.args[1::-1]):
         if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
             continue
-        found = _scores(rewriting, inner, node)
+        found = yield _scores, rewriting, inner, node
         if found is not None:
             return evolve(found, added=(*found.added, mask))
     return None
 
 
-def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
+def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """Scores where a condition holds, or does not, and large negative numbers elsewhere."""
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]
@@ -163,7 +164,7 @@ def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
     else:
         return None
     number = rewriting.number(filled)
-    found = _scores(rewriting, inner, node) if number is not None and number <= BLOCKED else None
+    found = (yield _scores, rewriting, inner, node) if number is not None and number <= BLOCKED else None
     if found is None or not isinstance(condition, Node):
         return None
     finite = found.finite or number != -math.inf

@@ -31,6 +31,7 @@ from pipeline.improvements.rewriting import (
     is_output,
     is_transposed,
     only_reader,
+    orders,
     permutation,
     rank_of,
 )
@@ -95,16 +96,15 @@ def _is_one_query(rewriting: Rewriting, node: Node) -> bool:
 
 def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
     """The one-row mask that another expands to all queries and heads."""
-    if not isinstance(mask, Node):
-        return None
-    if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):
-        return mask
-    if mask.target is aten.expand.default:
-        return _one_row(rewriting, mask.args[0])
-    if mask.target in AND and dtype_of(mask) == torch.bool:
-        for one, other in (mask.args[:2], mask.args[1::-1]):
-            if constant_of(rewriting, one) == 1.0:
-                return _one_row(rewriting, other)
+    while isinstance(mask, Node):
+        if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):
+            return mask
+        if mask.target is aten.expand.default:
+            mask = mask.args[0]
+        elif mask.target in AND and dtype_of(mask) == torch.bool:
+            mask = next((b for a, b in orders(mask) if constant_of(rewriting, a) == 1.0), None)
+        else:
+            return None
     return None
 
 

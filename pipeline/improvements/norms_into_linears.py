@@ -60,10 +60,13 @@ def _is_gain(gain: Node, x: Node) -> bool:
 
 def _calls_of(norm: Norm, node: Node) -> Iterator[Node]:
     """The calls that compute a norm, up to the one that returns it."""
-    if node not in (norm.x, norm.gain) and node.op == "call_function":
-        yield node
-        for given in node.all_input_nodes:
-            yield from _calls_of(norm, given)
+    waiting, seen = [node], {norm.x, norm.gain}
+    while waiting:
+        each = waiting.pop()
+        if each not in seen and each.op == "call_function":
+            seen.add(each)
+            waiting += each.all_input_nodes
+            yield each
 
 
 def _norm(rewriting: Rewriting, node: Node) -> Norm | None:

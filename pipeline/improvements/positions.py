@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.graphs import Steps, evaluated
 from pipeline.aten.traits import Does, does
 from pipeline.improvements.rewriting import Node, Rewriting, aten, rank_of
 from pipeline.shapes.environment import shape_of
@@ -24,10 +25,10 @@ def first_position(rewriting: Rewriting, index: Node) -> Start | None:
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
-    return _counted(rewriting, index)
+    return evaluated(_counted, rewriting, index)
 
 
-def _counted(rewriting: Rewriting, node: Any) -> Start | None:
+def _counted(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     """The start of a tensor of several positions."""
     if not isinstance(node, Node):
         return None
@@ -36,11 +37,10 @@ def _counted(rewriting: Rewriting, node: Any) -> Start | None:
     if node.target in RANGES:
         return _ranged(node)
     if node.target in ADDS:
-        return _added(rewriting, node)
-    if (does(node.target) is Does.CASTS and node.meta["val"].dtype in INTS) or does(node.target) is Does.COPIES:
-        return _counted(rewriting, node.args[0])
-    leading = does(node.target) in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node)
-    return _counted(rewriting, node.args[0]) if leading else None
+        return (yield _added, rewriting, node)
+    same = (does(node.target) is Does.CASTS and node.meta["val"].dtype in INTS) or does(node.target) is Does.COPIES
+    same = same or (does(node.target) in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node))
+    return (yield _counted, rewriting, node.args[0]) if same else None
 
 
 def _literal(rewriting: Rewriting, node: Node) -> Start | None:
@@ -63,7 +63,7 @@ def _ranged(node: Node) -> Start | None:
     return start if isinstance(start, Node) or type(start) is int else None
 
 
-def _added(rewriting: Rewriting, node: Node) -> Start | None:
+def _added(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
     """A range that a start is added to."""
     if argument(node, "alpha") != 1 or node.meta["val"].dtype not in INTS:
         return None
@@ -71,7 +71,7 @@ def _added(rewriting: Rewriting, node: Node) -> Start | None:
     for counting, other in orders:
         if not _is_start(other):
             continue
-        start = _counted(rewriting, counting)
+        start = yield _counted, rewriting, counting
         if start is not None:
             return other if start == 0 else None
     return None

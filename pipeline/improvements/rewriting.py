@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from attrs import frozen
@@ -53,6 +53,7 @@ class Rewriting:
         self.mode = fake_mode(program.graph)
         self.made: dict[str, Argument] = {}
         self.created: list[Node] = []
+        self._constant: dict[tuple[Any, ...], bool] = {}
 
     def run_protected(self, each: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may take: the pass does not recognise them,
@@ -69,6 +70,7 @@ class Rewriting:
     def _run(self, each: Improvement) -> None:
         """Apply a pass, up to a node of whose sizes it asks what only data can answer: that one stays as it is."""
         self.created.clear()
+        self._constant.clear()
         try:
             each.apply(self)
         except GuardOnDataDependentSymNode:
@@ -150,13 +152,19 @@ class Rewriting:
     def is_constant(self, node: object) -> bool:
         """Whether a value is the same at every call and can be folded: a number, or computed from the model's
         tensors."""
+        return graphs.evaluated(self._is_constant, node, known=self._constant)
+
+    def _is_constant(self, node: object) -> graphs.Steps[bool]:
         if not isinstance(node, Node):
             return True
         if node.op == "placeholder":
             return node.name in self.program.constants
-        return (
-            node.target not in KEPT and is_pure(node.target) and all(self.is_constant(n) for n in node.all_input_nodes)
-        )
+        if node.target in KEPT or not is_pure(node.target):
+            return False
+        for source in node.all_input_nodes:
+            if not (yield self._is_constant, source):
+                return False
+        return True
 
     def literal(self, node: Argument) -> torch.Tensor | None:
         """The value of a small constant that does not depend on the model's own tensors."""

@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.graphs import Steps, evaluated
 from pipeline.aten.traits import PART, Does, does
 from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_open
@@ -48,7 +49,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
             continue
         if constant_of(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
             rewriting.offer(node, SDPA, (*node.args[:3], None, *node.args[4:]), dict(node.kwargs))
-        elif _is_causal(rewriting, mask):
+        elif evaluated(_is_causal, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
         elif not is_open(mask) and (mask in shown or is_made_open(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
@@ -61,13 +62,15 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 def constant_of(rewriting: Rewriting, node: object) -> float | None:
     """The number that all elements of a tensor equal; None if they differ or are unknown."""
-    bounds = _bounds(rewriting, node)
+    bounds = evaluated(_bounds, rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
 def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
     """Whether a mask that is added to scores, and that is made anew at each call, has finite numbers only."""
-    bounds = None if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask) else _bounds(rewriting, mask)
+    bounds = (
+        None if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask) else evaluated(_bounds, rewriting, mask)
+    )
     return bounds is not None and all(map(math.isfinite, bounds))
 
 
@@ -77,37 +80,38 @@ Bounds: TypeAlias = tuple[float, float]
 ANY_BOOL: Bounds = (0.0, 1.0)
 
 
-def _bounds(rewriting: Rewriting, node: object) -> Bounds | None:
+def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     """The bounds of a tensor's elements; None if unknown."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
     found = rewriting.literal(node)
     if found is not None:
         return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
-    dtype, bounds = dtype_of(node), _computed(rewriting, node)
+    dtype, bounds = dtype_of(node), (yield _computed, rewriting, node)
     if dtype == torch.bool:
         return bounds or ANY_BOOL
     return _rounded(bounds, dtype) if bounds is not None and dtype in FLOATS else bounds
 
 
-def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
+def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     """The bounds of an operator's result, before rounding to its dtype."""
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
     if node.target is aten.full.default:
-        return _bounds(rewriting, args[1])
+        return (yield _bounds, rewriting, args[1])
     if node.target is aten.where.self:
-        condition = constant_of(rewriting, args[0])
-        return _either(rewriting, *(args[1:] if condition is None else [args[1 if condition else 2]]))
+        low, high = (yield _bounds, rewriting, args[0]) or ANY_BOOL
+        return (yield _either, rewriting, *(args[1:] if low != high else [args[1 if low else 2]]))
     if node.target is aten.masked_fill.Scalar:
-        return _either(rewriting, args[0], args[2])
+        return (yield _either, rewriting, args[0], args[2])
     if node.target in AND and dtype_of(node) == torch.bool:
-        a, b = (_bounds(rewriting, n) or ANY_BOOL for n in args[:2])
+        a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
+        b = (yield _bounds, rewriting, args[1]) or ANY_BOOL
         return a[0] * b[0], a[1] * b[1]
     shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
     known = shifted or does(node.target) in (*PART, Does.CASTS) or node.target is aten.ge.Scalar
-    inner = _bounds(rewriting, args[0]) if known else None
+    inner = (yield _bounds, rewriting, args[0]) if known else None
     if inner is None:
         return None
     if node.target is aten.ge.Scalar:
@@ -117,10 +121,14 @@ def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
     return _cast(inner, dtype_of(args[0]), dtype_of(node))
 
 
-def _either(rewriting: Rewriting, *nodes: object) -> Bounds | None:
+def _either(rewriting: Rewriting, *nodes: object) -> Steps[Bounds | None]:
     """The bounds of elements that are taken from any of these."""
-    each = [bounds for node in nodes if (bounds := _bounds(rewriting, node)) is not None]
-    return (min(low for low, _ in each), max(high for _, high in each)) if len(each) == len(nodes) else None
+    each: list[Bounds] = []
+    for node in nodes:
+        if (bounds := (yield _bounds, rewriting, node)) is None:
+            return None
+        each.append(bounds)
+    return min(low for low, _ in each), max(high for _, high in each)
 
 
 def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
@@ -135,7 +143,7 @@ def _rounded(bounds: Bounds, dtype: torch.dtype) -> Bounds:
     return low, high
 
 
-def _is_causal(rewriting: Rewriting, node: Node) -> bool:
+def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
     """Whether a mask of bools is true exactly where the key's position is not after the query's."""
     node = copied(node)
     found = rewriting.literal(node)
@@ -145,16 +153,18 @@ def _is_causal(rewriting: Rewriting, node: Node) -> bool:
         source = source_of(node)
         same = rank_of(source) >= 2 and shape_of(source.meta["val"])[-2:] == shape_of(node.meta["val"])[-2:]
         leading = node.target is not aten.unsqueeze.default or argument(node, "dim") % rank_of(node) < rank_of(node) - 2
-        return same and leading and dtype_of(source) == torch.bool and _is_causal(rewriting, source)
+        return same and leading and dtype_of(source) == torch.bool and (yield _is_causal, rewriting, source)
     if node.target is aten.tril.default:
         return argument(node, "diagonal") == 0 and constant_of(rewriting, node.args[0]) == 1.0
     if node.target in AND:
         for one, other in (node.args[:2], node.args[1::-1]):
             if constant_of(rewriting, one) == 1.0 and isinstance(other, Node):
-                return rank_of(other) == rank_of(node) and _is_causal(rewriting, other)
+                return rank_of(other) == rank_of(node) and (yield _is_causal, rewriting, other)
         return False
     if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
-        key, query = (_counted(rewriting, node.args[i if node.target is aten.le.Tensor else 1 - i]) for i in (0, 1))
+        key, query = (
+            evaluated(_counted, rewriting, node.args[i if node.target is aten.le.Tensor else 1 - i]) for i in (0, 1)
+        )
         return key is not None and query is not None and key == Counted(1, query.start) and query.dim == 2
     return False
 
@@ -167,7 +177,7 @@ class Counted:
     start: int
 
 
-def _counted(rewriting: Rewriting, node: object) -> Counted | None:
+def _counted(rewriting: Rewriting, node: object) -> Steps[Counted | None]:
     """How a tensor counts, if it does."""
     if not isinstance(node, Node):
         return None
@@ -177,7 +187,7 @@ def _counted(rewriting: Rewriting, node: object) -> Counted | None:
         return _counts(found)
     if node.target is aten.arange.default:
         return Counted(1, 0) if dtype_of(node) in (torch.int32, torch.int64) else None
-    inner = _counted(rewriting, node.args[0]) if node.args else None
+    inner = (yield _counted, rewriting, node.args[0]) if node.args else None
     if inner is None:
         return None
     if node.target is aten.add.Tensor and isinstance(node.args[1], int) and not node.kwargs:

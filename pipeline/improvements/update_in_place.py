@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from attrs import evolve, frozen
+from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.cache import CACHE_UPDATE, CACHE_WRITE
@@ -59,7 +60,7 @@ def update_in_place(rewriting: Rewriting) -> None:
         return
     nodes = {node.name: node for node in rewriting.graph.nodes}
     returned = {output.target for output in program.outputs if output.kind == "user"}
-    buffers, checks, names = dict(program.buffers), dict[str, Checked](), list[str]()
+    buffers, checks, names = dict(program.buffers), list[Checked](), list[str]()
     for at, output in enumerate(program.outputs):
         placeholder = next((p for p, name in program.buffers.items() if name == output.target), None)
         if output.kind != "buffer" or placeholder is None or placeholder in returned:
@@ -72,9 +73,9 @@ def update_in_place(rewriting: Rewriting) -> None:
             cache, check = made
             buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
             names.append(output.target)
-            checks.setdefault(f"{_told(check.starts)} {check.length} {check.size}", check)
+            checks.append(check)
     if checks:
-        _add_check(rewriting, list(checks.values()))
+        _add_check(rewriting, _different(rewriting, checks))
         outputs = (*program.outputs, Output("", "check", target=names[0], name="positions"))
         rewriting.program = evolve(program, buffers=FrozenDict(buffers), outputs=outputs)
 
@@ -214,14 +215,13 @@ def _forget(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
         rewriting.graph.erase_node(placeholder)
 
 
-def _told(node: Any) -> str:
-    """How a value is computed, in words that are the same for equal computations."""
-    if not isinstance(node, Node):
-        return f"{node}"
-    if node.op != "call_function":
-        return node.name
-    named = (f"{key}={_told(value)}" for key, value in node.kwargs.items())
-    return f"{node.target}({', '.join([*map(_told, node.args), *named])})"
+def _different(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
+    """The checks without those whose positions are computed like another's."""
+    first, known = dict[str, Node](), dict[Node, Node]()
+    for node in rewriting.graph.nodes:
+        given = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        known[node] = first.setdefault(f"{node.target} {given}", node) if node.op == "call_function" else node
+    return list({(known[check.starts], check.length, check.size): check for check in reversed(checks)}.values())[::-1]
 
 
 def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:

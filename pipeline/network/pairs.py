@@ -133,12 +133,15 @@ def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tup
 
 def _readers(network: Network, tensor: str) -> list[Layer]:
     """The layers that read a tensor, behind those that only pass it on."""
-    found = [layer for layer in network.layers if tensor in layer.inputs]
-    return [
-        reader
-        for layer in found
-        for reader in (_readers(network, layer.outputs[0].name) if _passes(layer) else [layer])
-    ]
+    passed, found = {tensor}, list[Layer]()
+    for layer in network.layers:
+        if passed.isdisjoint(layer.inputs):
+            continue
+        if _passes(layer):
+            passed.add(layer.outputs[0].name)
+        else:
+            found.append(layer)
+    return found
 
 
 def _passes(layer: Layer) -> bool:

@@ -149,11 +149,14 @@ class _Assembly:
     def _read(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
         """The values that a node reads from outside. A size that depends on the segment's own values is computed
         inside."""
-        for source in operands(node):
-            if source in inside or source in seen:
+        waiting, computed = [*operands(node)][::-1], set[Node]()
+        while waiting:
+            source = waiting.pop()
+            if source in inside or source in seen or source in computed:
                 continue
             if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
-                self._read(part, source, inside, seen)
+                computed.add(source)
+                waiting += [*operands(source)][::-1]
             else:
                 seen[source] = None
 

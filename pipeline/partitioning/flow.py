@@ -80,12 +80,13 @@ def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Nod
 def operands(node: Node) -> Iterator[Node]:
     """The tensors and symbolic ints that a node reads. Other numbers are read from tensors again wherever they are
     needed, so they are skipped."""
-    for source in node.all_input_nodes:
-        value = source.meta.get("val")
-        if isinstance(value, torch.Tensor | torch.SymInt | tuple | list):
+    waiting = node.all_input_nodes[::-1]
+    while waiting:
+        source = waiting.pop()
+        if isinstance(source.meta.get("val"), torch.Tensor | torch.SymInt | tuple | list):
             yield source
         else:
-            yield from operands(source)
+            waiting += source.all_input_nodes[::-1]
 
 
 def maker(value: Node) -> Node:
