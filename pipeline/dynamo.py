@@ -7,15 +7,21 @@ conditions on sizes go back to Dynamo as guards: a call that violates them compi
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter, is_
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
-from attrs import define
+from attrs import define, field
+from torch._C import _functorch
 from torch._guards import tracing
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.export import Dim
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import traceback as provenance
 
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.aten.types import Argument, Function
@@ -23,7 +29,9 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
+from pipeline.errors import PipelineError, source_line
 from pipeline.frontend.capture import capture
+from pipeline.frontend.quiet import said_already
 from pipeline.frontend.returned_views import returned_views
 from pipeline.program import Program
 from pipeline.runtime.overlap import shared, written_inputs
@@ -31,14 +39,16 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
 
-def backend(
-    compile: Pipeline[Program, Compiled] | None = None, *, executor: Executor | None = None
-) -> Callable[..., Function]:
+log = logging.getLogger(__name__)
+
+
+def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Executor | None = None) -> Backend:
     """Return a backend of ``torch.compile``.
 
     It is for inference: results have no gradients. The range of a varying size is the one that Dynamo knows
     (``mark_dynamic``), or reaches to 4 times that of the compiling call, at least 16; beyond that, Dynamo compiles
-    again. Weights that were changed or replaced since the last call are refitted first.
+    again. Weights that were changed or replaced since the last call are refitted first. What cannot be captured runs
+    in PyTorch, with a warning; with ``fullgraph=True`` or ``require_full_compilation`` it is an error.
 
     Args:
         compile: the pipeline for each graph; ``pipeline.default()`` if None. The ``options`` of ``torch.compile``
@@ -52,21 +62,55 @@ def backend(
     stages = default() if compile is None else compile
     if not (accepts(stages.takes, Program) and accepts(Compiled, stages.gives)):
         raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
+    return Backend(stages, executor)
 
-    def compiled(
+
+@define(eq=False, repr=False)
+class Backend:
+    """A backend of ``torch.compile``, with a count of what it compiled."""
+
+    stages: Pipeline[Program, Compiled]
+    executor: Executor | None
+    compiled: int = field(default=0, init=False)
+    refused: Counter[str] = field(factory=Counter, init=False)
+    __name__ = "pipeline"
+
+    def __call__(
+        self,
         graph_module: GraphModule,
         example_inputs: Sequence[object],
         *,
         mode: str | None = None,
         options: Mapping[str, object] | None = None,
     ) -> Function:
-        settings = stages.settings.evolve(**{**_mode(mode), **(options or {})})
+        """Compile a graph of Dynamo's."""
+        settings = self.stages.settings.evolve(**{**_mode(mode), **(options or {})})
         views = returned_views(graph_module)
-        runner = _runner_of(stages, executor, views.core, example_inputs, settings)
+        try:
+            runner = _runner_of(self.stages, self.executor, views.core, example_inputs, settings)
+        except _NotCaptured as refusal:
+            self.refuse(refusal)
+        self.compiled += 1
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
-    return compiled
+    def refuse(self, refusal: _NotCaptured) -> NoReturn:
+        """Raise what lets Dynamo break the graph: the rest of it runs in PyTorch."""
+        reason = str(refusal)
+        self.refused[reason] += 1
+        if self.refused[reason] == 1:
+            log.warning("torch.compile runs in PyTorch what cannot be captured: %s", reason)
+        said_already(reason)
+        raise UnsupportedFakeTensorException(reason) from refusal.__cause__
+
+    def report(self) -> str:
+        """Return how many graphs were compiled, and how many were not, with each reason."""
+        rows = [f"  {reason}" + (f" ({count} times)" if count > 1 else "") for reason, count in self.refused.items()]
+        return "\n".join([f"{self.compiled} graphs compiled, {self.refused.total()} not captured", *rows])
+
+
+class _NotCaptured(Exception):  # noqa: N818 - Dynamo gets another, which lets it break the graph
+    """A graph was not captured, for this reason, at this line."""
 
 
 MODES: Final[Mapping[str, Mapping[str, object]]] = {
@@ -107,10 +151,10 @@ def _runner_of(
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]
     with tracing(None):  # else what torch.export guards on its way would be Dynamo's guards
-        graph = _Graph(graph_module, values, weights)
+        graph = DynamoGraph(graph_module, values, weights)
         program = graph.program(settings)
         if written := set(program.buffers.values()):  # those are inputs, which are written back
-            graph = _Graph(graph_module, values, [node for node in weights if node.name not in written])
+            graph = DynamoGraph(graph_module, values, [node for node in weights if node.name not in written])
             program = graph.program(settings)
         made = compile(program)
     graph.guard(program)
@@ -121,7 +165,7 @@ def _runner_of(
     return runner
 
 
-class _Graph(torch.nn.Module):
+class DynamoGraph(torch.nn.Module):
     """Dynamo's graph with its weights and floats inside, called with the tensors and whole numbers that remain.
 
     values: for each argument of Dynamo's graph its value in the call that compiles.
@@ -130,10 +174,11 @@ class _Graph(torch.nn.Module):
     def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
         super().__init__()
         self.training = False
-        self.calls, self.values, self.weights = graph_module.forward, values, weights
+        self.values, self.weights = values, weights
+        self.calls = _Calls(graph_module)
         for node in weights:
             self.register_buffer(node.name, values[node])
-        self.numbers: dict[Node, float] = {n: _Number(f) for n in values if (f := _item(n)) is not None}
+        self.numbers: dict[Node, float] = {n: number for n in values if (number := _item(n)) is not None}
         rest = [node for node in values if node not in weights and node not in self.numbers]
         self.places = {
             str(size): (node, dim)
@@ -147,7 +192,7 @@ class _Graph(torch.nn.Module):
     def forward(self, *inputs: object) -> Any:
         """Compute the results of Dynamo's graph."""
         known = dict(zip(self.inputs, inputs, strict=True))
-        return self.calls(*(self.given(node, known) for node in self.values))
+        return self.calls.run(*(self.given(node, known) for node in self.values))
 
     def given(self, node: Node, known: Mapping[Node, Argument]) -> Any:
         """The value of one of Dynamo's arguments."""
@@ -165,7 +210,13 @@ class _Graph(torch.nn.Module):
         dims: dict[str, Any] = {}
         shapes = tuple(_dims(node, dims) for node in self.inputs)
         examples = [_hint(self.values[node]) for node in self.inputs]
-        return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
+        try:
+            return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
+        except PipelineError as error:
+            if settings.require_full_compilation:
+                raise
+            place = _place_of(error)
+            raise _NotCaptured(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
     def guard(self, program: Program) -> None:
         """Let Dynamo guard the program's conditions on sizes: comparing one of Dynamo's sizes guards it."""
@@ -179,6 +230,41 @@ class _Graph(torch.nn.Module):
         for relation in program.shapes.relations:
             if relation.symbols <= known.keys():
                 relation.holds(known)
+
+
+class _Calls(Interpreter):
+    """Dynamo's graph, run node by node: each knows the user's line that it comes from."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        transforms = any(node.target in _DERIVATIVES for node in module.graph.nodes)
+        self.mode = torch.enable_grad if transforms else nullcontext
+
+    def run(self, *args: Argument) -> Any:
+        """Compute the results. Derivatives, which ``torch.func`` takes in the graph, are those of no ``no_grad``."""
+        with provenance.preserve_node_meta(), self.mode():
+            return super().run(*args)
+
+    def run_node(self, n: Node) -> Any:
+        """Compute a node."""
+        provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
+        try:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return getattr(self, n.op)(n.target, args, kwargs)
+        except Exception as error:
+            setattr(error, _PLACE, source_line(n))
+            raise
+
+
+_PLACE: Final = "_pipeline_place"
+"""The attribute of an exception with the user's line that failed."""
+
+
+def _place_of(error: BaseException | None) -> str:
+    """The user's line at which an error, or what caused it, was raised; empty if unknown."""
+    while error is not None and not hasattr(error, _PLACE):
+        error = error.__cause__
+    return getattr(error, _PLACE, "")
 
 
 @define(eq=False)
@@ -223,6 +309,10 @@ class _Runner:
 _writes = attrgetter("_version")
 
 
+_DERIVATIVES: Final = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
+"""The calls by which a graph of Dynamo's begins to take derivatives."""
+
+
 class _Number(float):
     """A float in place of the tensor that Dynamo passes for it."""
 
@@ -231,16 +321,36 @@ class _Number(float):
         return float(self)
 
 
+class _Whole(int):
+    """A whole number in place of such a tensor."""
+
+    def item(self) -> int:
+        """The number."""
+        return int(self)
+
+
 def _is_weight(node: Node, value: object) -> bool:
     """Parameters, and buffers, by the names that Dynamo gives them: other tensors may be at fixed addresses too."""
     fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)
 
 
-def _item(node: Node) -> float | None:
-    """The float that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
+def _item(node: Node) -> float | int | None:
+    """The number that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
+    if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
+        return None
     items: list[Any] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
-    return float(items[0]) if items and node.meta.get("tensor_dict") is None else None
+    if items:
+        return _Whole(items[0]) if isinstance(items[0], torch.SymInt | int) else _Number(items[0])
+    size = getattr(node.meta["example_value"], "item_memo", None)  # a whole number of numpy's, as in torch.split
+    is_read = isinstance(size, torch.SymInt) and all(_is_beside_a_tensor(node, user) for user in node.users)
+    return int(size) if is_read and size.node.has_hint() else None
+
+
+def _is_beside_a_tensor(number: Node, user: Node) -> bool:
+    """Whether a node computes with a tensor and a number, so that the number need be no tensor."""
+    tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
+    return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
 def _sizes(node: Node) -> Sequence[Any]:

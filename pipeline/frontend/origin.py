@@ -69,5 +69,6 @@ def origin_of(program: Program) -> Origin | None:
 
 
 def modes(model: Original) -> tuple[bool, ...]:
-    """Whether each part of a module is in training."""
-    return tuple(part.training for part in model.modules()) if isinstance(model, torch.nn.Module) else ()
+    """Whether each part of a module is in training; frozen TorchScript says nothing, and is not."""
+    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return tuple(bool(getattr(part, "training", False)) for part in parts)

@@ -37,3 +37,18 @@ def prints(_: Callable[..., object]) -> Callable[..., None]:
             del error.partial_fx_graph
 
     return get_class_if_classified_error
+
+
+def said_already(reason: str) -> None:
+    """Keep back the warning in which Dynamo repeats why a graph was broken, unless ``TORCH_LOGS`` is set."""
+    if not os.environ.get("TORCH_LOGS"):
+        dynamos = logging.getLogger("torch._dynamo.exc")
+
+        def repeats(record: logging.LogRecord) -> bool:
+            """Say whether to keep a record; this filter is removed by the one that it drops."""
+            if reason not in record.getMessage():
+                return True
+            dynamos.removeFilter(repeats)
+            return False
+
+        dynamos.addFilter(repeats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,21 @@ def test_lists_that_are_passed_in_stay_as_they_are() -> None:
     assert len(more) == 2
 
 
-def test_a_trace_is_a_model(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
-    x = torch.randn(2, 3, 8, 8)
+FORMS: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "traced": torch.jit.trace,
+    "traced and frozen": lambda net, x: torch.jit.freeze(torch.jit.trace(net, x)),
+    "frozen": lambda net, x: torch.jit.freeze(torch.jit.script(net)),
+    "frozen in part": lambda net, x: torch.jit.freeze(torch.jit.script(net), preserved_attrs=["0.weight"]),
+}
+"""TorchScript as it is shipped. ``freeze`` makes weights constants, and takes the attribute ``training`` away."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_is_a_model(form: str, tmp_path: Path) -> None:
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 5))
+    net, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 8, 8)
     image = pipeline.Input(min_shape=(1, 3, 8, 8), opt_shape=(2, 3, 8, 8), max_shape=(6, 3, 8, 8))
-    compiled = pipeline.default()(saved(torch.jit.trace(net, x), tmp_path), (image,))
+    compiled = (pipeline.default() | pipeline.verify())(saved(FORMS[form](net, x), tmp_path), (image,))
     for batch in (1, 5):
         x = torch.randn(batch, 3, 8, 8)
         equal(compiled(x), net(x))

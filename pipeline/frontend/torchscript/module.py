@@ -122,7 +122,7 @@ class _Part(torch.nn.Module):
 
     def __init__(self, script: Value, names: frozenset[str], shared: _Shared) -> None:
         super().__init__()
-        self.training = bool(script.training)
+        self.training = bool(getattr(script, "training", False))  # torch.jit.freeze takes it away
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
             self.register_parameter(name, shared.parameter(parameter))
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
