@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from pipeline.frontend.undoing import interruptible
+
 log = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["started", "finished", "failed", "progress"]
@@ -90,14 +92,17 @@ class Run:
         self.tell(Event("started", name, record=record))
         start = perf_counter()
         try:
-            with _reporting_to(self.tell, name):
-                result = function()
+            result = interruptible(self._reported)(name, function)
         except BaseException as error:
             error.add_note(f"in stage {name!r} of the pipeline")
             self.tell(Event("failed", name, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
             raise
         self.tell(Event("finished", name, perf_counter() - start, result))
         return result
+
+    def _reported(self, name: str, function: Callable[[], object]) -> object:
+        with _reporting_to(self.tell, name):
+            return function()
 
 
 @contextmanager

@@ -39,8 +39,9 @@ from pipeline.frontend.stand_ins import attributes
 from pipeline.frontend.strided import without_gaps
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
-from pipeline.frontend.tracing import tracing_for
+from pipeline.frontend.tracing import one_export, tracing_for
 from pipeline.frontend.transforms import check_values
+from pipeline.frontend.undoing import interruptible
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity, numbers_of
@@ -58,6 +59,7 @@ Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction
 """What can be captured."""
 
 
+@interruptible
 def capture(
     model: Model,
     args: Sequence[object] = (),
@@ -103,7 +105,7 @@ def capture(
             again = partial(capture, output_names=output_names, profiles=profiles)
             program = again(inside, args, kwargs, dynamic_shapes, settings)
         return with_origin(program, given)
-    with tracing_for(settings.device, settings.compute_capabilities):
+    with one_export, tracing_for(settings.device, settings.compute_capabilities):
         program = _captured(model, args, kwargs, dynamic_shapes, settings, profiles)
     return with_origin(named(program, output_names), given)
 

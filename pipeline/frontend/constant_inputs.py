@@ -8,8 +8,8 @@ so that it is folded like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -25,6 +25,7 @@ from pipeline.aten.naming import unlike
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
 from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.undoing import set_to
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant
 from pipeline.program import Port, Program
@@ -60,14 +61,9 @@ def taken_out(
     return positional, named, found
 
 
-@contextmanager
-def known(constants: Mapping[int, Constant]) -> Iterator[None]:
+def known(constants: Mapping[int, Constant]) -> AbstractContextManager[object]:
     """A context in which the inputs at these places, of a model that is exported, have values."""
-    token = _values.set({place: constant.value for place, constant in constants.items()} or None)
-    try:
-        yield
-    finally:
-        _values.reset(token)
+    return set_to(_values, {place: constant.value for place, constant in constants.items()} or None)
 
 
 def valued(own: Kernel) -> Kernel:

@@ -12,7 +12,7 @@ import dis
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import folder_of, line_of
 from pipeline.frontend.branching import effects
+from pipeline.frontend.undoing import set_to
 
 aten = torch.ops.aten
 
@@ -63,15 +64,9 @@ class Checks:
 _checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
 
 
-@contextmanager
-def collected() -> Iterator[Checks]:
+def collected() -> AbstractContextManager[Checks]:
     """A context that collects the checks of models that are exported in it."""
-    found = Checks()
-    token = _checks.set(found)
-    try:
-        yield found
-    finally:
-        _checks.reset(token)
+    return set_to(_checks, Checks())
 
 
 def is_caught() -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
 from types import CodeType, FrameType
@@ -36,6 +36,7 @@ from pipeline.errors import CaptureError, line_of
 from pipeline.frontend.blame import NOT_THE_MODELS, place_of
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.undoing import set_to
 from pipeline.program import Program
 
 aten = torch.ops.aten
@@ -90,15 +91,9 @@ class Decisions:
 _decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
 
 
-@contextmanager
-def collected() -> Iterator[Decisions]:
+def collected() -> AbstractContextManager[Decisions]:
     """A context that collects what is decided by the example."""
-    found = Decisions()
-    token = _decisions.set(found)
-    try:
-        yield found
-    finally:
-        _decisions.reset(token)
+    return set_to(_decisions, Decisions())
 
 
 def has_values(*inputs: object) -> bool:

@@ -22,6 +22,7 @@ from pipeline.frontend.mutation import without_mutation
 from pipeline.frontend.shared import shared
 from pipeline.frontend.tracing import exporting
 from pipeline.frontend.transforms import has_transforms
+from pipeline.frontend.undoing import undoing
 
 
 def functional(
@@ -70,9 +71,13 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 def _unbound(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
     """A context for tracing the nodes again: their records of the symbols that they introduced are hidden, since these
     change."""
-    made = [node.meta.pop("unbacked_bindings", None) for node in nodes]
-    try:
+    made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
+
+    def bind() -> None:
+        for node, bindings in made.items():
+            node.meta["unbacked_bindings"] = bindings
+
+    with undoing(bind):
+        for node in made:
+            node.meta.pop("unbacked_bindings", None)
         yield
-    finally:
-        for node, bindings in zip(nodes, made, strict=True):
-            node.meta.update({} if bindings is None else {"unbacked_bindings": bindings})

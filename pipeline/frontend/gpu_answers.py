@@ -6,8 +6,7 @@ another memory layout than that of plain attention. If there is a GPU, its own a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -18,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
 from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.undoing import set_to
 
 ASSUMED: Final = "8.0"
 """The compute capability of a GPU that nobody names: the least that engines are built for."""
@@ -28,15 +28,10 @@ SELECTION: Final = DispatchKey.BackendSelect
 _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
 
 
-@contextmanager
-def assuming(capability: str) -> Iterator[None]:
+def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
     """A context in which the answers are those of a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
-    token = _capability.set((major, minor))
-    try:
-        yield
-    finally:
-        _capability.reset(token)
+    return set_to(_capability, (major, minor))
 
 
 def capability(own: Kernel) -> Kernel:

@@ -9,8 +9,8 @@ Values lie on the CPU, whatever device their tensors are on: those of a `Constan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -26,6 +26,7 @@ from pipeline.aten.kinds import LIFTS
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.frontend.constant_inputs import device_of, faked
 from pipeline.frontend.ratios import RATIO
+from pipeline.frontend.undoing import set_to
 
 FROM: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""
@@ -67,15 +68,9 @@ class Reads:
 _reads: ContextVar[Reads | None] = ContextVar("numbers of buffers", default=None)
 
 
-@contextmanager
-def held_numbers() -> Iterator[Reads]:
+def held_numbers() -> AbstractContextManager[Reads]:
     """A context in which models that are exported may read the numbers of their buffers."""
-    found = Reads()
-    token = _reads.set(found)
-    try:
-        yield found
-    finally:
-        _reads.reset(token)
+    return set_to(_reads, Reads())
 
 
 def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:

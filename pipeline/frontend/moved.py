@@ -6,28 +6,24 @@ place, and `untouched` puts back what it held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
 
 from pipeline.aten.types import Argument
 from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.undoing import set_to
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 _stay: ContextVar[bool] = ContextVar("weights stay", default=False)
 
 
-@contextmanager
-def weights_stay() -> Iterator[None]:
+def weights_stay() -> AbstractContextManager[bool]:
     """A context in which only what modules hold beside parameters, buffers and other modules moves."""
-    token = _stay.set(True)
-    try:
-        yield
-    finally:
-        _stay.reset(token)
+    return set_to(_stay, True)
 
 
 def applied(_: Kernel) -> Kernel:

@@ -28,6 +28,7 @@ from pipeline.frontend import (
     known_numbers,
     legacy,
     moved,
+    other_threads,
     packed,
     quiet,
     recurrences,
@@ -201,6 +202,17 @@ TABLE: Final = (
         "reads from a tensor that was written through a view what it held before, and knows no branches that data "
         "decides",
         during="export",
+    ),
+    *(
+        Replacement(
+            proxy_tensor._ModuleStackTracer,
+            name,
+            make,
+            "takes modules that other threads call for the model's",
+            during="export",
+            everywhere=True,
+        )
+        for name, make in (("call_module", other_threads.calling), ("getattr", other_threads.reading))
     ),
     Replacement(
         _trace,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 from torch._ops import OpOverload
 
 from pipeline.aten.types import Argument, Operator
+from pipeline.frontend.undoing import set_to, undoing
 
 Kernel: TypeAlias = Callable[..., Any]
 When: TypeAlias = Literal["trace", "export", "example", "called", "comparing", "gpu", "modelopt"]
@@ -47,6 +48,7 @@ class Replacement:
             traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.
+        everywhere: whether all threads get ours, which asks which thread calls it.
     """
 
     owner: Any
@@ -56,6 +58,7 @@ class Replacement:
     during: When = "trace"
     before: tuple[int, int] | None = None
     since: tuple[int, int] = (0, 0)
+    everywhere: bool = False
 
     @property
     def applies(self) -> bool:
@@ -81,7 +84,8 @@ class Replacement:
         elif isinstance(self.owner, dict):
             self.owner[self.name] = value
         elif value is None:
-            delattr(self.owner, self.name)
+            if self.name in vars(self.owner):
+                delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, value)
 
@@ -89,6 +93,8 @@ class Replacement:
         """A function that calls ours in threads that trace, torch's own in others."""
         theirs: Kernel = self._elsewhere() if own is None else own
         ours, during = self.make(theirs), self.during
+        if self.everywhere:
+            return ours
 
         @functools.wraps(theirs)
         def either(*args: object, **kwargs: object) -> object:
@@ -117,8 +123,8 @@ class Places:
     """The entries of torch that are replaced, and the threads that trace at the moment."""
 
     table: Sequence[Replacement]
-    _lock: Any = field(factory=threading.Lock)
-    _traces: Counter[str] = field(factory=Counter)
+    _lock: Any = field(factory=threading.RLock)
+    _traces: defaultdict[str, set[object]] = field(factory=lambda: defaultdict(set))
     _own: dict[Replacement, Any] = field(factory=dict)
     _needed: dict[Any, list[Replacement]] = field(factory=dict)
     _made: dict[Replacement, tuple[Any, Kernel]] = field(factory=dict)
@@ -129,21 +135,19 @@ class Places:
         if during in _now.get():
             yield
             return
-        self._enter(during)
-        token = _now.set(_now.get() | {during})
-        try:
-            yield
-        finally:
-            _now.reset(token)
-            self._leave(during)
+        trace = object()
+        with undoing(lambda: self._leave(during, trace)):
+            self._enter(during, trace)
+            with set_to(_now, _now.get() | {during}):
+                yield
 
-    def _enter(self, during: When) -> None:
+    def _enter(self, during: When, trace: object) -> None:
         with self._lock:
-            self._traces[during] += 1
-            if self._traces[during] == 1:
-                for row in self._rows(during, VERSION):
-                    self._own[row] = own = row.read()
-                    row.write(self._beside(row, own))
+            self._traces[during].add(trace)
+            for row in self._rows(during, VERSION):
+                if row not in self._own:
+                    self._own[row] = row.read()
+                row.write(self._beside(row, self._own[row]))
 
     def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
         """The rows of a kind that this torch needs, found once."""
@@ -158,9 +162,11 @@ class Places:
             self._made[row] = known = (own, row.beside(own))
         return known[1]
 
-    def _leave(self, during: When) -> None:
+    def _leave(self, during: When, trace: object) -> None:
+        """Write torch's own where no other trace is left; to do so twice changes nothing."""
         with self._lock:
-            self._traces[during] -= 1
-            if self._traces[during] == 0:
+            self._traces[during].discard(trace)
+            if not self._traces[during]:
                 for row in [row for row in self._own if row.during == during]:
-                    row.write(self._own.pop(row))
+                    row.write(self._own[row])
+                    del self._own[row]

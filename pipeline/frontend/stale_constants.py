@@ -6,8 +6,7 @@ view leaves it there: the graph then had the number from before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
@@ -17,18 +16,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.aten.types import Argument, Target
 from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.undoing import set_to
 
 _written: ContextVar[set[StorageWeakRef] | None] = ContextVar("memory that data was written to", default=None)
 
 
-@contextmanager
-def writes_noted() -> Iterator[None]:
+def writes_noted() -> AbstractContextManager[object]:
     """A context of one trace, in which writes are noted."""
-    token = _written.set(set())
-    try:
-        yield
-    finally:
-        _written.reset(token)
+    return set_to(_written, set())
 
 
 def fresh(own: Kernel) -> Kernel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -16,7 +16,9 @@ from pipeline.frontend.transforms import levels_left
 from pipeline.frontend.untouched import checks_left, hooks_removed
 
 _places = Places(TABLE)
-_exports = threading.RLock()
+one_export: Final = threading.RLock()
+"""Held by the thread that exports: torch.export changes what is the whole process's. Other exports do not wait. It is
+held by a ``with`` in a function: an interrupt takes it from no other context for sure."""
 
 
 @contextmanager
@@ -36,9 +38,8 @@ def _as_before() -> Iterator[None]:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """A context for exporting a model or making a program functional: our exports run one after the other, because
-    torch.export itself changes global state; other exports do not wait."""
-    with _exports, tracing(), _places.taken("export"), stale_constants.writes_noted(), _as_before():
+    """A context for exporting a model or making a program functional, for who holds `one_export`."""
+    with tracing(), _places.taken("export"), stale_constants.writes_noted(), _as_before():
         yield
 
 

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.export import ExportedProgram
 
 from pipeline.errors import CaptureError
+from pipeline.frontend.undoing import undoing
 
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:
@@ -38,13 +39,15 @@ def levels_left() -> Iterator[None]:
     """A context after which as many are entered as before: where an export fails, torch leaves some entered, and
     the next operator fails."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
-    try:
-        yield
-    finally:
+
+    def leave() -> None:
         _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         if _is_forward() and not is_forward:
             torch._C._exit_dual_level(level=0)
             forward_ad._current_level = -1
+
+    with undoing(leave):
+        yield
 
 
 def _is_forward() -> bool:

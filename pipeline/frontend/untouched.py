@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.types import Argument
+from pipeline.frontend.undoing import set_to, undoing
 from pipeline.program import version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
@@ -38,7 +39,7 @@ OBJECTS: Final = 10_000
 """So many objects are looked at: a module may hold what holds a whole program (a trainer, a set of data)."""
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
-_hooks: ContextVar[Sequence[RemovableHandle]] = ContextVar("hooks on buffers", default=())
+_hooks: ContextVar[list[RemovableHandle]] = ContextVar("hooks on buffers")
 
 
 @contextmanager
@@ -51,9 +52,8 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     objects = [_Space.of(vars(each)) for each in others]
     caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), others))]
     buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for space in (*spaces, *(each for each in objects if each.has_fakes())):
             space.restore()
         for cache, misses in caches:
@@ -63,18 +63,23 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
             if version(buffer) != at:
                 buffer.data.copy_(value)
 
+    with undoing(restore):
+        yield
+
 
 @contextmanager
 def checks_left() -> Iterator[None]:
     """A context after which distributions check their arguments as they did before, by default. The first function that
     Dynamo compiles turns these checks off; the next one outside does so again, as it would have without ours."""
     before = Distribution._validate_args
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         if Distribution._validate_args != before:
-            Distribution.set_default_validate_args(before)
             TorchPatcher.patch.cache_clear()
+            Distribution.set_default_validate_args(before)
+
+    with undoing(restore):
+        yield
 
 
 def hooked(own: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle]:
@@ -82,7 +87,7 @@ def hooked(own: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle
 
     def register(*args: Argument) -> RemovableHandle:
         hook = own(*args)
-        _hooks.set((*_hooks.get(), hook))
+        _hooks.get().append(hook)
         return hook
 
     return register
@@ -92,13 +97,14 @@ def hooked(own: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle
 def hooks_removed() -> Iterator[None]:
     """A context after which no hook is left that torch set on buffers: a failed export leaves its own, and the model
     then fails where it sets a buffer."""
-    token = _hooks.set(())
-    try:
-        yield
-    finally:
-        for hook in _hooks.get():
+    hooks: list[RemovableHandle] = []
+
+    def remove() -> None:
+        for hook in hooks:
             hook.remove()
-        _hooks.reset(token)
+
+    with undoing(remove), set_to(_hooks, hooks):
+        yield
 
 
 def _others(model: torch.nn.Module) -> list[object]:

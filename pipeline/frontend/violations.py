@@ -3,27 +3,22 @@ is wider than the model accepts, but only after tracing the whole model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.types import Argument
+from pipeline.frontend.undoing import set_to
 
 _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
 
 
-@contextmanager
-def kept_violations() -> Iterator[list[ConstraintViolationError]]:
+def kept_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
     """A context in which an export finishes although ranges are too wide; the list receives the errors."""
-    found: list[ConstraintViolationError] = []
-    token = _kept.set(found)
-    try:
-        yield found
-    finally:
-        _kept.reset(token)
+    return set_to(_kept, [])
 
 
 def finishing(own: Callable[..., object]) -> Callable[..., object]:

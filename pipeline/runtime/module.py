@@ -9,6 +9,7 @@ from functools import cache, partial
 import torch
 from torch.utils._pytree import tree_unflatten
 
+from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Leaf, Spec
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ExecutionError
@@ -40,7 +41,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu, trt
 
 log = logging.getLogger(__name__)
 
-is_compiling = torch.compiler.is_compiling
+is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 PLANS = 256
 """For how many combinations of shapes a module remembers its plan."""
 
@@ -128,7 +129,7 @@ class CompiledModule(torch.nn.Module):
             TypeError: an input's type or dtype, or the structure of the inputs, differs from the compiled one.
             ValueError: an input that the program writes to shares memory with another.
         """
-        if is_compiling() and self.entry is not None:
+        if is_compiling() and self.entry is not None and (is_dynamo_compiling() or is_tracing()):
             return self.entry(self, args, kwargs)
         if is_autocast_on():
             with without_autocast():

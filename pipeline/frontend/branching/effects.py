@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Final, TypeAlias
@@ -26,6 +26,7 @@ from pipeline.frontend.branching.counts import enough, enough_to_index
 from pipeline.frontend.branching.positions import Positions, Rows
 from pipeline.frontend.branching.watching import is_quiet, resume, watching
 from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.undoing import set_to
 
 aten = torch.ops.aten
 
@@ -138,14 +139,9 @@ _fixed: ContextVar[bool] = ContextVar("whether branches leave as many rows", def
 _trace: ContextVar[Trace | None] = ContextVar("a trace of both branches", default=None)
 
 
-@contextmanager
-def of_one_size(fixed: bool) -> Iterator[None]:
+def of_one_size(fixed: bool) -> AbstractContextManager[bool]:
     """A context in which branches have to leave as many rows; unless ``fixed``, data may choose how many there are."""
-    token = _fixed.set(fixed)
-    try:
-        yield
-    finally:
-        _fixed.reset(token)
+    return set_to(_fixed, fixed)
 
 
 def is_of_one_size() -> bool:
@@ -160,12 +156,8 @@ def traced(*, by_example: bool = False) -> Iterator[Trace]:
     Raises:
         CaptureError: what a branch does was refused, and the model caught the error.
     """
-    trace = Trace(by_example=by_example)
-    token = _trace.set(trace)
-    try:
+    with set_to(_trace, Trace(by_example=by_example)) as trace:
         yield trace
-    finally:
-        _trace.reset(token)
     if trace.refusal is not None:
         raise trace.refusal
 

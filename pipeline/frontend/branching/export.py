@@ -20,6 +20,7 @@ from pipeline.frontend.blame import deciding
 from pipeline.frontend.branching import effects
 from pipeline.frontend.branching.rewriting import rewritten
 from pipeline.frontend.decisions import Decisions
+from pipeline.frontend.undoing import undoing
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def with_both_branches(export: Callable[[], T]) -> T:
         CaptureError: the same, and the model catches that error.
     """
     functions, first = Functions(), None
-    try:
+    with undoing(functions.restore):
         while True:
             try:
                 with effects.traced() as trace:
@@ -53,23 +54,19 @@ def with_both_branches(export: Callable[[], T]) -> T:
                 if first is None:
                     raise
                 raise first from refusal
-    finally:
-        functions.restore()
 
 
 def with_the_examples_ways(export: Callable[[], T]) -> tuple[T, Decisions]:
     """Export, and what the example has decided. Functions that make a number of what data has (``float``, ``len``) are
     written anew, so that what is decided is what they compare, and not the number."""
     functions = Functions()
-    try:
+    with undoing(functions.restore):
         while True:
             with decisions.collected() as found, effects.traced(by_example=True):
                 exported = export()
             rewritten = {line for line in found.numbers if functions.rewrite(line)}
             if not rewritten:
                 return exported, found
-    finally:
-        functions.restore()
 
 
 def _caught(line: effects.Line) -> CaptureError:

@@ -1,0 +1,89 @@
+"""Undo what a trace changes of the process, at whatever step an interrupt (Ctrl-C) stops it.
+
+Python raises ``KeyboardInterrupt`` between any two of its steps: after a context was entered and before its ``with``
+knows, as ``__exit__`` begins, or while it runs. So a change is noted before it is made, and undone by steps that may
+run twice; what a ``with`` did not undo, `interruptible` does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from typing import Any, ParamSpec, TypeVar
+
+from attrs import define
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@define(eq=False)
+class _Change:
+    undo: Callable[[], None]
+    is_undone: bool = False
+
+    def end(self) -> None:
+        """Undo it, once."""
+        if not self.is_undone:
+            self.undo()
+            self.is_undone = True
+
+
+_changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process", default=None)
+
+
+@contextmanager
+def undoing(undo: Callable[[], None]) -> Iterator[None]:
+    """A context at whose end ``undo`` is called, in which the change is made. An ``undo`` that is interrupted is called
+    again."""
+    changes = _changes.get()
+    change, changes = _Change(undo), [] if changes is None else changes
+    changes.append(change)
+    try:
+        yield
+    finally:
+        change.end()
+        with suppress(ValueError):  # what was interrupted has no changes left
+            changes.remove(change)
+
+
+@contextmanager
+def set_to(variable: ContextVar[Any], value: T) -> Iterator[T]:
+    """A context in which a context variable has a value, which it gives."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        with suppress(ValueError):  # the context of what was interrupted has gone
+            variable.reset(token)
+
+
+def interruptible(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function one that leaves the process as it was, wherever it is interrupted: context variables too."""
+
+    def run(changes: list[_Change], *args: P.args, **kwargs: P.kwargs) -> T:
+        _changes.set(changes)
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
+        changes: list[_Change] = []
+        try:
+            return copy_context().run(run, changes, *args, **kwargs)
+        finally:
+            try:
+                _end(changes)
+            except BaseException:  # it is interrupted itself
+                _end(changes)
+                raise
+
+    return as_it_was
+
+
+def _end(changes: list[_Change]) -> None:
+    """Undo changes, the last one first."""
+    while changes:
+        changes[-1].end()
+        changes.pop()
