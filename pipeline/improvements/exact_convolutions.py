@@ -1,4 +1,4 @@
-"""exact_convolutions: compute convolutions of float16 as matmuls, which sum in float32, where TensorRT sums in float16."""
+"""exact_convolutions: compute convolutions of float16 as matmuls, which sum in float32: TensorRT sums them in float16."""
 
 from __future__ import annotations
 
