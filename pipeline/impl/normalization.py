@@ -10,14 +10,10 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.reduce import reduce
-from pipeline.impl.shape import sampled
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
 Shape = Sequence[int]
-
-LARGE, PARTS = 1 << 14, 64
-"""The elements of a group from which its moments are computed in parts, and how many."""
 
 
 @block
@@ -88,38 +84,12 @@ def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Va
         return channel_norm(net, x, range(2, rank), weight, bias, eps)
     sizes = base.sizes(net, x)
     flat = by_group(net, base.cast(net, x, torch.float32), groups)
-    count = base.dims(flat)[2]
-    apart = _apart if count >= LARGE and count % PARTS == 0 else _by_layer
-    result = base.reshape(net, apart(net, flat, eps), sizes)
+    result = base.reshape(net, normalize(net, flat, [2], None, None, [1, 1, 1], eps), sizes)
     shape = (1, channels, *(1,) * (rank - 2))
     for operation, value in (("PROD", weight), ("SUM", bias)):
         if value is not None:
             result = base.elementwise(net, operation, result, _coefficient(net, value, shape, 0.0))
     return base.cast(net, result, base.dtype_of(x))
-
-
-def _by_layer(net: Net, groups: ITensor, eps: float) -> ITensor:
-    """Each of ``groups`` [N, G, elements] normalized."""
-    return normalize(net, groups, [2], None, None, [1, 1, 1], eps)
-
-
-def _apart(net: Net, groups: ITensor, eps: float) -> ITensor:
-    """The same from moments of ``PARTS`` parts of each group, which are enough for all multiprocessors, and are read
-    once for both moments: sums of differences from a part's first element, so that a large mean cancels nothing."""
-    batch = base.size(net, groups, 0)
-    count, elements = base.dims(groups)[1:]
-    parts = base.reshape(net, groups, [batch, count, PARTS, elements // PARTS])
-    first = sampled(net, parts, [3], [0], [1])
-    apart = base.elementwise(net, "SUB", parts, first)
-    mean = _mean(net, apart, [3])
-    square = _mean(net, base.elementwise(net, "PROD", apart, apart), [3])
-    inside = base.elementwise(net, "SUB", square, base.elementwise(net, "PROD", mean, mean))
-    means = base.elementwise(net, "SUM", first, mean)
-    middle = _mean(net, means, [2])
-    between = base.elementwise(net, "SUB", means, middle)
-    variance = _mean(net, base.elementwise(net, "SUM", inside, base.elementwise(net, "PROD", between, between)), [2])
-    centred = base.elementwise(net, "SUB", parts, middle)
-    return base.elementwise(net, "DIV", centred, _root(net, variance, eps))
 
 
 @block

@@ -1,4 +1,4 @@
-"""exact_convolutions: compute convolutions of float16 as matmuls, which sum in float32: TensorRT sums them in float16."""
+"""exact_convolutions: compute convolutions of float16, which TensorRT sums in float16, as matmuls in float32."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ WINDOWS_AT_MOST = 1 << 30
 """The same if `use_fp32_acc` is True."""
 FEW_TERMS = 128
 """Terms up to which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
+ALIGNED = 8
+"""The number that the terms of a fast matmul of float16 are a multiple of."""
 TAPS = 27
 """Elements of a kernel up to which each is a slice."""
 MOSTLY = 0.8
@@ -52,7 +54,8 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     for each in found:
         if each.terms <= FEW_TERMS:
             continue
-        done = (each.is_pixelwise and (every or mostly) and _by_pixels(rewriting, each)) or (
+        pixelwise = each.is_pixelwise and (each.bias is None if every else mostly)
+        done = (pixelwise and _by_pixels(rewriting, each)) or (
             each in chosen and each.fits(every) and _by_windows(rewriting, each)
         )
         if every and not done:
@@ -179,17 +182,23 @@ def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
     if any(padding):
         pads = [p for pad in reversed(padding) for p in (pad, pad)]
         image = made(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
-    windows = _windows(made, found, image)
+    parts = _windows(made, found, image)
     matrix = made(aten.reshape.default, made(aten.permute.default, found.weight, last), [found.maps, found.terms])
-    result = made(aten.linear.default, windows, matrix, found.bias)
+    if found.bias is not None:
+        # a linear layer's bias is added to the rounded sum: here it is a term of the sum, beside zeros for alignment
+        column = made(aten.reshape.default, found.bias, [found.maps, 1])
+        matrix = made(aten.cat.default, [matrix, made(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)], 1)
+        parts[-1] = made(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
+    windows = made(aten.cat.default, parts, rank + 1)
+    result = made(aten.linear.default, windows, matrix)
     return made.put(made(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
 
 
-def _windows(made: _Made, found: Convolution, image: Node) -> Node:
-    """The elements of ``image`` [N, …, C] below each element of the kernel, side by side."""
+def _windows(made: _Made, found: Convolution, image: Node) -> list[Node]:
+    """The elements of ``image`` [N, …, C] below each element of the kernel."""
     counts = shape_of(found.node.meta["val"])[2:]
     strides, dilations = found.each("stride"), found.each("dilation")
-    parts = []
+    parts: list[Node] = []
     for place in itertools.product(*map(range, found.kernel)):
         part = image
         for dim, (at, count, stride, dilation) in enumerate(zip(place, counts, strides, dilations, strict=True), 1):
@@ -201,7 +210,7 @@ def _windows(made: _Made, found: Convolution, image: Node) -> Node:
                 stop = torch.iinfo(torch.int64).max
             part = made(aten.slice.Tensor, part, dim, start, stop, stride)
         parts.append(part)
-    return made(aten.cat.default, parts, len(found.kernel) + 1)
+    return parts
 
 
 def _by_pixels(rewriting: Rewriting, found: Convolution) -> bool:
