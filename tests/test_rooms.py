@@ -38,6 +38,7 @@ ROOMS = (
     ("shapes",),
     ("recipes",),
     ("aten",),
+    ("quirks",),
     ("settings", "agreement", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
