@@ -38,7 +38,6 @@ from pipeline.runtime.overlap import shared, written_inputs
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
-
 log = logging.getLogger(__name__)
 
 

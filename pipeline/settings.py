@@ -220,8 +220,8 @@ class CompilationSettings:
         check waits for the GPU, and these programs run without a CUDA graph of the whole. Default `"both"`.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
-    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 sums float16 in float16, which errs
-        by 5 to 20 times eager's error for thousands of terms. None sums matmuls of float16 in float32 there, and
+    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 sums float16 in float16, which for
+        thousands of terms errs 5 to 20 times as much as eager. None sums matmuls of float16 in float32 there, and
         convolutions with many terms and output channels, where that costs at most 10 % of a network's time. True sums
         all in float32: networks of convolutions take up to twice as long. False leaves it to TensorRT: large matmuls
         are 5 % faster, and inexact. Default None.
