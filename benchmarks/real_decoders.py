@@ -91,7 +91,7 @@ GPT2_XL = {"n_embd": 1600, "n_layer": 12, "n_head": 25}
 
 
 class Step(torch.nn.Module):
-    """A decoder that takes one token, with keys and values of those before it: [layers, batch, heads, tokens, channels].
+    """A decoder that takes one token, and keys and values of those before it: [layers, batch, heads, tokens, channels].
     It returns logits, and the keys and values of the new token."""
 
     def __init__(self, model: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ from benchmarks.signals import Given
 
 LAYER_SCALES = ("layer_scale", "lambda1", "lambda_", "gamma_", "ls1.", "ls2.")
 """Parts of the names of parameters that scale a branch, which libraries begin with next to nothing."""
+PRODUCTS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+GAIN = 0.7
+"""The least that a product keeps of its inputs' standard deviation."""
 FAMILIES = ("diffusion", "vision", "detection", "text", "decoders", "audio", "multimodal")
 Inputs = dict[str, torch.Tensor]
 
@@ -103,7 +107,8 @@ class Tensors(torch.nn.Module):
 
 
 def lively(model: torch.nn.Module) -> None:
-    """Give random values to the parameters that libraries begin with constants, which hide what precedes them."""
+    """Give random values to the parameters that libraries begin with constants, and larger ones to the weights that
+    they begin so small that little of the inputs is left at the end."""
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             continue
@@ -113,6 +118,13 @@ def lively(model: torch.nn.Module) -> None:
             parameter.add_(torch.empty_like(parameter).uniform_(-0.1, 0.1))
         elif bool((parameter == parameter.flatten()[0]).all()):
             parameter.normal_(std=0.05)
+    for module in model.modules():
+        if isinstance(module, PRODUCTS) and "weight" in module._parameters:
+            weight = module.weight
+            terms = weight[0].numel()
+            if getattr(module, "transposed", False):
+                terms = weight[:, 0].numel() // math.prod(module.stride)
+            weight.mul_(max(1.0, GAIN / (float(weight.float().std()) * terms**0.5)))
 
 
 def calibrated(model: torch.nn.Module, inputs: Inputs) -> None:
