@@ -43,9 +43,13 @@ def in_turns(
     calls: Mapping[str, Call],
     around: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     rest: float = REST,
+    rounds: int = ROUNDS,
+    warm_up: int = WARM_UP,
+    count: int = CALLS,
 ) -> dict[str, dict[str, float]]:
     """How long each call takes, by name, measured one after the other and again: what changes on the machine meanwhile
-    changes them all. ``around`` gives what a turn of a call happens in.
+    changes them all. ``around`` gives what a turn of a call happens in; ``rounds``, ``warm_up`` and ``count`` are fewer
+    for calls that take long.
 
     ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited, and ``host_us_quiet``,
     the median of the turn in which it was least: what else runs on a machine slows the host; ``calls_per_second``, the
@@ -56,17 +60,17 @@ def in_turns(
     hosts: dict[str, list[float]] = {name: [] for name in calls}
     rates: dict[str, list[float]] = {name: [] for name in calls}
     loops: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for name, call in calls.items():
             with around(name):
-                for _ in range(WARM_UP):
+                for _ in range(warm_up):
                     call()
                 if number:
                     loops[name].append(_loop())
-                    once = [_once(call) for _ in range(CALLS)]
+                    once = [_once(call) for _ in range(count)]
                     awaited[name] += once
                     hosts[name].append(statistics.median(us for _, us in once))
-                    rates[name].append(_rate(call))
+                    rates[name].append(_rate(call, count))
         if calls and not number:
             torch.cuda.synchronize()
             time.sleep(rest)
@@ -101,10 +105,10 @@ def _loop() -> float:
     return 1e6 * (time.perf_counter() - before)
 
 
-def _rate(call: Call) -> float:
+def _rate(call: Call, count: int) -> float:
     torch.cuda.synchronize()
     before = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(count):
         call()
     torch.cuda.synchronize()
-    return CALLS / (time.perf_counter() - before)
+    return count / (time.perf_counter() - before)

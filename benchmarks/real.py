@@ -1,0 +1,236 @@
+"""``python -m benchmarks.real --out FILE.jsonl``: models at the sizes of real checkpoints, compiled and compared.
+
+Each row and dtype has a process of its own, many at once on several GPUs, and a line of the file when it ends, also if
+it fails. Rows that the file has are not run again, so that a run can go on where one before it was stopped. Times are
+measured by one process at a time on a GPU. ``benchmarks.real_tables`` makes a result and a table of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from benchmarks.real_models import Row, rows
+
+DTYPES = ("float16", "bfloat16")
+METHODS = ("eager + graph", "torch.compile reduce-overhead")
+AUTOTUNE = "torch.compile max-autotune"
+PAUSE = 0.1
+"""Seconds between looks at the processes."""
+SAID = 400
+"""Characters of what a process said last, if it dies."""
+
+
+@frozen
+class Job:
+    """A row in a dtype, and the command that gives it: it writes the row to the file that is its last argument."""
+
+    name: str
+    dtype: str
+    command: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a line of the results is known by."""
+        return self.name, self.dtype
+
+
+class Running:
+    """A job's process, on one GPU."""
+
+    def __init__(self, job: Job, gpu: int, folder: Path, environment: Mapping[str, str], limit: float) -> None:
+        self.job, self.gpu = job, gpu
+        self.report, self.log = folder / "row.json", folder / "log.txt"
+        self.until = time.monotonic() + limit
+        own = {"CUDA_VISIBLE_DEVICES": _visible(gpu), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*job.command, str(self.report)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment, **own},
+                start_new_session=True,
+            )
+
+    def row(self) -> dict[str, Any] | None:
+        """The row when the process has ended or is out of time; None while it runs."""
+        code, late = self.process.poll(), time.monotonic() >= self.until
+        if code is None and not late:
+            return None
+        self.kill()
+        found: dict[str, Any] = {"name": self.job.name, "dtype": self.job.dtype}
+        with contextlib.suppress(OSError):
+            found |= json.loads(self.report.read_text(encoding="utf-8"))
+        if "failed" not in found and (late or code or found.get("phase") != "done"):
+            why = "it took too long" if code is None else f"its process ended with code {code}: {self._said()}"
+            found["failed"] = {"phase": found.get("phase", "start"), "error": why}
+        return found
+
+    def _said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace").strip()[-SAID:]
+
+    def kill(self) -> None:
+        """End the process, and those that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _visible(gpu: int) -> str:
+    """The GPU of that number among those that this process sees."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return given.split(",")[gpu] if given else str(gpu)
+
+
+def finished(path: Path, failed: bool = True) -> set[tuple[str, str]]:
+    """The name and dtype of each row of a file; without those that failed if they are to run again."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return {(row["name"], row["dtype"]) for row in found if failed or "failed" not in row}
+
+
+def run(
+    jobs: Iterable[Job],
+    out: Path,
+    *,
+    processes: int = 1,
+    gpus: int = 1,
+    seconds: float = 520,
+    limit: float = 300,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run the jobs in order, so many at once, and append each row to the file when it is there.
+
+    When ``seconds`` are over, what runs is ended without a row. A job that takes longer than ``limit`` is a failure.
+    Returns how many jobs have no row.
+    """
+    waiting, running = deque(jobs), list[Running]()
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder, out.open("a", encoding="utf-8") as file:
+        try:
+            while (waiting or running) and time.monotonic() < end:
+                for each in [*running]:
+                    if (row := each.row()) is not None:
+                        running.remove(each)
+                        shutil.rmtree(each.report.parent, ignore_errors=True)
+                        _append(file, row)
+                while waiting and len(running) < processes:
+                    gpu = min(range(gpus), key=lambda g: sum(each.gpu == g for each in running))
+                    place = Path(tempfile.mkdtemp(dir=folder))
+                    running.append(Running(waiting.popleft(), gpu, place, environment or {}, limit))
+                time.sleep(PAUSE)
+        finally:
+            for each in running:
+                each.kill()
+    return len(waiting) + len(running)
+
+
+def _append(file: Any, row: Mapping[str, Any]) -> None:
+    """A line that is on the disk when this returns."""
+    file.write(json.dumps(row) + "\n")
+    file.flush()
+    os.fsync(file.fileno())
+    keys = ("ratio", "error", "eager_error", "failed", "ms")
+    print(row["name"], row["dtype"], json.dumps({key: row[key] for key in keys if key in row}), flush=True)
+
+
+def chosen(pattern: str, only_small: bool = False) -> list[Row]:
+    """The rows that can run here whose name matches, the heaviest first."""
+    found = [row for row in rows() if re.search(pattern, row.name) and (row.small or not only_small)]
+    for row in found:
+        if not row.available:
+            print(f"{row.name}: {row.library} is not installed", file=sys.stderr)
+    return [row for row in found if row.available]
+
+
+def child(name: str, dtype: str, device: str, methods: Sequence[str], locks: Path, report: Path) -> int:
+    """Give one row, in this process."""
+    from benchmarks import real_row
+
+    folder = locks / os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    folder.mkdir(parents=True, exist_ok=True)
+    [row] = [each for each in rows() if each.name == name]
+    found = real_row.row(row, dtype, device, real_row.Report(report), real_row.Turns(folder), methods)
+    return 1 if "failed" in found else 0
+
+
+def _shares(processes: int) -> dict[str, str]:
+    """Each process's threads: its share of the cores."""
+    share = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    return {"OMP_NUM_THREADS": share, "TORCHINDUCTOR_COMPILE_THREADS": share}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description="models at the sizes of real checkpoints, compiled and compared")
+    made.add_argument("--out", type=Path, help="the file for the rows, to which they are added")
+    made.add_argument("--rows", default="", help="a regular expression: rows whose name has it")
+    made.add_argument("--small", action="store_true", help="the rows that the GPU tests run")
+    made.add_argument("--dtypes", default=",".join(DTYPES))
+    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: no times; the reference executor")
+    made.add_argument("--processes", type=int, default=12, help="so many rows at once")
+    made.add_argument("--gpus", type=int, default=1)
+    made.add_argument("--seconds", type=float, default=520, help="after which no row is waited for")
+    made.add_argument("--limit", type=float, default=300, help="seconds for one row")
+    made.add_argument("--without", nargs="*", default=(), help="methods left out, by the beginning of their names")
+    made.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune as well")
+    made.add_argument("--retry", action="store_true", help="run rows again that failed")
+    made.add_argument("--list", action="store_true", help="print the rows, and run none")
+    made.add_argument("--child", nargs=4, metavar=("NAME", "DTYPE", "LOCKS", "REPORT"), help=argparse.SUPPRESS)
+    return made
+
+
+def jobs(options: argparse.Namespace, locks: Path, arguments: Sequence[str]) -> list[Job]:
+    """What is to run: a job for each row and dtype that the file has not."""
+    before = finished(options.out, failed=not options.retry)
+    command = (sys.executable, "-m", "benchmarks.real", *arguments, "--child")
+    made = [
+        Job(row.name, dtype, (*command, row.name, dtype, str(locks)))
+        for row in chosen(options.rows, options.small)
+        for dtype in options.dtypes.split(",")
+    ]
+    return [job for job in made if job.key not in before]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for; 1 if rows are left, 2 if nothing could run."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(arguments)
+    methods = [m for m in (*METHODS, *[AUTOTUNE] * options.autotune) if not m.startswith(tuple(options.without))]
+    if options.child:
+        name, dtype, locks, report = options.child
+        return child(name, dtype, options.device, methods, Path(locks), Path(report))
+    if options.list:
+        for row in chosen(options.rows, options.small):
+            print(f"{row.name:28} {'small' * row.small:6} {row.shapes}")
+        return 0
+    if options.out is None:
+        print("benchmarks.real: --out names the file for the rows", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as locks:
+        found = jobs(options, Path(locks), arguments)
+        how = {"processes": options.processes, "gpus": options.gpus, "seconds": options.seconds}
+        left = run(found, options.out, limit=options.limit, environment=_shares(options.processes), **how)
+    print(f"{len(found) - left} rows added, {left} left: {options.out}")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

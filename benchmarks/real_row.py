@@ -1,0 +1,241 @@
+"""One row of ``benchmarks.real``: a model at real size in one dtype, compiled, compared and measured here."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pipeline
+from benchmarks.gpu import HostMemory
+from benchmarks.methods import Call, Clock, eager_graph, inductor
+from benchmarks.real_models import Inputs, Row
+from benchmarks.turns import REST, in_turns
+from pipeline.cli.sources import first_line
+
+OURS, EAGER = "pipeline + graph", "eager + graph"
+OTHERS = {
+    "torch.compile reduce-overhead": "reduce-overhead",
+    "torch.compile max-autotune": "max-autotune",
+}
+"""The modes of torch.compile, by the names of their results."""
+ROUNDS, WARM_UP, AT_MOST = 3, 3, 50
+SECONDS = 0.25
+"""How long the calls of one turn take, if they are at least 3 and at most ``AT_MOST``."""
+Outputs = Sequence[torch.Tensor]
+
+
+class Turns:
+    """Who uses the GPU of several processes: many at once for short things, one alone to measure time.
+
+    A process that waits to be alone keeps others from coming in meanwhile. Locks end with their process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.gate, self.door = folder / "gate", folder / "door"
+
+    @contextlib.contextmanager
+    def held(self, alone: bool = False) -> Iterator[None]:
+        """Within it, no other process is alone; none at all is there if this one is ``alone``."""
+        with self.door.open("w") as door:
+            with self.gate.open("w") as gate:
+                fcntl.flock(gate, fcntl.LOCK_EX)
+                fcntl.flock(door, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+
+
+class Report:
+    """What is known of a row, in a file that is current at each moment, for whoever has to end this process."""
+
+    def __init__(self, path: Path, **found: Any) -> None:
+        self.path = path
+        self.found: dict[str, Any] = {**found, "seconds": {}}
+
+    def write(self, **more: Any) -> None:
+        """Add this, and write it down."""
+        self.found |= more
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.found), encoding="utf-8")
+        new.replace(self.path)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Within it, the row is in this phase, whose seconds it has afterwards."""
+        self.write(phase=name)
+        start = time.perf_counter()
+        yield
+        self.found["seconds"][name] = round(time.perf_counter() - start, 2)
+
+
+def row(row: Row, dtype: str, device: str, report: Report, turns: Turns, methods: Sequence[str]) -> dict[str, Any]:
+    """The row, whose ``failed`` says in which phase what happened, if it did."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    report.write(name=row.name, shapes=row.shapes, dtype=dtype, device=device, bound=row.bound, routed=row.routed)
+    on_gpu = device != "cpu"
+    stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
+    try:
+        with stream, torch.no_grad():
+            calls = _compared(row, getattr(torch, dtype), device, report, turns)
+            if on_gpu:
+                _measured(calls, methods, report, turns)
+        report.write(phase="done")
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).strip()}"[:500]
+        report.write(failed={"phase": report.found.get("phase", ""), "error": said})
+    return report.found
+
+
+def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: Turns) -> dict[str, Any]:
+    """The model, its inputs and our module, after the errors of both were found."""
+    with report.phase("make"):
+        model, inputs = row.built(device, dtype)
+    with turns.held(), report.phase("reference"):
+        best, moved = reference(model, inputs)
+    with turns.held(), report.phase("eager"):
+        own = errors(model(**inputs), best)
+    report.write(outputs=[list(each.shape) for each in best], moved=moved, eager_error=max(own))
+    _reset()
+    module = _compiled(model, inputs, device, report)
+    with turns.held(), report.phase("first call"):
+        result = module(**inputs)
+        _synchronize()
+    seconds = report.found["seconds"]
+    seconds["load"] = round(seconds.pop("module") + seconds.pop("first call"), 2)
+    seconds["first result"] = round(sum(seconds[name] for name in ("compile", "load")), 2)
+    ours = errors(result, best)
+    report.write(error=max(ours), ratio=ratio(ours, own, dtype), **_memory())
+    return {"model": model, "inputs": inputs, "module": module}
+
+
+def reference(model: torch.nn.Module, inputs: Inputs) -> tuple[Outputs, float]:
+    """What the model returns in float32, with the same rounded weights and inputs; and how far the output that moves
+    least is from that, relative to its norm, with inputs in reverse: an output that hardly moves shows no errors."""
+    exact = copy.deepcopy(model).float()
+    given = {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
+    found: Outputs = exact(**given)
+    others: Outputs = exact(**{name: value.flip(list(range(value.dim()))) for name, value in given.items()})
+    return found, min(errors(others, found))
+
+
+def errors(actual: Outputs, expected: Outputs) -> list[float]:
+    """For each output, the L2 norm of its difference relative to the reference's norm."""
+    norm = torch.linalg.vector_norm
+    pairs = zip(actual, expected, strict=True)
+    found = [float(norm(a.float() - e, dtype=torch.float64) / norm(e, dtype=torch.float64)) for a, e in pairs]
+    if not all(each < float("inf") for each in found):
+        raise ValueError(f"an output is not finite, or the reference is 0: relative errors {found}")
+    return found
+
+
+def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> float:
+    """How many times eager's error ours is, for the worst output. Eager's counts as an eighth of the dtype's epsilon at
+    least, half of what rounding the exact result alone gives."""
+    least = torch.finfo(dtype).eps / 8
+    return round(max(a / max(b, least) for a, b in zip(ours, own, strict=True)), 3)
+
+
+def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Report) -> torch.nn.Module:
+    memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
+    with report.phase("compile"):
+        compiled = pipeline.default().observed_by(ledger, _stages(report))(model, (), inputs)
+    reasons = Counter((each.target, each.reason) for each in compiled.coverage.fallback)
+    report.write(
+        stages={name: round(seconds, 2) for name, seconds in ledger.seconds.items()},
+        operators=compiled.coverage.total,
+        engines=len(compiled.engines),
+        engine_mb=round(sum(len(memoryview(each.plan)) for each in compiled.engines) / 1e6),
+        fallbacks=len(compiled.coverage.fallback),
+        reasons=[{"target": t, "reason": r, "nodes": n} for (t, r), n in reasons.most_common(5)],
+        host_peak_mb=memory.peak_mb(),
+    )
+    with report.phase("module"):
+        executor = "reference" if device == "cpu" else "tensorrt"
+        return compiled.module(executor, cuda_graphs=device != "cpu", runtime_cache=False)
+
+
+def _stages(report: Report) -> Callable[[pipeline.Event], object]:
+    """An observer that notes the stage, so that a row whose process is ended says in which it was."""
+    return lambda event: report.write(phase=event.stage) if event.kind == "started" else None
+
+
+def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, turns: Turns) -> None:
+    """Add the times of our module, of eager in a graph, and of torch.compile in the modes that are asked for."""
+    model, inputs, module = given["model"], given["inputs"], given["module"]
+    calls: dict[str, Call] = {OURS: lambda: module(**inputs)}
+    refused: dict[str, str] = {}
+    ready = time.monotonic()
+    for method in methods:
+        try:
+            with contextlib.ExitStack() as held:
+                if method != "torch.compile reduce-overhead":
+                    held.enter_context(turns.held())
+                with report.phase(method):
+                    calls[method] = _prepared(method, model, inputs)
+        except Exception as error:
+            refused[method] = f"{type(error).__name__}: {first_line(error)}"[:300]
+            report.write(refused=refused)
+    time.sleep(max(0.0, REST - (time.monotonic() - ready)))
+    with turns.held(alone=True), report.phase("measure"):
+        report.write(ms=measured(calls))
+
+
+def _prepared(method: str, model: torch.nn.Module, inputs: Inputs) -> Call:
+    """A call that has given its first result."""
+    how = {"mode": OTHERS[method]} if method in OTHERS else {}
+    call = (inductor if how else eager_graph)(model, inputs, Clock(), **how)
+    call()
+    torch.cuda.synchronize()
+    return call
+
+
+def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
+    """Two measures of each call: ms of the GPU for one that is awaited, and ms for one of many that are not."""
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    calls[OURS]()
+    torch.cuda.synchronize()
+    count = min(AT_MOST, max(3, round(SECONDS / (time.perf_counter() - start))))
+    times = in_turns(calls, rest=0, rounds=ROUNDS, warm_up=WARM_UP, count=count)
+    return {
+        name: {"gpu_ms": found["gpu_ms"], "queued_ms": round(1e3 / found["calls_per_second"], 4)}
+        for name, found in times.items()
+    }
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _reset() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _memory() -> dict[str, int]:
+    """Megabytes: the most that PyTorch allocated since `_reset`, and what the GPU's driver counts for this process,
+    where it tells."""
+    if not torch.cuda.is_available():
+        return {}
+    peak = {"peak_mb": round(torch.cuda.max_memory_allocated() / 1e6)}
+    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout
+        used = {int(pid): int(mb) for pid, mb in (line.split(",") for line in said.splitlines())}
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return peak
+    return peak | ({"process_mb": used[os.getpid()]} if os.getpid() in used else {})
