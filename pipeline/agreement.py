@@ -112,7 +112,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that runs in another form, because the engine's own was wrong: what was done, and why."""
+    """A node that runs in another form, because the engine's own did not load or was wrong: what was done, and why."""
 
     node: str
     target: str

@@ -69,8 +69,9 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """Which operators run in engines, which in PyTorch and why, and which in another form since their own was wrong;
-    and which of the user's registrations nothing used although the model has their operator (``unreached``)."""
+    """Which operators run in engines, which in PyTorch and why, and which in another form since their own did not load
+    or was wrong; and which of the user's registrations nothing used although the model has their operator
+    (``unreached``)."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -100,8 +101,11 @@ class Compiled:
         refit_map: engine weight → recipe over the model's parameters.
         partitioned: the program and its segments.
         agreement: how well it agrees with eager; None without `pipeline.verify`.
-        healed: the nodes that `pipeline.verify` has put in another form (also in ``coverage.healed``).
+        healed: the nodes that are compiled in another form, because their engine did not load or was wrong (also in
+            ``coverage.healed``).
         took: seconds and memory of each stage that made it, as `pipeline.Ledger` has them; empty for a loaded program.
+        kernels: the kernels that TensorRT-RTX compiled as the engines were loaded, where no file keeps them
+            (``runtime_cache=False``).
     """
 
     partitioned: Partitioned = field(repr=False)
@@ -112,6 +116,7 @@ class Compiled:
     agreement: Agreement | None = field(default=None, eq=False, repr=False)
     healed: tuple[Healed, ...] = field(default=(), repr=False)
     took: tuple[Entry, ...] = field(default=(), eq=False, repr=False)
+    kernels: bytes = field(default=b"", eq=False, repr=False)
 
     @property
     def program(self) -> Program:
@@ -143,7 +148,7 @@ class Compiled:
     @cached_property
     def coverage(self) -> Coverage:
         """Return which operators run in engines (``converted``), which in PyTorch and why (``fallback``), and which in
-        another form because the engine's own was wrong (``healed``)."""
+        another form because the engine's own did not load or was wrong (``healed``)."""
         verdicts = self.partitioned.verdicts
         rows = {
             name: ConvertedNode(name, verdicts[name].target, segment.name)

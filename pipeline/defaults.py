@@ -15,7 +15,7 @@ from pipeline.converters.decompositions import DecompositionTable, chosen
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.program import Built, Program
 from pipeline.settings import CompilationSettings
-from pipeline.stages import Build, Decompose, Improve, Validate, convert, partition, refit_map, unbuilt
+from pipeline.stages import Build, Decompose, Improve, Load, Validate, convert, partition, refit_map, unbuilt
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 from pipeline.verification.again import Again
 from pipeline.verification.bisection import LIMIT, bisected
@@ -36,7 +36,7 @@ def default(
     build_executor: Executor | None = None,
     **fields: object,
 ) -> Pipeline[Program, Compiled]:
-    """Return the default pipeline: decompose → improve → validate → partition → convert → build → refit_map.
+    """Return the default pipeline: decompose → improve → validate → partition → convert → build → refit_map → load.
 
     Args:
         settings: the settings; default ones if None.
@@ -63,7 +63,8 @@ def default(
         Improve(registry),
         Validate(registry, decompositions, whole),
     )
-    return Pipeline((*front, partition, convert, cached_by(settings, Build(build_executor)), refit_map), settings)
+    built = cached_by(settings, Build(build_executor))
+    return Pipeline((*front, partition, convert, built, refit_map, Load()), settings)
 
 
 def bisect(

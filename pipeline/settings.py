@@ -226,6 +226,9 @@ class CompilationSettings:
         all in float32: networks of convolutions take up to twice as long. False leaves it to TensorRT: large matmuls
         are 5 % faster, and inexact. Default None.
 
+    load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
+        which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). False
+        leaves that to the first call, which fails. Default True.
     cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
     reuse_cached_engines: take engines from the engine cache, if they are there, instead of building them. Default
@@ -282,6 +285,7 @@ class CompilationSettings:
     decisions: str = attrs.field(default="both", validator=_one_of("both", "example"))
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
+    load_built_engines: bool = attrs.field(default=True, validator=_flag)
     cache_built_engines: bool = attrs.field(default=False, validator=_flag)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_flag)
     engine_cache_dir: str | None = attrs.field(default=None, converter=_path)

@@ -51,12 +51,10 @@ class Expanded:
         self._views: dict[torch.fx.Node, Views] = {}
         self._apart: set[torch.fx.Node] = set()
         nodes = list(nodes)
-        for node in nodes:
-            self._terms[node] = self._read(node)
-        if max(self._terms.values(), default=0) > HARMLESS:
+        self._last = {given: node for node in nodes for given in node.all_input_nodes}
+        if any(self._read(node) > HARMLESS for node in nodes):
             for node in nodes:
-                self._terms[node] = self._read(node)
-                if self._terms[node] > LIMIT and can_be_summed(node):
+                if self._read(node) > LIMIT and can_be_summed(node):
                     self._apart.add(node)
                     self._terms[node], self._views[node] = 1, frozenset()
 
@@ -64,11 +62,20 @@ class Expanded:
         return node in self._apart
 
     def _read(self, node: torch.fx.Node) -> int:
-        """How many terms the expression of a node has."""
+        """How many terms the expression of a node has; what only it reads is forgotten."""
+        self._terms[node] = self._counted(node)
+        for given in node.all_input_nodes:
+            if self._last[given] is node:
+                self._views.pop(given, None)
+        return self._terms[node]
+
+    def _counted(self, node: torch.fx.Node) -> int:
         given = node.all_input_nodes
         if is_pointwise(node) or (moves(node) and given and node_shape(given[0]) == node_shape(node)):
-            views = frozenset[torch.fx.Node]().union(*(self._seen(x, node) for x in given))
-            self._views[node] = views
+            seen = [self._seen(x, node) for x in given]
+            most = max(seen, key=len, default=frozenset[torch.fx.Node]())
+            others = frozenset[torch.fx.Node]().union(*(views for views in seen if views is not most)) - most
+            self._views[node] = views = most | others if others else most
             return 1 + sum(self._terms.get(x, 1) for x in views)
         within = sum(self._terms.get(x, 1) for x in given)
         if node.target is operator.getitem or moves(node) or _selects(node):

@@ -55,6 +55,7 @@ class Kept:
         self._elements: dict[torch.fx.Node, Shape | None] = {}
         self._read: set[torch.fx.Node] = set()
         nodes = list(nodes)
+        self._places = {node: place for place, node in enumerate(nodes)}
         self.written_in = WrittenIn(nodes)
         known: dict[str, torch.fx.Node] = {}
         for node in nodes:
@@ -129,7 +130,7 @@ class Kept:
         first = self._one(node)
         if first not in self._shifting or self._elements[first] == size:
             return False
-        return not any(_is_behind_product(x, node) for x in user.all_input_nodes if x is not node)
+        return not any(self._is_behind_product(x, node) for x in user.all_input_nodes if x is not node)
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user reduces, or one behind it, of the same elements."""
@@ -142,6 +143,19 @@ class Kept:
         if not passes(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])
+
+    def _is_behind_product(self, node: torch.fx.Node, source: torch.fx.Node) -> bool:
+        """Whether a node depends on another through a product: then no kernel of a reduction has both."""
+        waiting, seen, first = [(node, False)], set[tuple[torch.fx.Node, bool]](), self._places.get(source, -1)
+        while waiting:
+            each, behind = waiting.pop()
+            if each is source and behind:
+                return True
+            behind |= does(each.target) in PRODUCTS and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+            found = {(given, behind) for given in each.all_input_nodes if self._places.get(given, -1) >= first} - seen
+            seen |= found
+            waiting += found
+        return False
 
 
 @block
@@ -161,20 +175,6 @@ def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
 """Operators that no kernel of a reduction has, but for products over a single element."""
-
-
-def _is_behind_product(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    """Whether a node depends on another through a product: then no kernel of a reduction has both."""
-    waiting, seen = [(node, False)], set[tuple[torch.fx.Node, bool]]()
-    while waiting:
-        each, behind = waiting.pop()
-        if each is source and behind:
-            return True
-        behind |= does(each.target) in PRODUCTS and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
-        found = {(given, behind) for given in each.all_input_nodes} - seen
-        seen |= found
-        waiting += found
-    return False
 
 
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -64,23 +64,25 @@ class RuntimeCache:
     that TensorRT cannot read is ignored with a warning and replaced.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, given: bytes = b"") -> None:
+        self.path, self._given = path, given
         self.handle: Any = None
         self._size = 0
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, networks: Iterable[Network], kept: bool | str | os.PathLike[str]) -> RuntimeCache | None:
+    def of(
+        cls, networks: Iterable[Network], kept: bool | str | os.PathLike[str], given: bytes = b""
+    ) -> RuntimeCache | None:
         """The cache of the engines of these networks: in the user's folder (True), another one, or only in memory
-        (False).
+        (False), which begins with the kernels that are ``given``.
 
         None if TensorRT has no such cache.
         """
         if not CAPABILITIES.runtime_config:
             return None
         if kept is False:
-            return cls(None)
+            return cls(None, given)
         return cls((default_directory() if kept is True else Path(kept)) / f"{cache_key(networks)}.kernels")
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
@@ -100,12 +102,17 @@ class RuntimeCache:
     def _stored(self) -> bytes | None:
         try:
             if self.path is None or not self.path.exists():
-                return None
+                return self._given or None
             os.utime(self.path)
             return self.path.read_bytes()
         except OSError as error:
             log.warning("the kernels in %s cannot be read (%s); they are compiled again", self.path, error)
             return None
+
+    def serialized(self) -> bytes:
+        """The kernels that have been compiled."""
+        data = None if self.handle is None else self.handle.serialize()
+        return b"" if data is None else bytes(memoryview(data))
 
     def save(self) -> bool:
         """Write the kernels to the file if there are new ones; return whether it was written. A failure is a

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
+import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.types import Leaf
@@ -43,8 +44,9 @@ def listening() -> Iterator[Said]:
                 LOG.messages.clear()
 
 
-def load(engine: Engine) -> Leaf:
-    """The ``ICudaEngine`` of a serialized engine, on the current GPU.
+def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
+    """The ``ICudaEngine`` of a serialized engine, on the current GPU. ``targets``: the compute capabilities that it was
+    built for; none for TensorRT's default.
 
     Raises:
         ExecutionError: there is no GPU, the plan comes from another library, or TensorRT cannot load it.
@@ -56,7 +58,8 @@ def load(engine: Engine) -> Leaf:
     with _loading, listening() as said:
         loaded = _runtime().deserialize_cuda_engine(engine.plan)
         if loaded is None:
-            raise ExecutionError(_unloadable(engine, said()), _rebuild(flavour) if engine.library != LIBRARY else "")
+            hint = _rebuild(flavour) if engine.library != LIBRARY else _elsewhere(targets)
+            raise ExecutionError(_unloadable(engine, said()), hint)
     return loaded
 
 
@@ -74,6 +77,7 @@ class LoadedEngine:
     network: Network = field(repr=False)
     specialization: str = "none"
     cache: RuntimeCache | None = None
+    targets: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -86,7 +90,7 @@ class LoadedEngine:
         Raises:
             ExecutionError: there is no GPU, or the engine does not load; with TensorRT's words.
         """
-        loaded = cls(load(engine), as_bound(network, engine.bindings), **options)
+        loaded = cls(load(engine, options.get("targets", ())), as_bound(network, engine.bindings), **options)
         prepare(loaded.cuda_engine)
         if loaded.cache is not None:
             loaded.cache.attach(loaded.cuda_engine)
@@ -128,7 +132,8 @@ class LoadedEngine:
         else:
             made = self.cuda_engine.create_execution_context(strategy)
         if made is None:
-            raise ExecutionError(f"{self.network.name}: TensorRT refused an execution context ({said()})")
+            refused = f"{self.network.name}: TensorRT refused an execution context ({said()})"
+            raise ExecutionError(refused, _elsewhere(self.targets))
         return made, config
 
 
@@ -157,6 +162,29 @@ def _unloadable(engine: Engine, said: str) -> str:
     # A version-compatible plan of another version does load, so the versions are compared only when one did not.
     differs = f": it was built by {engine.library}, this is {LIBRARY}, and plans fit one version"
     return f"{engine.name} cannot be loaded{differs if engine.library != LIBRARY else ''} ({said})"
+
+
+def is_for_this_gpu(targets: Sequence[str]) -> bool:
+    """Whether engines of these targets, compute capabilities or TensorRT's default, are built for the current GPU."""
+    return not targets or _capability() in targets
+
+
+def _capability() -> str:
+    return ".".join(map(str, torch.cuda.get_device_capability()))
+
+
+def _elsewhere(targets: Sequence[str]) -> str:
+    """What to do about an engine that does not load here."""
+    if is_for_this_gpu(targets):
+        return (
+            "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "
+            "here are then compiled in another form, or run in PyTorch"
+        )
+    wanted = (*targets, _capability())
+    return (
+        f"it was built for compute capability {', '.join(targets)}, and {torch.cuda.get_device_name()} has "
+        f"{_capability()}: compile the program on this GPU, or with compute_capabilities={wanted} on another machine"
+    )
 
 
 def _rebuild(flavour: str) -> str:

@@ -16,28 +16,27 @@ from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
-from pipeline.recipes import Recipe, held
+from pipeline.recipes import Recipe
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
+from pipeline.runtime.program_engines import loaded_engine, weights_of
 from pipeline.runtime.quick import Quick
 from pipeline.runtime.reference import ReferenceEngine
-from pipeline.runtime.snapshot import Snapshot, Unchanged, present, without_parameters
+from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.turn import Told, untold
-from pipeline.runtime.weight_streaming import stream_weights
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
-from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu, trt
+from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,8 @@ class CompiledModule(torch.nn.Module):
         self._weights = {slot: weight(self.program.constants[name]) for slot, name in self._layout.weights}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
-        self._kernels = RuntimeCache.of(compiled.networks, self.settings.runtime_cache) if on_gpu else None
+        kept = self.settings.runtime_cache
+        self._kernels = RuntimeCache.of(compiled.networks, kept, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
         self._parts = [_part(self, compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
         # Nothing in here may hold this module: in a circle, its memory on the GPU would wait for the garbage collector.
@@ -333,40 +333,15 @@ def _part(
     engine = compiled.engines[index]
     if engine.digest in loaded and not engine.stripped:
         return loaded[engine.digest].serving(engine, network)
-    made = _loaded(module, index, network, lambda: _weights(compiled, network, parameters))
+    made = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
     return loaded.setdefault(engine.digest, made) if engine.digest else made
-
-
-def _loaded(
-    module: CompiledModule, index: int, network: Network, weights: Callable[[], Mapping[str, torch.Tensor]]
-) -> LoadedEngine:
-
-    settings, engine, cache = module.settings, module.compiled.engines[index], module._kernels
-
-    def prepare(loaded: trt.ICudaEngine) -> None:
-        if engine.stripped:
-            supply(engine, loaded, weights())
-        if settings.weight_streaming_budget is not None:
-            stream_weights(engine.name, loaded, settings.weight_streaming_budget)
-
-    return LoadedEngine.of(engine, network, prepare, specialization=settings.kernel_specialization, cache=cache)
 
 
 def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:
 
-    engine = ReferenceEngine(network, _weights(compiled, network, parameters))
+    engine = ReferenceEngine(network, weights_of(compiled, network, parameters))
 
     def run(inputs: list[Leaf]) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])
 
     return run
-
-
-def _weights(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of an engine's network, by name."""
-    return {
-        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
-        if w.name in compiled.refit_map
-        else present(compiled.literals, w.name)
-        for w in network.weights
-    }

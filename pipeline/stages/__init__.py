@@ -4,6 +4,7 @@ from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
 from pipeline.stages.improve import Improve
+from pipeline.stages.load import Load
 from pipeline.stages.outside import EnginePerProfile, SharedWeights, engine_per_profile, shared_weights
 from pipeline.stages.partition import BySubmodule, InPieces, Partition, Partitioner, by_submodule, in_pieces, partition
 from pipeline.stages.refit_map import refit_map
@@ -18,6 +19,7 @@ __all__ = [
     "EnginePerProfile",
     "Improve",
     "InPieces",
+    "Load",
     "Partition",
     "Partitioner",
     "SharedWeights",

@@ -13,9 +13,10 @@ from pipeline.errors import AgreementError
 from pipeline.program import Validated
 from pipeline.verification.again import Again
 from pipeline.verification.bisection import bisected
-from pipeline.verification.forms import FORMS, IN_TORCH, Form, NotPossibleError
+from pipeline.verification.forms import FORMS, IN_TORCH, Form
 from pipeline.verification.measure import Comparison
 from pipeline.verification.records import Bisection, Fault
+from pipeline.verification.reform import Decision, reformed
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +83,9 @@ class _Healing:
         return self.again.compiled(self.validated(chosen))
 
     def validated(self, chosen: Mapping[Fault, Form]) -> Validated:
-        """The program in these forms, with verdicts. New nodes of a form must run in engines."""
-        program, verdicts = self.program.program, self.program.partitioned.verdicts
-        changed = program
-        for fault, form in chosen.items():
-            changed = form.rewritten(changed, fault.nodes)
-        validated = Validated(program, verdicts) if changed is program else self.again.validated(changed)
-        if new := [v for v in validated.verdicts.values() if not v.supported and v.node not in verdicts]:
-            raise NotPossibleError("; ".join(map(str, new)))
-        for fault, form in chosen.items():
-            validated = form.decided(validated, fault.nodes, _reason(fault))
-        return validated
+        """The program in these forms, with verdicts."""
+        decisions = [Decision(fault.nodes, form, _reason(fault)) for fault, form in chosen.items()]
+        return reformed(self.program, decisions, self.again)
 
 
 def _reason(fault: Fault) -> str:

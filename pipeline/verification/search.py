@@ -70,6 +70,15 @@ def search(nodes: Sequence[str], questions: Questions) -> Found:
     return Found(tuple(sets), wrong is False)
 
 
+def smallest(nodes: Sequence[str], questions: Questions) -> tuple[str, ...]:
+    """A smallest wrong set among nodes that are wrong; a larger one where the limit of questions is reached."""
+    try:
+        found, _ = _smallest(nodes, 0, questions)
+    except _Cut as cut:
+        found = cut.nodes
+    return tuple(node for node in nodes if node in found)
+
+
 class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
     """The limit was reached while a set was made smaller: it is ``nodes``, which are wrong."""
 

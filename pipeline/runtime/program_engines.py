@@ -1,0 +1,112 @@
+"""Load a program's engines: for calls, or to find those that do not load on the GPU at hand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from attrs import field, frozen
+
+from pipeline.compiled import Compiled
+from pipeline.errors import ExecutionError
+from pipeline.frozen import FrozenDict
+from pipeline.network.description import Network
+from pipeline.recipes import held
+from pipeline.runtime.engine_cache import RuntimeCache
+from pipeline.runtime.engine_load import LoadedEngine, is_for_this_gpu, listening
+from pipeline.runtime.engine_refit import supply
+from pipeline.runtime.snapshot import Snapshot, present
+from pipeline.runtime.weight_streaming import stream_weights
+from pipeline.settings import CompilationSettings
+from pipeline.trt import has_gpu, trt
+
+log = logging.getLogger(__name__)
+
+MEMORY: Final = ("out of memory", "outofmemory", "memoryallocation", "gpu memory")
+"""Parts of the messages of a GPU that has no room for an engine, in lower case."""
+
+
+@frozen
+class Loads:
+    """The result of loading a program's engines: TensorRT's words for each that does not load, by its name; and the
+    kernels that were compiled for them."""
+
+    refused: FrozenDict[str, str] = field(factory=FrozenDict)
+    kernels: bytes = field(default=b"", repr=False)
+
+
+def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
+    """Load each engine on the current GPU, with an execution context, and free it again.
+
+    Args:
+        compiled: the program; its settings say how its engines are loaded.
+        keep: keep the compiled kernels where the program's modules find them.
+
+    Returns:
+        None if nothing can be said: without a GPU, for a program that is compiled for other GPUs only, or where the GPU
+        has no memory left for it.
+    """
+    settings = compiled.settings
+    if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
+        return None
+    cache, refused = RuntimeCache.of(compiled.networks, settings.runtime_cache if keep else False), dict[str, str]()
+    parameters, words = Snapshot(compiled.program), dict[str, str]()
+    for index, engine in enumerate(compiled.engines):
+        plan = engine.name if engine.stripped or not engine.digest else engine.digest
+        if plan not in words:
+            words[plan] = _refusal(compiled, index, cache, parameters)
+            if any(each in words[plan].lower() for each in MEMORY):
+                log.info("%s was not loaded to see whether it loads: %s", engine.name, words[plan])
+                return None
+        if words[plan]:
+            refused[engine.name] = words[plan]
+    if cache is None or refused:
+        return Loads(FrozenDict(refused))
+    cache.save()
+    return Loads(kernels=b"" if cache.path else cache.serialized())
+
+
+def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, parameters: Mapping[str, torch.Tensor]) -> str:
+    """TensorRT's words if an engine does not load; empty if it does. It is freed again."""
+    try:
+        with listening() as said:
+            loaded_engine(compiled, index, compiled.settings, cache, parameters).context(said)
+    except ExecutionError as error:
+        return error.message
+    return ""
+
+
+def loaded_engine(
+    compiled: Compiled,
+    index: int,
+    settings: CompilationSettings,
+    cache: RuntimeCache | None,
+    parameters: Mapping[str, torch.Tensor],
+) -> LoadedEngine:
+    """Load an engine of a program, with its weights if the plan has none.
+
+    Raises:
+        ExecutionError: as `LoadedEngine.of`.
+    """
+    engine, network = compiled.engines[index], compiled.networks[index]
+
+    def prepare(loaded: trt.ICudaEngine) -> None:
+        if engine.stripped:
+            supply(engine, loaded, weights_of(compiled, network, parameters))
+        if settings.weight_streaming_budget is not None:
+            stream_weights(engine.name, loaded, settings.weight_streaming_budget)
+
+    targets, specialization = settings.compute_capabilities, settings.kernel_specialization
+    return LoadedEngine.of(engine, network, prepare, specialization=specialization, cache=cache, targets=targets)
+
+
+def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of an engine's network, by name."""
+    return {
+        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
+        if w.name in compiled.refit_map
+        else present(compiled.literals, w.name)
+        for w in network.weights
+    }

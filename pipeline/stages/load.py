@@ -1,0 +1,56 @@
+"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU, and compile what does not load in another form.
+
+Before: any compiled program. After: the same, and all its engines load here; or one in which the operators for which
+TensorRT has no kernel have another form, with their rows in ``coverage.healed``. Without a GPU that the program is
+compiled for, nothing is done.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, field, frozen
+
+from pipeline.compiled import Compiled
+from pipeline.compose.pipelines import StageLike, as_stage
+from pipeline.compose.stage_signature import AnyStage
+from pipeline.runtime.program_engines import load_engines
+from pipeline.stages.build import build
+from pipeline.stages.verify import STAGES
+from pipeline.verification.again import Again
+from pipeline.verification.loading import Loader, loadable
+
+
+@frozen
+class Load:
+    """The stage. It is skipped with ``load_built_engines=False``.
+
+    loader: loads a program's engines, and returns those that do not load.
+    build: builds engines that are tried: in no cache, and in no other process.
+    before: the stages before it in its pipeline.
+    """
+
+    loader: Loader = field(default=load_engines, repr=False)
+    build: StageLike = field(default=build, repr=False)
+    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    name: str = field(default="load", kw_only=True)
+
+    def following(self, before: tuple[AnyStage, ...]) -> Load:
+        """Return this stage with those before it, with which it compiles again."""
+        return evolve(self, before=before)
+
+    def __call__(self, compiled: Compiled) -> Compiled:
+        """Return a program whose engines load.
+
+        Raises:
+            ExecutionError: nothing that TensorRT builds loads on this GPU.
+            UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
+        """
+        if not compiled.settings.load_built_engines or not compiled.engines:
+            return compiled
+        found = self.loader(compiled, keep=True)
+        if found is None:
+            return compiled
+        if found.refused:
+            stages = self.before or STAGES
+            trial, final = Again.of(stages, as_stage(self.build)), Again.of(stages)
+            compiled, found = loadable(compiled, found, self.loader, trial, final)
+        return evolve(compiled, kernels=found.kernels) if found is not None else compiled
