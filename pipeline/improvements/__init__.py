@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipeline.improvements.contract_products import contract_products
 from pipeline.improvements.exact_convolutions import exact_convolutions
 from pipeline.improvements.fold_batch_norm import fold_batch_norm
 from pipeline.improvements.fuse_attention import fuse_attention
@@ -29,6 +30,7 @@ from pipeline.improvements.update_in_place import update_in_place
 
 PASSES: Final = (
     split_doubles,
+    contract_products,
     update_in_place,
     fuse_gelu,
     fuse_attention,

@@ -9,10 +9,8 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import pasted
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
-from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.improvements import doubles
 from pipeline.improvements.doubles import Form
 from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype_of, improvement, is_output, rank_of
@@ -54,12 +52,11 @@ def split_doubles(rewriting: Rewriting) -> None:
         return
     values = _Values(rewriting)
     casts = list(values.casts())
-    values.make(casts)
-    if all(rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64):
+    if values.make(casts) and all(
+        rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64
+    ):
         values.put(casts)
-    for node in reversed(rewriting.created):
-        if not node._erased and not node.users:
-            rewriting.graph.erase_node(node)
+    rewriting.erase_unread()
 
 
 class _Values:
@@ -67,7 +64,6 @@ class _Values:
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
-        self.templates = Templates(rewriting.mode)
         self.ways: dict[Node, dict[Form, Way]] = {}
         self.made: dict[tuple[Argument, object], Argument] = {}
         for node in rewriting.graph.nodes:
@@ -81,8 +77,8 @@ class _Values:
             if rounds and Form.SUM in self.ways.get(node.args[0], ()):
                 yield node
 
-    def make(self, casts: list[Node]) -> None:
-        """Create what the casts need, each form before the node that it is one of."""
+    def make(self, casts: list[Node]) -> bool:
+        """Create what the casts need, each form before the node that it is one of; return whether all could be."""
         needed: dict[Argument, set[Form]] = {}
         for cast in casts:
             needed.setdefault(cast.args[0], set()).add(Form.SUM)
@@ -95,7 +91,10 @@ class _Values:
             for form, (needs, build) in ways.items():
                 if form in needed.get(node, ()):
                     parts = [self._part(value, its, node) for value, its in needs]
+                    if None in parts:
+                        return False
                     self.made[node, form] = build(node, *parts)
+        return None not in self.made.values()
 
     def put(self, casts: list[Node]) -> None:
         """Let readers of the casts, and of sizes of what they are of, read what was made."""
@@ -162,18 +161,18 @@ class _Values:
             return value
         key = value, doubles.GIVEN[form]
         if key not in self.made:
-            self.made[key] = self._apply(doubles.GIVEN[form], (value,), before)
+            self.made[key] = self.rewriting.traced(doubles.GIVEN[form], (value,), before)
         return self.made[key]
 
     def _traced(self, function: Build) -> Build:
-        return lambda node, *parts: self._apply(function, parts, node)
+        return lambda node, *parts: self.rewriting.traced(function, parts, node)
 
     def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
         """Make a form of a tensor of sizes and numbers, from the same one in an exact dtype."""
 
         def build(node: Node) -> Argument:
             given = self.rewriting.create(node.target, node.args, {**node.kwargs, "dtype": dtype}, node)
-            return self._apply(function, (given,), node)
+            return self.rewriting.traced(function, (given,), node)
 
         return build
 
@@ -185,16 +184,6 @@ class _Values:
         args, kwargs = node.args, dict(node.kwargs)
         moved = (map_arg(args, lambda x: each.get(x, x)) for each in parts)  # noqa: B023
         return tuple(self.rewriting.create(node.target, given, kwargs, node) for given in moved)
-
-    def _apply(self, function: Build, args: tuple[Argument, ...], before: Node) -> Argument:
-        """The results of a function of `doubles` for these nodes, computed before a node."""
-        template = self.templates.of(function, None, args, {}, None)
-        assert template is not None, f"{function.__name__} cannot be traced"
-
-        def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
-            return self.rewriting.create(node.target, args, kwargs, before)
-
-        return pasted(template.graph, nodes_of(args, {}), emit)
 
 
 def _moved(node: Node) -> Sequence[Argument]:
