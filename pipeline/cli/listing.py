@@ -43,8 +43,8 @@ reason; for those of the third table the reason is known beforehand.
 
 For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
 int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is
-computed in float32 if `truncate_double=True`, and else in PyTorch. "dynamic" says whether sizes may be unknown until
-run time.
+computed in float32 if `truncate_double=True`, and else in PyTorch, except for rotary positions and their like, which
+end as float32 (the pass `split_doubles`). "dynamic" says whether sizes may be unknown until run time.
 """
 
 COMPLEX = """\

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,19 @@ aten = torch.ops.aten
 
 SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
 """What other libraries define under a name of their own, by it: the ATen operator whose decomposition is theirs."""
+
+
+FEW_ROWS: Final = 256
+"""Up to so many rows reading the matrices takes longer than multiplying each row by every one of them."""
+
+MOST: Final = 1 << 36
+"""More multiplications, of each row by every matrix, take longer than leaving an engine: 0.2 ms on an H200."""
+
+
+def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
+    """Whether PyTorch multiplies groups of rows faster by matrices of this shape, for every number of rows that engines
+    are tuned for."""
+    return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
 
 
 def known_as(target: Any) -> Any:
@@ -32,7 +46,8 @@ def grouped_mm(
 
     Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group give 0. An engine's
     shapes must not depend on data, so every row is multiplied with every matrix, at the cost of one product per group.
-    If the rows are few and their number is known, each gets a copy of its matrix instead.
+    If the rows are few and their number is known, each gets a copy of its matrix instead. `is_faster_in_torch` says
+    which calls are left to PyTorch.
     """
     if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
         return NotImplemented

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.cache import CACHE_WRITE
+from pipeline.converters.experts import known_as
 
 aten = torch.ops.aten
 
@@ -147,6 +148,8 @@ _CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known
 _MAPS = "control flow that torch.vmap does not make one call, of any number of rows"
 _WRITES = "it calls an operator of one's own that writes to its arguments, which converters do not take"
 
+_EXPERTS = "an engine multiplies each row by every group's matrix, which for so many rows takes longer than in PyTorch"
+
 
 def reason(target: Any) -> str:
     """Why an operator has no converter; empty if no reason is known."""
@@ -154,5 +157,7 @@ def reason(target: Any) -> str:
         if target.name() == "map_impl":
             return _MAPS
         return _WRITES if target.name().startswith("auto_functionalized") else _CONTROL_FLOW
+    if known_as(target) is aten._grouped_mm.default:
+        return _EXPERTS
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
     return REASONS.get(target, BY_NAME.get(name, ""))

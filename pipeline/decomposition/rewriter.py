@@ -16,7 +16,7 @@ from pipeline.aten.support import function_name
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.converters.claims import Claims
-from pipeline.converters.experts import known_as
+from pipeline.converters.experts import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.decomposition.check import check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
@@ -29,6 +29,7 @@ from pipeline.decomposition.ways import Function, Ways
 from pipeline.errors import ConversionError, line_of, worded
 from pipeline.frontend.fakes import fake_mode
 from pipeline.program import Program, is_operator
+from pipeline.shapes.environment import bounds, shape_of
 
 aten = torch.ops.aten
 Accepts: TypeAlias = Callable[[torch.fx.Node], bool]
@@ -101,7 +102,7 @@ class Rewriter:
         """The value of a call in the new graph: a node, or the result of its decomposition."""
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
-        if kept_in_torch(target, meta, self.claims.lookup.settings):
+        if kept_in_torch(target, meta, self.claims.lookup.settings) or self.is_left(target, args):
             return self.add(target, args, kwargs, meta, name)
         if has_complex(args, kwargs, meta.get("val")):
             inlined = self.inline_pairs(target, args, kwargs, meta)
@@ -111,6 +112,15 @@ class Rewriter:
         inlined = self.inline_first(target, args, kwargs, meta, name)
         accepts = self.claims.accepts_without_users if refused else self.claims.accepts
         return inlined[0] if inlined else self.settle(target, args, kwargs, meta, name, accepts)
+
+    def is_left(self, target: Target, args: Argument) -> bool:
+        """Whether our way to take apart a product of groups of rows would be slower than PyTorch's own, which
+        the settings allow."""
+        if self.ways.own(target) is not grouped_mm or self.program.settings.require_full_compilation:
+            return False
+        (rows, _), matrices = shape_of(args[0].meta["val"]), shape_of(args[1].meta["val"])
+        tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or ({},)]
+        return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
 
     def add(
         self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, object], name: str | None = None

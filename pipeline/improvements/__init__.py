@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipeline.improvements.contract_products import contract_products
 from pipeline.improvements.exact_convolutions import exact_convolutions
 from pipeline.improvements.fold_batch_norm import fold_batch_norm
 from pipeline.improvements.fuse_attention import fuse_attention
@@ -20,6 +21,7 @@ from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.round_before_views import round_before_views
 from pipeline.improvements.select_parts import select_parts
 from pipeline.improvements.simplify_masks import simplify_masks
+from pipeline.improvements.split_doubles import split_doubles
 from pipeline.improvements.split_products import split_products
 from pipeline.improvements.sums_into_linears import sums_into_linears
 from pipeline.improvements.transpose_weights import transpose_weights
@@ -27,6 +29,8 @@ from pipeline.improvements.update_by_masks import update_by_masks
 from pipeline.improvements.update_in_place import update_in_place
 
 PASSES: Final = (
+    split_doubles,
+    contract_products,
     update_in_place,
     fuse_gelu,
     fuse_attention,

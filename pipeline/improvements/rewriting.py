@@ -14,11 +14,12 @@ from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Function, Target
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.claims import Claims
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.decomposition.fold import KEPT, fold, is_pure
+from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.frontend.fakes import fake_mode, fake_result, signature
 from pipeline.program import Program
 from pipeline.shapes.environment import expression, shape_of
@@ -51,6 +52,7 @@ class Rewriting:
         self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
         self.graph = graphs.copied(program.graph)
         self.mode = fake_mode(program.graph)
+        self.templates = Templates(self.mode)
         self.made: dict[str, Argument] = {}
         self.created: list[Node] = []
         self._constant: dict[tuple[Any, ...], bool] = {}
@@ -74,9 +76,7 @@ class Rewriting:
         try:
             each.apply(self)
         except GuardOnDataDependentSymNode:
-            for node in reversed(self.created):
-                if not node._erased and not node.users:
-                    self.graph.erase_node(node)
+            self.erase_unread()
 
     def _hide(self) -> None:
         for node in self.graph.nodes:
@@ -109,6 +109,16 @@ class Rewriting:
         node.meta = {**origin(before.meta), "val": self.made[key]}
         self.created.append(node)
         return node
+
+    def traced(self, function: Function, args: tuple[Argument, ...], before: Node) -> Argument:
+        """Create what a function of tensors computes of these arguments, before a node; None if it asks for a size that
+        only data has."""
+        template = self.templates.of(function, None, args, {}, None)
+
+        def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
+            return self.create(node.target, args, kwargs, before)
+
+        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
 
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
@@ -148,6 +158,12 @@ class Rewriting:
             if dead.op == "call_function" and not dead.users and not dead._erased:
                 waiting += dead.all_input_nodes
                 self.graph.erase_node(dead)
+
+    def erase_unread(self, since: int = 0) -> None:
+        """Erase the nodes that a pass created, after the first so many, and that nothing reads."""
+        for node in reversed(self.created[since:]):
+            if not node._erased and not node.users:
+                self.graph.erase_node(node)
 
     def is_constant(self, node: object) -> bool:
         """Whether a value is the same at every call and can be folded: a number, or computed from the model's

@@ -19,7 +19,7 @@ def test_images_of_parts_that_were_kept(which: str, tmp_path: Path) -> None:
     wanted = [images(32, 32), images(48, 40)]
     with pipeline.recorded(images.denoiser) as calls, pipeline.recorded(images.pipe.vae.decoder) as decoded:
         images(64, 64, steps=1), images(32, 32, steps=1)
-    compile = pipeline.default(truncate_double=True, require_full_compilation=True)
+    compile = pipeline.default(require_full_compilation=True)
     compile(images.denoiser, **calls.inputs).save(tmp_path / "denoiser.trtp")
     decoder = compile(images.pipe.vae.decoder, **decoded.inputs)
     with torch.device("meta"):

@@ -49,3 +49,30 @@ def test_groups_are_one_engine(operator: str, dtype: torch.dtype, rows: str) -> 
         used = int(offs[-1])
         torch.testing.assert_close(module(x, offs)[:used], model(x, offs)[:used])
         assert not module(x, offs)[used:].any()
+
+
+MANY = {"x": {0: Dim("rows", min=2, max=4096)}, "offs": None}
+FEW_AND_MANY = [{"x": {0: 1}, "offs": None}, MANY]
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "profiles", "left"),
+    [
+        (1024, 8192, None, True),
+        (128, 8192, None, False),
+        (1024, 64, None, False),
+        (1024, 8192, FEW_AND_MANY, False),
+    ],
+)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_many_rows_by_large_matrices_stay_in_torch(
+    operator: str, rows: int, width: int, profiles: Any, left: bool
+) -> None:
+    """Of each row by each matrix, an engine would compute as many times as much as there are matrices."""
+    model = Grouped(OPERATORS[operator]).eval()
+    model.weight = torch.nn.Parameter(torch.empty(4, 4096, width, dtype=torch.bfloat16))  # nobody reads it
+    inputs = torch.zeros(rows, 4096, dtype=torch.bfloat16), torch.tensor([rows] * 4, dtype=torch.int32)
+    sizes: Any = {"dynamic_shapes": MANY} if profiles is None else {"profiles": profiles}
+    for full in (False, True):
+        validated = pipeline.default(require_full_compilation=full).until("validate")(model, inputs, **sizes)
+        assert ("takes longer than in PyTorch" in str(validated)) is (left and not full)

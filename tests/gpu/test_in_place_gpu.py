@@ -24,7 +24,7 @@ def put_in_place(images: Images, **how: Any) -> None:
     """Its denoiser and decoder, compiled for two sizes of images and those between."""
     with pipeline.recorded(images.denoiser) as calls, pipeline.recorded(images.pipe.vae.decoder) as decoded:
         images(64, 64, steps=1), images(32, 32, steps=1)
-    compile = pipeline.default(truncate_double=True, require_full_compilation=True)
+    compile = pipeline.default(require_full_compilation=True)
     denoiser, decoder = images.denoiser, images.pipe.vae.decoder
     made = compile(denoiser, **calls.inputs), compile(decoder, **decoded.inputs)
     setattr(images.pipe, images.part, made[0].in_place_of(denoiser, **how))

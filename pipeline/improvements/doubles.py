@@ -1,0 +1,201 @@
+"""float64 arithmetic in float32: numbers in two parts, angles in turns, and their sines and cosines.
+
+A number is a coarse part, which bfloat16 holds, and a fine one, which float32 holds: 33 bits. An angle is turns,
+without whole ones: a multiple of ``1 / GRID``, and a rest. These forms are right whether a compiler rounds
+``a * b - c`` once or twice, and in whichever order it adds: bits are cut off by a cast or by ``round``, whose result no
+rule of algebra gives, and what they are cut off from is exact.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+Parts: TypeAlias = tuple[Tensor, ...]
+
+
+class Form(enum.Enum):
+    """What a float64 value is computed as: tensors of float32, but for CONSTANT."""
+
+    CONSTANT = "the value itself, known while compiling"
+    SPLIT = "the coarse and the fine part of an input or a constant"
+    SINGLE = "one tensor, rounded"
+    TURNS = "an angle in turns, in two parts"
+    TERMS = "two numbers, which are added where they are rounded"
+    PARTS = "a coarse and a fine part"
+    CIRCLE = "the sine and the cosine of an angle beyond quarters of a turn, and how many quarters"
+    SUM = "one tensor, rounded, with which nothing more is computed"
+
+
+GRID: Final = 4096
+"""Float32 adds multiples of ``1 / GRID`` of some turns exactly."""
+
+TURN: Final = 6.28125
+"""2 pi in 8 bits: a product by a multiple of ``1 / GRID`` of a turn is exact."""
+
+_TERMS: Final = [(2 * math.pi) ** k / math.factorial(k) * (-1) ** (k // 2) for k in range(11)]
+SINE: Final = (2 * math.pi - TURN, *_TERMS[3::2])
+"""The sine of turns, of at most an eighth, without ``TURN``, over them, by their square."""
+
+COSINE: Final = tuple(_TERMS[2::2])
+"""The cosine, less 1, over the square."""
+
+
+def same(x: Parts) -> Parts:
+    """Return the parts of a number as they are."""
+    return x
+
+
+def single(x: Tensor) -> Parts:
+    """Return a number rounded to float32."""
+    return (x.float(),)
+
+
+def split_again(x: Parts) -> Parts:
+    """Return the two parts of a float32."""
+    return split(x[0])
+
+
+def split(x: Tensor) -> Parts:
+    """Return the coarse and the fine part of a number: all of a float32, 32 bits of an integer, 33 of a float64."""
+    exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
+    coarse = exact.to(torch.bfloat16).float()
+    return coarse, (exact - coarse.to(exact.dtype)).float()
+
+
+def product(x: Parts, y: Parts) -> Parts:
+    """Return a product as an exact number of 16 bits and a rest of at most 1/64 of it."""
+    return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
+
+
+def quotient(x: Parts, y: Tensor) -> Parts:
+    """Return a quotient by a float64 constant, like `product`."""
+    return product(x, split(y.reciprocal()))
+
+
+def cut(parts: Parts) -> Parts:
+    """Return the coarse and the fine part of a product."""
+    coarse = (parts[0] + parts[1]).to(torch.bfloat16).float()
+    return coarse, (parts[0] - coarse) + parts[1]
+
+
+def total(parts: Parts) -> Parts:
+    """Return the sum of two parts, rounded to float32."""
+    return (parts[0] + parts[1],)
+
+
+def plus(x: Parts, y: Parts) -> Parts:
+    """Return a sum, rounded to float32: of near opposites the first parts are added exactly."""
+    return ((x[0] + y[0]) + (x[1] + y[1]),)
+
+
+def minus(x: Parts, y: Parts) -> Parts:
+    """Return a difference, rounded to float32."""
+    return ((x[0] - y[0]) + (x[1] - y[1]),)
+
+
+def turns(x: Parts, rate: Tensor) -> Parts:
+    """Return the angle of a number and a float64 constant: their product in turns, without whole ones.
+
+    The number is three of 8 bits, turns for each unit of it two of 16 bits and a rest: the products are exact.
+    """
+    middle = x[1].to(torch.bfloat16).float()
+    rate = rate * (0.5 / math.pi)
+    first = _first_bits(rate)
+    second = _first_bits(rate - first)
+    rank = max(x[0].dim(), rate.dim())
+    steps = _stacked([x[0] + x[1], *[x[1] - middle, middle, x[0]] * 2], rank)
+    rates = _stacked([rate - first - second, *[second] * 3, *[first] * 3], rank).float()
+    terms = steps * rates
+    terms = terms - terms.round()
+    coarse = (terms * GRID).round() * (1 / GRID)
+    return coarse.sum(0), (terms - coarse).sum(0)
+
+
+def turns_over(x: Parts, period: Tensor) -> Parts:
+    """Return the angle of a number over a float64 constant."""
+    return turns(x, period.reciprocal())
+
+
+def turns_of(x: Tensor) -> Parts:
+    """Return the angle that a number is, in radians."""
+    return turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
+
+
+def circle_of(x: Tensor) -> Parts:
+    """Return the circle of a number in radians."""
+    return circle(turns_of(x))
+
+
+def _first_bits(x: Tensor) -> Tensor:
+    """The first 16 of the 53 bits of a float64, by Veltkamp's splitting: PyTorch computes it, on constants."""
+    scaled = x * (2**37 + 1)
+    return scaled - (scaled - x)
+
+
+def _stacked(tensors: list[Tensor], rank: int) -> Tensor:
+    """Tensors in a new first dim, with as many dims behind it as the largest has."""
+    return torch.stack([x[(None,) * (rank - x.dim())] if x.dim() < rank else x for x in tensors])
+
+
+def circle(parts: Parts) -> Parts:
+    """Return the sine and the cosine of what an angle in turns has beyond quarters, and how many quarters, -2 to 2."""
+    coarse = parts[0] - parts[0].round()
+    quarters = (coarse * 4).round()
+    coarse = coarse - quarters * 0.25
+    angle = coarse + parts[1]
+    square = angle * angle
+    sine = coarse * TURN + (parts[1] * TURN + angle * _polynomial(square, SINE))
+    return sine, 1 + square * _polynomial(square, COSINE), quarters
+
+
+def sine(parts: Parts) -> Parts:
+    """Return the sine of an angle, from `circle`."""
+    even, odd, quarters = parts
+    return (_turned(even, odd, quarters, (quarters < -0.5) | (quarters > 1.5)),)
+
+
+def cosine(parts: Parts) -> Parts:
+    """Return the cosine of an angle, from `circle`."""
+    odd, even, quarters = parts
+    return (_turned(even, odd, quarters, (quarters > 0.5) | (quarters < -1.5)),)
+
+
+def _turned(even: Tensor, odd: Tensor, quarters: Tensor, negative: Tensor) -> Tensor:
+    value = torch.where(quarters.abs() == 1, odd, even)
+    return torch.where(negative, -value, value)
+
+
+def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    *rest, value = coefficients
+    result = x * value + rest.pop()
+    while rest:
+        result = result * x + rest.pop()
+    return result
+
+
+GIVEN: Final = {
+    Form.SPLIT: split,
+    Form.SINGLE: single,
+    Form.TURNS: turns_of,
+    Form.TERMS: split,
+    Form.PARTS: split,
+    Form.CIRCLE: circle_of,
+    Form.SUM: single,
+}
+"""How the forms of a number that is given are made: a tensor that is no float64, or a constant."""
+
+DERIVED: Final = (
+    (Form.SPLIT, Form.PARTS, same),
+    (Form.TERMS, Form.PARTS, cut),
+    (Form.SINGLE, Form.PARTS, split_again),
+    (Form.PARTS, Form.TERMS, same),
+    (Form.TURNS, Form.CIRCLE, circle),
+    (Form.SINGLE, Form.SUM, same),
+    (Form.TERMS, Form.SUM, total),
+)
+"""How forms of a value are made of other forms of it; the first one counts."""

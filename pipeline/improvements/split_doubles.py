@@ -1,0 +1,203 @@
+"""split_doubles: compute float64 values that end as float32, such as rotary positions, as parts of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import torch
+from torch.fx.node import map_arg
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.improvements import doubles
+from pipeline.improvements.doubles import Form
+from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype_of, improvement, is_output, rank_of
+
+MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS, Does.CASTS)
+JOINS: Final = (aten.cat.default, aten.stack.default)
+WRITES: Final = (aten.slice_scatter.default, aten.select_scatter.default)
+READS: Final = (
+    *(aten.slice.Tensor, aten.select.int, aten.index_select.default, aten.gather.default, aten.index.Tensor),
+    aten.neg.default,
+)
+"""Operators that do to each part of their first argument what they do to it, beside those of `MOVES`."""
+
+ARANGES: Final = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+SUMS: Final = {aten.add.Tensor: doubles.plus, aten.sub.Tensor: doubles.minus}
+WAVES: Final = {aten.sin.default: doubles.sine, aten.cos.default: doubles.cosine}
+
+EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+MOVED: Final = (Form.SPLIT, Form.SINGLE, Form.TURNS, Form.TERMS, Form.PARTS, Form.SUM)
+
+MAX_RANK: Final = 7
+"""An angle is computed with a dim more, and TensorRT takes 8."""
+
+Build: TypeAlias = Callable[..., Argument]
+Way: TypeAlias = tuple[Sequence[tuple[Argument, Form]], Build]
+"""The forms of a node's arguments that a form of it is made of, and the function that makes it."""
+
+
+@improvement
+def split_doubles(rewriting: Rewriting) -> None:
+    """Compute what is float64 and ends as a cast to float32 or halves as parts of float32.
+
+    Before: ``(positions * rates).cos().float()`` with rates in float64, which TensorRT does not have. After: the same
+    in float32, as exact as float64 that is rounded to float32. Operators are products and quotients by constants and by
+    numbers of other dtypes; a sum of two of these; the sine and the cosine of a number times a constant; and those that
+    move elements.
+    """
+    if rewriting.program.settings.truncate_double:
+        return
+    values = _Values(rewriting)
+    casts = list(values.casts())
+    if values.make(casts) and all(
+        rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64
+    ):
+        values.put(casts)
+    rewriting.erase_unread()
+
+
+class _Values:
+    """The float64 values of a graph, and the ways to make their forms."""
+
+    def __init__(self, rewriting: Rewriting) -> None:
+        self.rewriting = rewriting
+        self.ways: dict[Node, dict[Form, Way]] = {}
+        self.made: dict[tuple[Argument, object], Argument] = {}
+        for node in rewriting.graph.nodes:
+            if node.op == "call_function" and dtype_of(node) == torch.float64:
+                self._note(node)
+
+    def casts(self) -> Iterator[Node]:
+        """The casts to float32 or halves of float64 values that can be computed."""
+        for node in self.rewriting.graph.nodes:
+            rounds = does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
+            if rounds and Form.SUM in self.ways.get(node.args[0], ()):
+                yield node
+
+    def make(self, casts: list[Node]) -> bool:
+        """Create what the casts need, each form before the node that it is one of; return whether all could be."""
+        needed: dict[Argument, set[Form]] = {}
+        for cast in casts:
+            needed.setdefault(cast.args[0], set()).add(Form.SUM)
+        for node in reversed(self.ways):
+            for form, (needs, _) in reversed(self.ways[node].items()):
+                if form in needed.get(node, ()):
+                    for value, its in needs:
+                        needed.setdefault(value, set()).add(its)
+        for node, ways in self.ways.items():
+            for form, (needs, build) in ways.items():
+                if form in needed.get(node, ()):
+                    parts = [self._part(value, its, node) for value, its in needs]
+                    if None in parts:
+                        return False
+                    self.made[node, form] = build(node, *parts)
+        return None not in self.made.values()
+
+    def put(self, casts: list[Node]) -> None:
+        """Let readers of the casts, and of sizes of what they are of, read what was made."""
+        for (node, form), parts in self.made.items():
+            for user in list(node.users) if isinstance(form, Form) else ():
+                if user.target is aten.sym_size.int:
+                    user.replace_input_with(node, parts[0])
+        for cast in casts:
+            (value,) = self.made[cast.args[0], Form.SUM]
+            if dtype_of(cast) != torch.float32:
+                value = self.rewriting.create(aten._to_copy.default, (value,), {"dtype": dtype_of(cast)}, cast)
+            elif is_output(cast):
+                value = self.rewriting.create(aten.clone.default, (value,), {}, cast)
+            self.rewriting.replace(cast, value)
+
+    def _note(self, node: Node) -> None:
+        """Note the ways to make each form of a node: of its arguments, then of other forms of its own."""
+        found = {form: way for form, way in self._ways(node) if all(its in self._forms(x) for x, its in way[0])}
+        if rank_of(node) > MAX_RANK:
+            found.pop(Form.TURNS, None)
+        for source, form, function in doubles.DERIVED:
+            if source in found and form not in found:
+                found[form] = [(node, source)], self._traced(function)
+        self.ways[node] = found
+
+    def _forms(self, value: Argument) -> Sequence[Form]:
+        """The forms that an argument has."""
+        if not isinstance(value, Node):
+            return (Form.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
+        if dtype_of(value) in EXACT:
+            return tuple(doubles.GIVEN)
+        constant = dtype_of(value) == torch.float64 and value.name in self.rewriting.program.constants
+        return (Form.CONSTANT, *doubles.GIVEN) if constant else tuple(self.ways.get(value, ()))
+
+    def _ways(self, node: Node) -> Iterator[tuple[Form, Way]]:
+        """The ways to make forms of a node of forms of its arguments, which these need not have."""
+        x, y = (*node.args, None, None)[:2]
+        if node.target is aten.mul.Tensor:
+            yield Form.TERMS, ([(x, Form.PARTS), (y, Form.PARTS)], self._traced(doubles.product))
+            number, rate = (y, x) if Form.CONSTANT in self._forms(x) else (x, y)
+            yield Form.TURNS, ([(number, Form.SPLIT), (rate, Form.CONSTANT)], self._traced(doubles.turns))
+        elif node.target is aten.div.Tensor:
+            yield Form.TERMS, ([(x, Form.PARTS), (y, Form.CONSTANT)], self._traced(doubles.quotient))
+            yield Form.TURNS, ([(x, Form.SPLIT), (y, Form.CONSTANT)], self._traced(doubles.turns_over))
+        elif node.target in SUMS and argument(node, "alpha") == 1:
+            yield Form.SUM, ([(x, Form.TERMS), (y, Form.TERMS)], self._traced(SUMS[node.target]))
+        elif node.target in WAVES:
+            yield Form.SINGLE, ([(x, Form.CIRCLE)], self._traced(WAVES[node.target]))
+        elif does(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
+            yield from ((form, ([(value, form) for value in _moved(node)], self._move)) for form in MOVED)
+        elif (dtype := _exact(node)) is not None:
+            for form, function in doubles.GIVEN.items():
+                yield form, ((), self._given_as(function, dtype))
+
+    def _part(self, value: Argument, form: Form, before: Node) -> Argument:
+        """The tensors of a form of an argument, or the constant that it is."""
+        if (value, form) in self.made:
+            return self.made[value, form]
+        if not isinstance(value, Node):
+            device = before.meta["val"].device
+            kwargs = {"dtype": torch.float64, "device": device}
+            value = self.rewriting.create(aten.full.default, ([], float(value)), kwargs, before)
+        if form is Form.CONSTANT:
+            return value
+        key = value, doubles.GIVEN[form]
+        if key not in self.made:
+            self.made[key] = self.rewriting.traced(doubles.GIVEN[form], (value,), before)
+        return self.made[key]
+
+    def _traced(self, function: Build) -> Build:
+        return lambda node, *parts: self.rewriting.traced(function, parts, node)
+
+    def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
+        """Make a form of a tensor of sizes and numbers, from the same one in an exact dtype."""
+
+        def build(node: Node) -> Argument:
+            given = self.rewriting.create(node.target, node.args, {**node.kwargs, "dtype": dtype}, node)
+            return self.rewriting.traced(function, (given,), node)
+
+        return build
+
+    def _move(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
+        """The parts of a value after a move."""
+        parts = [dict(zip(_moved(node), each, strict=True)) for each in zip(*values, strict=True)]
+        if does(node.target) is Does.CASTS:
+            return tuple(values[0])
+        args, kwargs = node.args, dict(node.kwargs)
+        moved = (map_arg(args, lambda x: each.get(x, x)) for each in parts)  # noqa: B023
+        return tuple(self.rewriting.create(node.target, given, kwargs, node) for given in moved)
+
+
+def _moved(node: Node) -> Sequence[Argument]:
+    """The arguments whose elements an operator moves."""
+    if node.target in JOINS:
+        return node.args[0]  # type: ignore[return-value]
+    return node.args[: 2 if node.target in WRITES else 1]
+
+
+def _exact(node: Node) -> torch.dtype | None:
+    """The dtype in which a tensor of sizes and numbers has the elements that it has in float64; None if there is
+    none."""
+    if node.target in ARANGES:
+        return torch.int64 if all(isinstance(x, int | Node) for x in node.args) else None
+    if node.target is not aten.full.default or not isinstance(value := node.args[1], int | float):
+        return None
+    return torch.float32 if torch.tensor(value, dtype=torch.float32).item() == value else None
