@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
 
 from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.shapes.environment import largest
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
 COMPARED: Final = 64
-"""Up to so many sorted values, or of a dynamic number, each is compared; more are halved until one is left."""
+"""Up to so many sorted integers, or of a dynamic number, each is compared; more are halved until one is left."""
+
+LONGEST: Final = (1 << 31) - 1
+"""A dim without a bound is taken to be at most so long: a tensor of TensorRT has no more elements."""
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Tensor)
@@ -29,13 +34,16 @@ def searchsorted(
     str? side=None, Tensor? sorter=None) -> Tensor"""
     ascending = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
     right, length = right or side == "right", ascending.shape[-1]
-    few = not isinstance(length, int) or length <= COMPARED
-    found = (_compared if few else _halved)(ascending, self, right)
+    if ascending.is_floating_point():
+        found = _bisected(ascending, self, right)
+    else:
+        few = not isinstance(length, int) or length <= COMPARED
+        found = (_compared if few else _halved)(ascending, self, right)
     return found.to(torch.int32) if out_int32 else found
 
 
 def _before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Whether a position is before that of a value; NaN's is after all."""
+    """Whether the position of a sorted value is before that of a value; NaN's is after all."""
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
@@ -53,6 +61,24 @@ def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
         at = (further - 1).clamp(max=length - 1)
         there = ascending.gather(-1, at) if ascending.dim() > 1 else ascending[at]
         place = torch.where((further <= length) & _before(there, values, right), further, place)
+    return place
+
+
+def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Search with eager's own steps: NaN at the end of a sequence, where sorting puts it, is compared as eager does."""
+    length = ascending.shape[-1]
+    varies = not isinstance(length, int)
+    if varies:  # it may be 0, though a fake tensor's is not; of nothing no element can be read
+        ascending = torch.cat((ascending, ascending.new_zeros((*ascending.shape[:-1], 1))), -1)
+    place = torch.zeros_like(values, dtype=torch.int64)
+    left = torch.full_like(values, length, dtype=torch.int64)
+    for _ in range(int(min(largest(length), LONGEST)).bit_length()):
+        half = left // 2
+        at = place + half if varies else (place + half).clamp(max=length - 1)
+        there = ascending.gather(-1, at) if ascending.dim() > 1 else ascending[at]
+        after = _before(there, values, right) & (left > 0)
+        place = torch.where(after, place + half + 1, place)
+        left = torch.where(after, left - half - 1, half)
     return place
 
 
@@ -99,14 +125,28 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
-    length = self.shape[dim]
-    nans = self.isnan().sum(dim, keepdim=True)
-    if ignore_nan:
-        at = ((length - nans - 1) // 2).clamp(min=0)
-    else:
-        at = torch.where(nans > 0, length - nans, (length - 1) // 2)
+    at = _middle(self.shape[dim], self.isnan().sum(dim, keepdim=True), ignore_nan)
     chosen = values.gather(dim, at), indices.gather(dim, at)
     return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+
+
+def _middle(length: Any, nans: Tensor, ignore_nan: bool) -> Tensor:
+    """The position of the median among so many sorted elements; 0 without any."""
+    if ignore_nan:
+        return ((length - nans - 1) // 2).clamp(min=0)
+    return torch.where(nans > 0, length - nans, (length - 1) // 2).clamp(min=0)
+
+
+def _of_all(self: Tensor, ignore_nan: bool) -> Any:
+    """The median of all elements: NaN without any, which a NaN behind the last element gives."""
+    row = self.reshape(-1)
+    length = row.shape[0]
+    if not self.is_floating_point() and isinstance(length, int) and length == 0:
+        return NotImplemented
+    if not self.is_floating_point() or (isinstance(length, int) and length > 0):
+        return _median(row, 0, False, ignore_nan)[0]
+    values, _ = aten.sort.stable(torch.cat((row, row.new_full((1,), math.nan))), stable=True, dim=0)
+    return values.gather(0, _middle(length, row.isnan().sum(0, keepdim=True), ignore_nan)).squeeze(0)
 
 
 @register_torch_trt_decomposition(aten.median.dim)
@@ -122,12 +162,12 @@ def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
 
 
 @register_torch_trt_decomposition(aten.median.default)
-def median_of_all(self: Tensor) -> Tensor:
+def median_of_all(self: Tensor) -> Any:
     """median(Tensor self) -> Tensor"""
-    return _median(self.reshape(-1), 0, False, ignore_nan=False)[0]
+    return _of_all(self, ignore_nan=False)
 
 
 @register_torch_trt_decomposition(aten.nanmedian.default)
-def nanmedian_of_all(self: Tensor) -> Tensor:
+def nanmedian_of_all(self: Tensor) -> Any:
     """nanmedian(Tensor self) -> Tensor"""
-    return _median(self.reshape(-1), 0, False, ignore_nan=True)[0]
+    return _of_all(self, ignore_nan=True)

@@ -19,6 +19,9 @@ from pipeline.trt import trt
 MAX_K = 3840
 """The largest k that TopK takes."""
 
+TOWARDS_ZERO = 1 - 2**-24
+"""A product with it is rounded to the neighbour of a normal float32 that is nearer to zero."""
+
 LAST_DIMS = 4
 """TopK works along the last four dims only."""
 
@@ -27,21 +30,38 @@ Pair = tuple[ITensor, ITensor]
 
 @block
 def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
-    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN counts as infinity; the order
-    among NaN and infinities is undefined."""
+    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN is the largest of all."""
+    values, indices, _ = _chosen(net, x, k, dim, largest)
+    return values, indices
+
+
+def _chosen(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITensor, ITensor, ITensor]:
+    """The values and indices of ``topk``, and the keys that were ordered."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK takes no vector
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
     if k == 0:
-        found = _nothing(net, value, axis)
-    elif dtype.is_floating_point:
-        nan = base.unary(net, "ISNAN", value)
-        _, places = _ordered(net, where(net, nan, math.inf, value, dtype), k, axis, largest)
-        found = gather(net, value, places, axis), places
+        values, places = _nothing(net, value, axis)
+        keys = values
     else:
-        found = _ordered(net, value, k, axis, largest)
-    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in found)
-    return base.cast(net, values, dtype), base.cast(net, indices, torch.int64)
+        floats = dtype.is_floating_point
+        keys, places = _ordered(net, _key(net, value) if floats else value, k, axis, largest)
+        values = gather(net, value, places, axis) if floats else keys
+    values, places, keys = (base.squeeze(net, f, range(2 - rank)) for f in (values, places, keys))
+    return base.cast(net, values, dtype), base.cast(net, places, torch.int64), keys
+
+
+def _key(net: Net, x: ITensor) -> ITensor:
+    """Numbers in eager's order of floats: infinity for NaN, and before it the greatest float32 for infinity.
+
+    A float32 other than NaN is first moved by one place towards zero, which makes room for that: subnormal numbers and
+    the smallest normal one stay, so that only this and the next are equal then.
+    """
+    dtype = base.dtype_of(x)
+    value = base.cast(net, x, torch.float32)
+    nearer = layer(net, "PROD", value, TOWARDS_ZERO, torch.float32) if dtype == torch.float32 else value
+    finite = layer(net, "MIN", nearer, torch.finfo(torch.float32).max, torch.float32)
+    return where(net, base.unary(net, "ISNAN", x), math.inf, finite, torch.float32)
 
 
 def _nothing(net: Net, x: ITensor, axis: int) -> Pair:
@@ -112,16 +132,16 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
         return topk(net, x, 1, 0, descending)
     length = base.known_sizes(net, x)[dim]
     length = base.size(net, x, dim) if length is None else length
-    values, indices = topk(net, x, length, dim, descending)
-    return (values, _stable(net, values, indices, length, dim)) if stable and length != 0 else (values, indices)
+    values, indices, keys = _chosen(net, x, length, dim, descending)
+    return (values, _stable(net, keys, indices, length, dim)) if stable and length != 0 else (values, indices)
 
 
-def _stable(net: Net, values: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
-    """The indices, ordered inside each run of equal values: by their run first, which is a number like them."""
-    rank = base.rank(values)
+def _stable(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
+    """The indices, ordered inside each run of equal keys: by their run first, which is a number like them."""
+    rank = base.rank(keys)
     axis = base.axis(dim, rank)
-    before = sampled(net, values, [axis], [-1], [length], mode="CLAMP")
-    same = base.elementwise(net, "EQUAL", values, before)
+    before = sampled(net, keys, [axis], [-1], [length], mode="CLAMP")
+    same = base.elementwise(net, "EQUAL", keys, before)
     starts = base.cast(net, base.unary(net, "NOT", same), torch.int64)
     place = base.constant(net, torch.tensor(axis))
     run = net.add("cumulative", starts, place, trt.CumulativeOperation.SUM, False, False).get_output(0)

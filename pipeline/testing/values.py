@@ -72,6 +72,21 @@ def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
     return _choice(torch.tensor(pool, dtype=torch.int64), shape, generator)
 
 
+def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Mostly NaN, infinities, and the finite floats next to them."""
+    if not dtype.is_floating_point:
+        return _special(shape, dtype, generator)
+    most = torch.finfo(dtype).max
+    pool = (math.nan, math.inf, -math.inf, math.nan, math.inf, -math.inf, most, -most, most / 2, -0.0, 0.0, 1.0)
+    return _choice(torch.tensor(pool, dtype=torch.float64), shape, generator)
+
+
+def _sorted(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Small whole numbers, or extreme ones, sorted along the last dim: NaN is at its end."""
+    kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
+    return kind(shape, dtype, generator).sort(-1).values
+
+
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Floats up to 1000, integers beyond 2**24 where the dtype holds them, and beyond 2**31 in int64."""
     if dtype.is_floating_point:
@@ -116,8 +131,9 @@ VALUES: Final[Mapping[str, Make]] = {
     "small": _small,
     "large": _large,
     "special": _special,
+    "extreme": _extreme,
+    "sorted": _sorted,
     "no nan": _without(math.isnan),
-    "no infinity": _without(math.isinf),
     "distinct": _distinct,
     "permutation": _permutation,
     "regular": _regular,
@@ -130,7 +146,8 @@ VALUES: Final[Mapping[str, Make]] = {
 normal: floats of a normal distribution, integers -9 to 9, bools. positive: above zero. nonzero: of both signs.
 unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
-no nan, no infinity: special without these. distinct: no two alike. permutation: indices along the last dim, each
+extreme: mostly NaN, ±inf and the greatest finite floats.
+sorted: small whole numbers or extreme ones, sorted along the last dim. no nan: special without it. distinct: no two alike. permutation: indices along the last dim, each
 once. regular: matrices far from singular. definite: symmetric and positive definite matrices. zeros, ones.
 """
 

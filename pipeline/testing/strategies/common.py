@@ -32,6 +32,8 @@ ints = st.sampled_from(INTS)
 dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.int64, torch.bool, *SMALL_INTS))
 
 FLOAT_VALUES: Final = ("normal", "special", "small", "positive", "special", "unit", "large")
+ORDERED_VALUES: Final = ("extreme", "small", "normal", "extreme", "special", "large")
+"""What is ordered or compared: NaN and both infinities in one row, and the greatest finite numbers beside them."""
 INT_VALUES: Final = ("small", "normal", "special", "large")
 seeds = st.integers(0, 99)
 
