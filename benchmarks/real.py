@@ -202,8 +202,8 @@ def jobs(options: argparse.Namespace, locks: Path, arguments: Sequence[str]) -> 
     command = (sys.executable, "-m", "benchmarks.real", *arguments, "--child")
     made = [
         Job(row.name, dtype, (*command, row.name, dtype, str(locks)))
-        for row in chosen(options.rows, options.small)
         for dtype in options.dtypes.split(",")
+        for row in chosen(options.rows, options.small)
     ]
     return [job for job in made if job.key not in before]
 
