@@ -190,10 +190,11 @@ def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, tur
 
 
 def _prepared(method: str, model: torch.nn.Module, inputs: Inputs) -> Call:
-    """A call that has given its first result."""
+    """A call that has given results: torch.compile records its graph at a later one than the first."""
     how = {"mode": OTHERS[method]} if method in OTHERS else {}
     call = (inductor if how else eager_graph)(model, inputs, Clock(), **how)
-    call()
+    for _ in range(WARM_UP):
+        call()
     torch.cuda.synchronize()
     return call
 
