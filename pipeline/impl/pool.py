@@ -12,6 +12,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.blocks import block
 from pipeline.impl.pool_windows import Windows, padded
+from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -19,6 +20,8 @@ from pipeline.trt import trt
 @block
 def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
     """The highest element of each window; the border counts as -inf."""
+    if windows.is_one:
+        return reduce(net, "MAX", x, _last(x, windows), True)
     made = _layer(net, x, windows, trt.PoolingType.MAX, windows.padding)
     return _result(net, made, windows, base.rank(x))
 
@@ -30,6 +33,8 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
     RTX 1.4 and 1.6.1 merge two averages of one tensor that differ only in what they count (docs/tensorrt.md).
     """
     wide, padding = base.cast(net, x, torch.float32), windows.padding
+    if windows.is_one and divisor is None:
+        return base.cast(net, reduce(net, "AVG", wide, _last(x, windows), True), base.dtype_of(x))
     if divisor is not None:
         # zeros all around, so that every window is whole and its sum is its mean times its volume
         wide = padded(net, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
@@ -47,6 +52,12 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
         factor = base.constant(net, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))
         result = base.elementwise(net, "PROD", result, factor)
     return base.cast(net, result, base.dtype_of(x))
+
+
+def _last(x: ITensor, windows: Windows) -> list[int]:
+    """The dims that are pooled."""
+    rank = base.rank(x)
+    return list(range(rank - len(windows.kernel), rank))
 
 
 def _layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]) -> Any:
