@@ -142,7 +142,12 @@ _OTHERS: Final = {
 RUNS: Final[Mapping[Any, Any]] = {
     **ANY_LAYOUT,
     **_OTHERS,
-    **{op: _zeroed(op) for name in _EMPTY.split() for op in (getattr(getattr(aten, name), o) for o in getattr(aten, name).overloads()) if "out" not in op._overloadname and "names" not in op._overloadname},
+    **{
+        op: _zeroed(op)
+        for name in _EMPTY.split()
+        for op in (getattr(getattr(aten, name), o) for o in getattr(aten, name).overloads())
+        if "out" not in op._overloadname and "names" not in op._overloadname
+    },
     aten.resize.default: _resized,
 }
 """What runs in the place of operators and functions."""

@@ -1,17 +1,17 @@
 """Run a graph step by step. No Python source is generated from it, so that nothing a graph says can become code.
 
-torch.fx runs a graph by writing names and arguments of its nodes into source text. The graph of a program may come from
-a file, so it is data here: `Interpreter` reads it once, numbers its values, and a call fills these places in order. That
-costs about 0.3 µs a node, as much as generated code.
+torch.fx runs a graph by writing names and arguments of its nodes into source text. The graph of a program may come
+from a file, so it is data here: `Interpreter` numbers its values once, and a call fills these places in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch.fx.node import map_aggregate, map_arg
 
 from pipeline.aten.calls import callee
@@ -42,20 +42,31 @@ class Interpreter:
     template: tuple[Any, ...]
     steps: tuple[Step, ...]
     returned: int
+    _rows: tuple[tuple[Any, ...], ...] = field(init=False, repr=False)
+
+    @_rows.default
+    def _make_rows(self) -> tuple[tuple[Any, ...], ...]:
+        """The steps in the form that a call reads fastest."""
+        return tuple((s.call, _getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Any:
         """Return the graph's results, in its own structure."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
         slots = [*inputs, *self.template]
-        for step in self.steps:
-            kwargs = step.constants
-            if step.keywords:
-                kwargs = {**kwargs, **{name: slots[slot] for name, slot in step.keywords}}
-            slots[step.result] = step.call(*[slots[slot] for slot in step.takes], **kwargs)
-            for slot in step.drops:
+        for call, takes, constants, keywords, result, drops in self._rows:
+            kwargs = {**constants, **{name: slots[slot] for name, slot in keywords}} if keywords else constants
+            slots[result] = call(*takes(slots), **kwargs)
+            for slot in drops:
                 slots[slot] = None
         return slots[self.returned]
+
+
+def _getter(places: tuple[int, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """A function from all values to those in some places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda slots: (slots[places[0]],)) if places else lambda slots: ()
 
 
 class Builder:
@@ -164,7 +175,9 @@ def held_by(module: torch.nn.Module, path: str) -> Any:
     raise AttributeError(f"{path[:80]!r} is not in the graph")
 
 
-def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Any], argument: Callable[[Any], Any]) -> Interpreter:
+def placed(
+    module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Any], argument: Callable[[Any], Any]
+) -> Interpreter:
     """Return a graph that control flow runs, with those inside it, as a function over ``tensor`` of its tensors."""
 
     def attribute(path: str) -> object:

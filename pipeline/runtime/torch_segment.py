@@ -7,6 +7,7 @@ flow: weights that only engines use can be freed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -66,7 +67,8 @@ class _Steps:
     def __init__(self, program: Program, segment: Segment, device: torch.device) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
-        self.steps = Builder((port.name for port in segment.inputs), self._placed)
+        self.moved = partial(_moved, device)
+        self.steps = Builder((port.name for port in segment.inputs), self.moved)
         self.updated: set[str] = set()
 
     def add(self, node: torch.fx.Node) -> None:
@@ -75,7 +77,7 @@ class _Steps:
             return
         if node.op == "get_attr":
             graph = held_by(self.program.graph_module, str(node.target))
-            self.steps.constant(node.name, placed(graph, lambda tensor: tensor.to(self.device), self._placed))
+            self.steps.constant(node.name, placed(graph, lambda tensor: tensor.to(self.device), self.moved))
             return
         for source in node.all_input_nodes:
             self.add(source)
@@ -85,6 +87,7 @@ class _Steps:
             self.updated.add(node.name)
         self.steps.call(node.name, target, node.args, node.kwargs)
 
-    def _placed(self, value: object) -> object:
-        """The segment's device in the place of the one that the example was on."""
-        return self.device if isinstance(value, torch.device) else value
+
+def _moved(device: torch.device, value: object) -> object:
+    """The segment's device in the place of the one that the example was on."""
+    return device if isinstance(value, torch.device) else value
