@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.artifact import operators, values
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.values import MalformedError
+from pipeline.artifact.malformed import MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
@@ -70,5 +70,5 @@ def _read_executed(data: JsonData) -> Any:
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
     if kind not in ("operator", "predicate") or not isinstance(name, str):
         raise MalformedError(f"{str(data)[:60]!r} is no operator")
-    found = operators.target_of(name) if kind == "operator" else None
+    found = operators.known(name) if kind == "operator" else None
     return found or Predicate(name if kind == "predicate" else f"torch.ops.{name}")

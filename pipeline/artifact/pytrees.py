@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.artifact import values
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.values import MalformedError
+from pipeline.artifact.malformed import MalformedError
 from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
 from pipeline.runtime.inputs import children

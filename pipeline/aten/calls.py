@@ -18,8 +18,14 @@ import torch
 
 from pipeline.aten.layouts import ANY_LAYOUT
 from pipeline.aten.types import Target
+from pipeline.errors import PipelineError
 
 aten = torch.ops.aten
+
+
+class TooLargeError(PipelineError, OverflowError):
+    """A number that a program computes from sizes would fill memory."""
+
 
 MOST_BITS: Final = 4096
 """A number that is computed from sizes has no more bits."""
@@ -76,21 +82,21 @@ def callee(target: Target) -> Any:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """``base ** exponent`` of numbers. `OverflowError` if a whole number would have more than `MOST_BITS` bits."""
+    """``base ** exponent`` of numbers. `TooLargeError` if a whole number would have more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
         _check(abs(base) > 1)
     return base**exponent
 
 
 def shifted(number: Any, places: Any) -> Any:
-    """``number << places`` of numbers. `OverflowError` if it would have more than `MOST_BITS` bits."""
+    """``number << places`` of numbers. `TooLargeError` if it would have more than `MOST_BITS` bits."""
     _check(isinstance(places, int) and places > MOST_BITS)
     return number << places
 
 
 def _check(too_large: bool) -> None:
     if too_large:
-        raise OverflowError(f"a number computed from sizes has more than {MOST_BITS} bits")
+        raise TooLargeError(f"a number computed from sizes has more than {MOST_BITS} bits")
 
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,12 +46,13 @@ REFUSED: Final[Mapping[str, str]] = {
         _backward _make_dual* _fw_primal* *_batch_dim retains_grad output_nr is_leaf _version get_gradients
         _efficientzerotensor _has_compatible* *zerotensor _debug_has* _propagate_xla_data _new_zeros_with*
         _make_dep_token _cufft_* _nnpack* _use_* is_vulkan_available cudnn_* _cudnn_* miopen_* _mps_* mps_* lstm_mps*
-        mkldnn_* _to_cpu _grid_sampler_2d_cpu* _fused_adam* _fused_sgd* _fused_adagrad* _fused_moving* _amp_* _foreach_* _chunk_cat _sobol_engine* *_overrideable*
-        _transformer_encoder* _native_multi_head* quantized_* *mkldnn_rnn* _saturate_weight* choose_qparams_optimized
-        _efficient_attention_backward _flash_attention_backward *_differentiable_* batch_norm_backward_elemt
-        batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_* batch_norm_stats batch_norm_update_stats
-        infinitely_* is_pinned is_distributed is_inference get_device _batch_norm_no_update
-        _batch_norm_with_update_functional is_contiguous sym_is_contiguous qscheme
+        mkldnn_* _to_cpu _grid_sampler_2d_cpu* _fused_adam* _fused_sgd* _fused_adagrad* _fused_moving* _amp_*
+        _foreach_* _chunk_cat _sobol_engine* *_overrideable* _transformer_encoder* _native_multi_head* quantized_*
+        *mkldnn_rnn* _saturate_weight* choose_qparams_optimized _efficient_attention_backward
+        _flash_attention_backward *_differentiable_* batch_norm_backward_elemt batch_norm_backward_reduce
+        batch_norm_elemt batch_norm_gather_* batch_norm_stats batch_norm_update_stats infinitely_* is_pinned
+        is_distributed is_inference get_device _batch_norm_no_update _batch_norm_with_update_functional is_contiguous
+        sym_is_contiguous qscheme
     """,
     "is a test of torch's own": "_test_* _foobar",
 }
