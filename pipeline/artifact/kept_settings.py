@@ -13,6 +13,8 @@ from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
 
 EXECUTED = "torch_executed_ops"
+PLACES = ("engine_cache_dir", "runtime_cache")
+"""Settings that may name a folder: of this machine and this user, and no file chooses where others write."""
 
 
 class Predicate:
@@ -34,7 +36,8 @@ class Predicate:
 def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
     """The settings that differ from the default, as JSON by name."""
     default = CompilationSettings()
-    changed = {n: v for n in settings.names() if (v := getattr(settings, n)) != getattr(default, n)}
+    given = ((name, getattr(settings, name)) for name in settings.names())
+    changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
     executed = sorted(map(_executed, changed.pop(EXECUTED, ())), key=str)
     rows = {name: values.written(value) for name, value in changed.items()}
     return FrozenDict(sorted({**rows, **({EXECUTED: executed} if executed else {})}.items()))
@@ -55,6 +58,7 @@ def _executed(entry: object) -> object:
 def read(rows: Mapping[str, object]) -> CompilationSettings:
     """Read settings from JSON. Raises `MalformedError` where it is malformed."""
     fields = {name: values.read(row) for name, row in rows.items() if name != EXECUTED}
+    fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
     executed = rows.get(EXECUTED, [])
     if not isinstance(executed, list):
         raise MalformedError(f"{str(executed)[:60]!r} is no list of operators")

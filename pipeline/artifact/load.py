@@ -39,6 +39,7 @@ from pipeline.errors import ArtifactError, ArtifactWarning
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
+from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.recipes import Recipe
 from pipeline.runtime.inputs import children
@@ -153,7 +154,7 @@ class Loader:
     def compiled(self) -> Compiled:
         """Return the program, after everything was checked."""
         kept = self.manifest
-        networks = tuple(self.entry(name, Network) for name in kept.networks)
+        networks = tuple(map(self.network, kept.networks))
         self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
         self.kept_source = self.entry(kept.source, KeptSource) if kept.source else None
         self.tensor = self.tensors()
@@ -181,6 +182,13 @@ class Loader:
         """An entry's record."""
         data = self.reader.read(name, self.digest(name))
         return _read(self.reader, _json(self.reader, data, name), kind, name)
+
+    def network(self, name: str) -> Network:
+        """The description of an engine's network."""
+        found = self.entry(name, Network)
+        if why := fault(found):
+            raise self.reader.broken(f"entry {name}: {why}")
+        return found
 
     def digest(self, name: str) -> str:
         """The expected SHA-256 of an entry."""

@@ -213,7 +213,7 @@ def _class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
     found = _imported(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
         return namedtuple, found
-    if found is not None and found in pytree.SUPPORTED_NODES and found is not Record:
+    if found in pytree.SUPPORTED_NODES and found is not Record and not shape.cls.startswith("torch._"):
         return found, values.read(data.get("context"))
     return Record, shape
 
