@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.layouts import ANY_LAYOUT
+from pipeline.aten.calls import callee, operator_named, qualified_name
 from pipeline.aten.traits import Does, does
+
+__all__ = ["CPU", "Recipe", "Ref", "Step", "called", "held", "identity", "numbers_of", "qualified_name", "target_of"]
 
 CPU = "cpu"
 """The name of the device in steps; a recipe does not fix the device."""
@@ -106,8 +108,7 @@ class Recipe:
 
 
 def _for_any_layout(qualified: str) -> Callable[..., object]:
-    target = target_of(qualified)
-    found: Callable[..., object] = ANY_LAYOUT.get(target, target)
+    found: Callable[..., object] = callee(target_of(qualified))
     return found
 
 
@@ -141,19 +142,15 @@ def identity(name: str) -> Recipe:
 
 
 def target_of(qualified: str) -> Callable[..., object]:
-    """The function with a qualified name such as ``aten.permute.default``."""
-    if qualified == "operator.getitem":
-        return operator.getitem
-    return operator.attrgetter(qualified)(torch.ops)  # type: ignore[no-any-return]
+    """The function with a qualified name such as ``aten.permute.default``.
 
-
-def qualified_name(target: object) -> str:
-    """``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for functions."""
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return str(target)
-    module = getattr(target, "__module__", "")
-    module = "operator" if module == "_operator" else module
-    return f"{module}.{getattr(target, '__name__', target)}"
+    Raises:
+        LookupError: this process has no such operator.
+    """
+    found = operator.getitem if qualified == "operator.getitem" else operator_named(qualified)
+    if found is None:
+        raise LookupError(f"there is no operator {qualified[:80]}")
+    return found
 
 
 def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:

@@ -19,7 +19,7 @@ import torch
 
 from pipeline.artifact import expressions, values
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.values import MalformedError, MissingOperatorError
+from pipeline.artifact.malformed import MalformedError, MissingOperatorError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 

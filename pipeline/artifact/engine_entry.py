@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeAlias
 from attrs import frozen
 
 from pipeline.artifact import codec
-from pipeline.artifact.values import MalformedError
+from pipeline.artifact.malformed import MalformedError
 from pipeline.errors import PipelineError
 
 Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"

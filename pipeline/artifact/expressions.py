@@ -7,6 +7,7 @@ whose arguments are left as they are, where sympy would make another expression 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -19,6 +20,13 @@ from pipeline.artifact.json_data import JsonData
 from pipeline.errors import ArtifactError
 
 LARGEST = 2**64
+MOST_NODES, MOST_DEPTH = 4096, 128
+"""An expression of a file has no more parts, and none within so many others."""
+MOST_BITS = 8192
+"""No number of an expression can have more bits, whatever the sizes."""
+SYMBOL = 64
+POWER = MOST_BITS // 2
+POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
 NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 ASSUMPTIONS = ("integer", "nonnegative", "nonzero", "positive", "real")
 """What torch.export assumes of its symbols."""
@@ -84,28 +92,25 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def read(data: JsonData) -> Any:
-    """Read an expression from JSON; a number comes back as sympy's.
+    """Read an expression from JSON; a number comes back as sympy's. Nothing is evaluated: the expression has the
+    arguments that the JSON has, in their order.
 
     Raises:
-        ArtifactError: the JSON is not an expression that this module writes.
+        ArtifactError: the JSON is not an expression that this module writes, or a number of it would be too large.
     """
-    if isinstance(data, (bool, int, float)):
-        if not isinstance(data, bool) and abs(data) >= LARGEST:
-            raise ArtifactError(f"{str(data)[:40]} is no size")
+    _Measure().of(data, MOST_DEPTH)
+    return _made(data)
+
+
+def _made(data: JsonData) -> Any:
+    if not isinstance(data, list):
         return sympy.sympify(data)
-    if not isinstance(data, list) or not data or not isinstance(data[0], str):
-        raise ArtifactError(f"{str(data)[:80]} is no expression")
     head, *rest = data
     if head == "Symbol":
-        return _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
-    args = list(map(read, rest))
-    if head == "Rational" and len(args) == 2 and all(a.is_Integer for a in args) and args[1] != 0:
-        return sympy.Rational(*args)
-    function = FUNCTIONS.get(head.removesuffix("!"))
-    if function is None or _is_too_large(head, args):
-        raise ArtifactError(f"{str(data)[:80]} is no expression")
+        return _read_symbol(*rest)
+    args = list(map(_made, rest))
     try:
-        return function(*args, evaluate=False) if head.endswith("!") else function(*args)
+        return sympy.Rational(*args) if head == "Rational" else FUNCTIONS[head.removesuffix("!")](*args, evaluate=False)
     except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
         raise ArtifactError(f"{str(data)[:80]} is no expression: {type(error).__name__}") from None
 
@@ -117,7 +122,51 @@ def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
     return sympy.Symbol(name, **dict.fromkeys(assumed, True))
 
 
-def _is_too_large(head: str, args: list[Any]) -> bool:
-    """Whether a power, or a shift, is of numbers that would fill memory."""
-    powers = ("Pow", "PowByNatural", "FloatPow", "LShift")
-    return head.rstrip("!") in powers and len(args) == 2 and args[1].is_number and bool(abs(args[1]) > 64)
+class _Measure:
+    """Finds out, before anything is made of an expression, how large its numbers can become: in bits, where a symbol is
+    an int64. The power of a number is the only operation by which few bytes become many."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+
+    def of(self, data: JsonData, depth: int) -> float:
+        """The most bits that the value of an expression can have."""
+        self.nodes += 1
+        if isinstance(data, (bool, int, float)):
+            if abs(data) >= LARGEST:
+                raise ArtifactError(f"{str(data)[:40]} is no size")
+            return math.frexp(data)[1]
+        if not isinstance(data, list) or not data or not isinstance(data[0], str):
+            raise ArtifactError(f"{str(data)[:80]} is no expression")
+        if not depth or self.nodes > MOST_NODES:
+            raise ArtifactError(f"an expression has more than {MOST_NODES} parts, or {MOST_DEPTH} levels")
+        head, *rest = data
+        if head == "Symbol":
+            _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
+            return SYMBOL
+        bits = [self.of(part, depth - 1) for part in rest]
+        found = self.combined(head.removesuffix("!"), rest, bits)
+        if found > MOST_BITS:
+            raise ArtifactError(f"a number of the size {str(data)[:80]} has more than {MOST_BITS} bits")
+        return found
+
+    def combined(self, head: str, args: list[JsonData], bits: list[float]) -> float:
+        """The most bits of a function's value, by those of its arguments."""
+        if head == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
+            return max(bits)
+        if head not in FUNCTIONS or (head == "RoundDecimal" and not _is_small(args[-1:])):
+            raise ArtifactError(f"{str([head, *args])[:80]} is no expression")
+        if head in POWERS and len(args) == 2:
+            largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(bits[1], 64)
+            if _has_symbol(args[1]):  # `pipeline.aten.calls.power` looks when it is computed
+                return POWER
+            return bits[0] * max(largest, 1) if head != "LShift" else bits[0] + largest
+        return max(bits, default=0) + len(bits) if head == "Add" else sum(bits)
+
+
+def _is_small(args: list[JsonData]) -> bool:
+    return len(args) == 1 and type(args[0]) is int and abs(args[0]) <= 64
+
+
+def _has_symbol(data: JsonData) -> bool:
+    return isinstance(data, list) and (data[0] == "Symbol" or any(map(_has_symbol, data[1:])))

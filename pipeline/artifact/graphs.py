@@ -6,7 +6,8 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,9 +17,9 @@ from torch.fx.node import map_aggregate
 from pipeline.artifact import codec, operators, values
 from pipeline.artifact.codec import Json, at
 from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.tensors import Kept, Tensors
-from pipeline.artifact.values import MalformedError, MissingOperatorError, NodeName
-from pipeline.aten.graphs import over
+from pipeline.artifact.values import NodeName
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
 from pipeline.errors import ArtifactError, line_of
@@ -128,80 +129,148 @@ def attributes(
     return tuple(graphs.items()), tuple(held.items())
 
 
+def check_calls(rows: Iterable[KeptNode], graphs: Iterable[tuple[str, KeptGraph]]) -> None:
+    """Raise an error if a node calls what no program from a file may call: such a file could not be loaded."""
+    for row in rows:
+        if row.calls and row.op == "call_function" and (why := operators.refused(operators.known(row.target))):
+            raise ArtifactError(f"node {row.name} cannot be kept: {row.target} {why}")
+    for _, graph in graphs:
+        check_calls(graph.nodes, graph.graphs)
+
+
 Held: TypeAlias = Callable[[Kept], torch.Tensor]
+_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
-def graph_module(kept: KeptGraph, held: Held) -> torch.fx.GraphModule:
-    """Make the module of a graph."""
-    graph = torch.fx.Graph()
-    add_nodes(graph, kept.nodes)
-    return over(root_of(kept.graphs, kept.tensors, held), graph)
+class GraphOfFile(torch.fx.GraphModule):
+    """A graph of a file, with the graphs and tensors that its nodes read. It is data: torch.fx would generate Python
+    source from it to run it, so it does not run. `pipeline.aten.interpreter` runs its nodes."""
+
+    def recompile(self) -> Any:
+        """Generate nothing."""
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        """Raise an error."""
+        raise ArtifactError("the graph of a loaded program is data: call the program, or program.module()")
 
 
-def root_of(
-    graphs: Sequence[tuple[str, KeptGraph]], tensors: Sequence[tuple[str, Kept]], held: Held
-) -> torch.nn.Module:
-    """A module that has graphs and tensors as attributes, by their paths."""
-    root = torch.nn.Module()
-    for path, graph in graphs:
-        parent, name = _parent(root, path)
-        parent.add_module(name, graph_module(graph, held))
-    for path, kept in tensors:
-        parent, name = _parent(root, path)
-        parent.register_buffer(name, held(kept), persistent=False)
-    return root
+@frozen
+class Reader:
+    """Makes graphs of their rows.
+
+    held: gives a tensor. libraries: the namespaces of other libraries whose operators are allowed; `operators.ANY` for
+    all.
+    """
+
+    held: Held
+    libraries: Collection[str] | None = ()
+
+    def module(
+        self,
+        rows: Sequence[KeptNode],
+        graphs: Iterable[tuple[str, KeptGraph]],
+        tensors: Iterable[tuple[str, Kept]],
+    ) -> GraphOfFile:
+        """A graph of nodes that read these graphs and tensors, by path, and nothing else.
+
+        Raises:
+            MissingOperatorError: an operator is missing, or its library is not allowed.
+            MalformedError: a node reads what is not there before it, or calls what no file may call.
+        """
+        root = torch.nn.Module()
+        inner = {path: self.module(each.nodes, each.graphs, each.tensors) for path, each in graphs}
+        held = {path: self.held(kept) for path, kept in tensors}
+        for path, module in inner.items():
+            parent, name = _parent(root, path)
+            parent.add_module(name, module)
+        for path, tensor in held.items():
+            parent, name = _parent(root, path)
+            parent.register_buffer(name, tensor, persistent=False)
+        nodes = Nodes(inner.keys(), held.keys(), self.libraries)
+        for row in rows:
+            at(f"node {row.name[:80]}", nodes.add, row)
+        return GraphOfFile(root, nodes.graph)
 
 
 def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     *parents, name = path.split(".")
     for part in parents:
-        if part not in root._modules:
+        if part not in root._modules and not hasattr(root, part):
             root.add_module(part, torch.nn.Module())
-        root = root.get_submodule(part)
-    if not name or hasattr(root, name):
+        found = root._modules.get(part)
+        if found is None or isinstance(found, torch.fx.GraphModule):
+            raise MalformedError(f"{path[:60]!r} is no name of an attribute")
+        root = found
+    if not _PATH.fullmatch(path) or hasattr(root, name):
         raise MalformedError(f"{path[:60]!r} is no name of an attribute")
     return root, name
 
 
-def add_nodes(graph: torch.fx.Graph, rows: Iterable[KeptNode]) -> None:
-    """Add nodes to a graph in order.
+class Nodes:
+    """Adds nodes to a new graph in order. ``graphs`` and ``tensors`` are the paths that nodes may read."""
 
-    Raises:
-        ArtifactError: an operator is missing (the message names the library to import), or a node reads a later one.
-    """
-    env: dict[str, torch.fx.Node] = {}
-    for row in rows:
-        env[row.name] = at(f"node {row.name}", lambda each: _add(graph, each, env), row)
+    def __init__(self, graphs: Collection[str], tensors: Collection[str], libraries: Collection[str] | None) -> None:
+        self.graphs, self.tensors, self.libraries = graphs, tensors, libraries
+        self.graph = torch.fx.Graph()
+        self.env: dict[str, torch.fx.Node] = {}
 
+    def add(self, row: KeptNode) -> None:
+        """Add a node."""
+        args, kwargs = values.read(row.args), values.read(row.kwargs)
+        if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
+            raise MalformedError("its arguments are not those of a call")
+        if row.name in self.env or not row.name.isidentifier():
+            raise MalformedError("its name is taken, or is none")
+        args, kwargs = map_aggregate(args, self.resolved), map_aggregate(kwargs, self.resolved)
+        if row.op == "call_function":
+            target = self.target(row, args, kwargs)
+        else:
+            target = row.target
+            self.check_plain(row, args, kwargs)
+        node = self.graph.create_node(row.op, target, args, kwargs, name=row.name)
+        node.name = row.name
+        if row.value is not None:
+            node.meta["val"] = read_value(row.value)
+        self.env[row.name] = node
 
-def _add(graph: torch.fx.Graph, row: KeptNode, env: Mapping[str, torch.fx.Node]) -> torch.fx.Node:
-    def resolved(value: object) -> Any:
+    def resolved(self, value: object) -> Any:
+        """The node that an argument names."""
         if not isinstance(value, NodeName):
             return value
-        if value.name not in env:
+        if value.name not in self.env:
             raise MalformedError(f"it reads {value.name[:60]!r}, which is not there before it")
-        return env[value.name]
+        return self.env[value.name]
 
-    args, kwargs = values.read(row.args), values.read(row.kwargs)
-    if not isinstance(args, tuple) or not isinstance(kwargs, dict) or row.name in env or not row.name.isidentifier():
-        raise MalformedError("its arguments are not those of a call, or its name is taken")
-    if row.op not in ("placeholder", "get_attr", "output", "call_function"):
-        raise MalformedError(f"{row.op[:40]!r} is no kind of node")
-    target = _target(row) if row.op == "call_function" else row.target
-    node = graph.create_node(
-        row.op, target, map_aggregate(args, resolved), map_aggregate(kwargs, resolved), name=row.name
-    )
-    node.name = row.name
-    if row.value is not None:
-        node.meta["val"] = read_value(row.value)
-    return node
+    def check_plain(self, row: KeptNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise an error for a node that calls nothing, and is not as it is written."""
+        fits = {
+            "placeholder": row.target.isidentifier() and not args,
+            "get_attr": (row.target in self.graphs or row.target in self.tensors) and not args,
+            "output": len(args) == 1,
+        }
+        if row.op not in fits:
+            raise MalformedError(f"{row.op[:40]!r} is no kind of node")
+        if kwargs or not fits[row.op]:
+            raise MalformedError(f"{row.target[:60]!r} is not there to be read, or has other arguments than a {row.op}")
 
+    def target(self, row: KeptNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a node calls; a name alone where an engine runs it."""
+        if not row.calls:
+            return operators.FUNCTIONS.get(row.target) or operators.Named(row.target)
+        target = operators.target_of(row.target, self.libraries, row.library)
+        if isinstance(target, torch._ops.OpOverload):
+            known = {argument.name for argument in target._schema.arguments}
+        else:
+            known = set()
+        if strange := sorted(kwargs.keys() - known):
+            raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            count = operators.GRAPHS[target.name()]
+            given = args[1:] if target.name() == "cond" else args
+            if len(given) <= count or not all(self.is_graph(value) for value in given[:count]):
+                raise MalformedError(f"{row.target} runs {count} graphs of the file, and is given something else")
+        return target
 
-def _target(row: KeptNode) -> Any:
-    if not row.calls:
-        return operators.FUNCTIONS.get(row.target) or operators.Named(row.target)
-    found = operators.target_of(row.target)
-    if found is None:
-        library = f"import {row.library}, which defines it, before loading" if row.library else ""
-        raise MissingOperatorError(f"the operator {row.target[:80]} is not there", library)
-    return found
+    def is_graph(self, value: object) -> bool:
+        """Whether an argument is a graph of the file."""
+        return isinstance(value, torch.fx.Node) and value.op == "get_attr" and value.target in self.graphs

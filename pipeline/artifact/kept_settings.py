@@ -7,12 +7,14 @@ from typing import Any
 
 from pipeline.artifact import operators, values
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.values import MalformedError
+from pipeline.artifact.malformed import MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
 
 EXECUTED = "torch_executed_ops"
+PLACES = ("engine_cache_dir", "runtime_cache")
+"""Settings that may name a folder: of this machine and this user, and no file chooses where others write."""
 
 
 class Predicate:
@@ -34,7 +36,8 @@ class Predicate:
 def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
     """The settings that differ from the default, as JSON by name."""
     default = CompilationSettings()
-    changed = {n: v for n in settings.names() if (v := getattr(settings, n)) != getattr(default, n)}
+    given = ((name, getattr(settings, name)) for name in settings.names())
+    changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
     executed = sorted(map(_executed, changed.pop(EXECUTED, ())), key=str)
     rows = {name: values.written(value) for name, value in changed.items()}
     return FrozenDict(sorted({**rows, **({EXECUTED: executed} if executed else {})}.items()))
@@ -55,6 +58,7 @@ def _executed(entry: object) -> object:
 def read(rows: Mapping[str, object]) -> CompilationSettings:
     """Read settings from JSON. Raises `MalformedError` where it is malformed."""
     fields = {name: values.read(row) for name, row in rows.items() if name != EXECUTED}
+    fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
     executed = rows.get(EXECUTED, [])
     if not isinstance(executed, list):
         raise MalformedError(f"{str(executed)[:60]!r} is no list of operators")
@@ -70,5 +74,5 @@ def _read_executed(data: JsonData) -> Any:
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
     if kind not in ("operator", "predicate") or not isinstance(name, str):
         raise MalformedError(f"{str(data)[:60]!r} is no operator")
-    found = operators.target_of(name) if kind == "operator" else None
+    found = operators.known(name) if kind == "operator" else None
     return found or Predicate(name if kind == "predicate" else f"torch.ops.{name}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -18,19 +17,29 @@ from pipeline.artifact import codec, graphs, kept_settings, pytrees
 from pipeline.artifact.codec import at
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import KeptNode
-from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptSource, KeptVerdict, Manifest
+from pipeline.artifact.json_data import decoded
+from pipeline.artifact.malformed import MalformedError, MissingOperatorError
+from pipeline.artifact.manifest import (
+    FORMAT,
+    SCHEMA,
+    KeptEngine,
+    KeptSegment,
+    KeptSource,
+    KeptVerdict,
+    Manifest,
+    check_names,
+)
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.sums import THREADS, SharedFile
 from pipeline.artifact.tensors import Kept, Source
-from pipeline.artifact.values import MalformedError, MissingOperatorError
-from pipeline.aten.graphs import over
 from pipeline.aten.naming import stack_of
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
+from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.recipes import Recipe
 from pipeline.runtime.inputs import children
@@ -41,23 +50,37 @@ from pipeline.trt import has_gpu
 T = TypeVar("T")
 
 
-def load(path: str | os.PathLike[str]) -> Compiled:
+def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
     """Load a compiled program from a file that `Compiled.save` wrote.
 
-    Every byte is checked against a digest; engines and weights are memory-mapped, not read into memory. Nothing in the
-    file is executed and nothing is imported: outputs of a class that is not imported come back as read-only records
-    with the same positions, keys and attributes.
+    Every byte is checked against a digest; engines and weights are memory-mapped, not read into memory. Nothing is
+    imported, and no text of the file becomes code: a program calls operators of torch that only compute, and those of
+    ``operators``. Outputs of a class that is not imported come back as read-only records with the same positions, keys
+    and attributes.
+
+    Args:
+        path: the file.
+        operators: the namespaces of other libraries whose operators the program may call in PyTorch
+            (``{"torchvision"}``): it calls them with any arguments, so allow those of files that you trust. The library
+            has to be imported before.
 
     Raises:
         FileNotFoundError: there is no such file.
         ArtifactError: it is not a kept program, was truncated or altered, comes from a newer version, or calls an
-            operator that this process does not have; the message says which.
+            operator that this process does not have or that is not allowed; the message says which.
     """
-    with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
-        compiled = Loader(file, Path(path), threads).compiled()
+    if isinstance(operators, str):
+        raise TypeError(f'operators={operators!r} is no set of namespaces: pass {{"{operators}"}}')
+    compiled = loaded(path, frozenset(operators))
     if not has_gpu():
         warnings.warn(ArtifactWarning(f"no GPU here: {path} runs on the CPU reference executor"), stacklevel=2)
     return compiled
+
+
+def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
+    """Load a program without a word about GPUs; ``libraries`` are namespaces, or `operators.ANY`."""
+    with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
+        return Loader(file, Path(path), threads, libraries).compiled()
 
 
 def opened(path: Path) -> BinaryIO:
@@ -87,14 +110,19 @@ def manifest_of(reader: Reader) -> Manifest:
             f"{reader.name} has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}",
             "update pipeline, or save the program with this version",
         )
-    return _read(reader, data, Manifest, "manifest.json")
+    found = _read(reader, data, Manifest, "manifest.json")
+    try:
+        check_names(found)
+    except ArtifactError as error:
+        raise reader.broken(error.message) from None
+    return found
 
 
 def _json(reader: Reader, data: bytes, name: str) -> object:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise reader.broken(f"entry {name} is no JSON ({type(error).__name__})") from None
+        return decoded(data)
+    except ArtifactError as error:
+        raise reader.broken(f"entry {name} {error.message}") from None
 
 
 def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
@@ -111,8 +139,8 @@ class Loader:
     """Makes the program of an open file, step by step. Threads check engines and weights against their digests while
     the text is read; nothing is made of them before the checks end."""
 
-    def __init__(self, file: BinaryIO, path: Path, threads: Executor) -> None:
-        self.file, self.path, self.threads = file, path, threads
+    def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None = ()) -> None:
+        self.file, self.path, self.threads, self.libraries = file, path, threads, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
         self.missing = ""
@@ -126,12 +154,12 @@ class Loader:
     def compiled(self) -> Compiled:
         """Return the program, after everything was checked."""
         kept = self.manifest
-        networks = tuple(self.entry(name, Network) for name in kept.networks)
+        networks = tuple(map(self.network, kept.networks))
         self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
         self.kept_source = self.entry(kept.source, KeptSource) if kept.source else None
         self.tensor = self.tensors()
         try:
-            check_recipes([*kept.constants.values(), *kept.refit_map.values()])
+            check_recipes([*kept.constants.values(), *kept.refit_map.values()], self.libraries)
             compiled = Compiled(
                 partitioned=self.partitioned(),
                 networks=networks,
@@ -154,6 +182,13 @@ class Loader:
         """An entry's record."""
         data = self.reader.read(name, self.digest(name))
         return _read(self.reader, _json(self.reader, data, name), kind, name)
+
+    def network(self, name: str) -> Network:
+        """The description of an engine's network."""
+        found = self.entry(name, Network)
+        if why := fault(found):
+            raise self.reader.broken(f"entry {name}: {why}")
+        return found
 
     def digest(self, name: str) -> str:
         """The expected SHA-256 of an entry."""
@@ -255,21 +290,18 @@ class Loader:
 
     def module(self, rows: Sequence[KeptNode], segments: Sequence[KeptSegment]) -> torch.fx.GraphModule:
         """A graph of nodes, over the graphs and tensors that segments have."""
-        graph = torch.fx.Graph()
-        graphs.add_nodes(graph, rows)
-        for node, row in zip(graph.nodes, rows, strict=True):
-            node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}
-        return over(graphs.root_of(list(inner.items()), list(tensors.items()), self.tensor), graph)
+        made = graphs.Reader(self.tensor, self.libraries).module(rows, inner.items(), tensors.items())
+        for node, row in zip(made.graph.nodes, rows, strict=True):
+            node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
+        return made
 
 
-def check_recipes(recipes: Iterable[Recipe]) -> None:
-    """Raise an error if a recipe calls something that is not an operator: evaluating the recipe would look it up."""
+def check_recipes(recipes: Iterable[Recipe], libraries: Collection[str] | None = ()) -> None:
+    """Raise an error if a recipe calls what no file may call."""
     for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
-        if target_of(target) is None:
-            library = f"import {target.split('.')[0]}, or what defines it, before loading"
-            raise MissingOperatorError(f"the operator {target[:80]} of a weight's recipe is not there", library)
+        at("a weight's recipe", lambda name: target_of(name, libraries), target)
 
 
 def check_whole(compiled: Compiled, reader: Reader) -> None:

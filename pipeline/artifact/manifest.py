@@ -12,6 +12,7 @@ from attrs import field, frozen
 from pipeline.agreement import Agreement, Healed
 from pipeline.artifact.codec import Json
 from pipeline.artifact.graphs import KeptGraph, KeptNode
+from pipeline.artifact.json_data import check_name
 from pipeline.artifact.tensors import Kept
 from pipeline.aten.support import Rejection
 from pipeline.compiled import RefitMap
@@ -137,3 +138,11 @@ class Manifest:
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
     profiles: tuple[FrozenDict[str, Range], ...] = ()
     source: str = ""
+
+
+def check_names(kept: Manifest) -> None:
+    """Raise an error if a name does not print on one line: names stand in reports, pages and configurations."""
+    for part in (*kept.inputs, *kept.outputs, *kept.segments, *kept.engines):
+        check_name(part.name)
+    for name in (*kept.parameters, *kept.shapes, *kept.libraries, *kept.modules, kept.weights.file):
+        check_name(name)

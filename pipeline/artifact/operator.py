@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -25,12 +24,13 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.artifact.expressions import read, written
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.load import load
+from pipeline.artifact.load import loaded
+from pipeline.artifact.operators import ANY
 from pipeline.artifact.save import save
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compiled import Compiled
-from pipeline.errors import ArtifactError, ArtifactWarning, ExecutionError
+from pipeline.errors import ArtifactError, ExecutionError
 from pipeline.inputs import Constant
 from pipeline.program import Output, Port, Program
 from pipeline.runtime.module import CompiledModule
@@ -157,12 +157,12 @@ def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
 
 
 def _loaded(program: torch.Tensor) -> Compiled:
-    """The compiled program of its bytes; what is mapped stays when the file is gone."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ArtifactWarning)
+    """The compiled program of its bytes; what is mapped stays when the file is gone. The graph around it calls any
+    operator that this process has, and so may the program."""
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         path.write_bytes(program.cpu().numpy().tobytes())
-        return load(path)
+        return loaded(path, ANY)
 
 
 def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,48 +1,28 @@
 """Look operators up by name: ``aten.add.Tensor``, ``higher_order.cond``, ``operator.add``, ``torch.sym_max``.
 
-Reading a name looks it up among torch's operators and a fixed list of functions; it imports nothing.
+A program from a file calls operators that only compute (`pipeline.aten.effects`), those of other libraries that the
+caller of `load` allows, four that run graphs of the file itself, and arithmetic on sizes. Looking a name up imports
+nothing.
 """
 
 from __future__ import annotations
 
-import builtins
-import math
-import operator
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import torch
 from attrs import frozen
 
+from pipeline.artifact.malformed import MalformedError, MissingOperatorError
+from pipeline.aten.calls import FUNCTIONS, operator_named, qualified_name
+from pipeline.aten.effects import SPACES, refusal
 from pipeline.errors import ArtifactError
-from pipeline.recipes import qualified_name
 
-_NAME = re.compile(r"\w+\.\w+(\.\w+)?", re.ASCII)
-_FUNCTIONS = {
-    operator: (
-        *("add", "sub", "mul", "floordiv", "mod", "neg", "pos", "pow", "truediv", "abs", "invert", "getitem"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_", "lshift", "rshift"),
-    ),
-    math: ("ceil", "floor", "trunc", "sqrt", "pow"),
-    builtins: ("abs", "float", "int", "bool", "max", "min", "pow", "round"),
-    torch: (
-        *("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sum", "sym_fresh_size"),
-        *("_sym_sqrt", "_sym_log2", "_sym_exp", "_sym_sin", "_sym_cos", "_sym_tan", "_sym_tanh"),
-    ),
-}
+ANY: Final = None
+"""In the place of allowed libraries: all that this process has."""
 
-
-def _known() -> dict[str, object]:
-    found = {}
-    for module, names in _FUNCTIONS.items():
-        for name in names:
-            if hasattr(module, name):
-                found[qualified_name(getattr(module, name))] = getattr(module, name)
-    return found
-
-
-FUNCTIONS: Mapping[str, object] = _known()
+GRAPHS: Final[Mapping[str, int]] = {"cond": 2, "while_loop": 2, "map_impl": 1, "scan": 1}
+"""The operators that run graphs, and how many of their arguments are graphs; ``cond`` has its condition before them."""
 
 
 @frozen
@@ -84,26 +64,48 @@ def name_of_any(target: object) -> str:
     return qualified_name(target)
 
 
-def target_of(name: str) -> Any:
-    """The operator of a name, or None where this process has none."""
+def known(name: str) -> Any:
+    """The operator or function of a name, whatever it does; None where this process has none."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return None
-    namespace, short, *overload = name.split(".")
-    if namespace == "higher_order":
-        return torch._ops._higher_order_ops.get(short)
-    packet = getattr(_namespace(namespace), short, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket) or overload[:1] not in [
-        [each] for each in packet.overloads()
-    ]:
-        return None
-    return getattr(packet, overload[0])
+    space, _, short = name.partition(".")
+    return torch._ops._higher_order_ops.get(short) if space == "higher_order" else operator_named(name)
 
 
-def _namespace(name: str) -> object:
-    found = getattr(torch.ops, name, None)
-    return found if isinstance(found, torch._ops._OpNamespace) else None
+def target_of(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
+    """The operator or function of a name that a file calls.
+
+    Args:
+        name: its name.
+        libraries: the namespaces of other libraries that are allowed; `ANY` for all.
+        library: the module that defines the operator, for the error.
+
+    Raises:
+        MissingOperatorError: this process has no such operator, or its library is not allowed; the hint says how to go
+            on.
+        MalformedError: no program may call it.
+    """
+    target, space = known(name), name.partition(".")[0]
+    if target is None:
+        raise MissingOperatorError(
+            f"the operator {name[:80]} is not there",
+            f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else "",
+        )
+    if why := refused(target, libraries):
+        if space in SPACES or not isinstance(target, torch._ops.OpOverload):
+            raise MalformedError(f"it calls {name[:80]}, which {why}")
+        hint = f"if you trust the file, load it with operators={{{space!r}}} (--allow-operators {space})"
+        raise MissingOperatorError(f"the operator {name[:80]} {why}", hint)
+    return target
+
+
+def refused(target: Any, libraries: Collection[str] | None = ANY) -> str:
+    """Why a file may not call an operator or function; empty if it may."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "" if target.name() in GRAPHS else "runs graphs in a way that no file may"
+    if not isinstance(target, torch._ops.OpOverload):
+        return "" if qualified_name(target) in FUNCTIONS else "is no operator of torch"
+    return refusal(target, (target.namespace,) if libraries is ANY else libraries)
 
 
 def library_of(target: object) -> str:

@@ -14,9 +14,10 @@ from attrs import evolve
 
 from pipeline.artifact import codec
 from pipeline.artifact.container import Writer
+from pipeline.artifact.json_data import encoded
 from pipeline.artifact.load import Loader, engine_of
 from pipeline.artifact.manifest import KeptWeights, Manifest
-from pipeline.artifact.save import SOURCE, WEIGHTS, described, text
+from pipeline.artifact.save import SOURCE, WEIGHTS, described
 from pipeline.artifact.tensors import Kept, Source, Tensors
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
@@ -54,7 +55,7 @@ def entry_of(compiled: Compiled, captured: Program) -> bytes:
         rows = zip(manifest.engines, compiled.engines, strict=True)
         engines = tuple(evolve(kept, entry=engine.key) for kept, engine in rows)
         manifest = evolve(manifest, engines=engines, source="")
-        writer.finish(text(codec.written(manifest, Manifest)))
+        writer.finish(encoded(codec.written(manifest, Manifest)))
     return file.getvalue()
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.artifact import values
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.values import MalformedError
+from pipeline.artifact.malformed import MalformedError
 from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
 from pipeline.runtime.inputs import children
@@ -213,7 +213,7 @@ def _class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
     found = _imported(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
         return namedtuple, found
-    if found is not None and found in pytree.SUPPORTED_NODES and found is not Record:
+    if found in pytree.SUPPORTED_NODES and found is not Record and not shape.cls.startswith("torch._"):
         return found, values.read(data.get("context"))
     return Record, shape
 

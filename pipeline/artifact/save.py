@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,6 +17,7 @@ from pipeline.artifact import codec, graphs, kept_settings, pytrees
 from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
+from pipeline.artifact.json_data import encoded
 from pipeline.artifact.manifest import (
     FORMAT,
     SCHEMA,
@@ -28,6 +28,7 @@ from pipeline.artifact.manifest import (
     KeptWeights,
     Manifest,
     Versions,
+    check_names,
 )
 from pipeline.artifact.sums import SummedWriter
 from pipeline.artifact.tensors import Tensors
@@ -74,10 +75,12 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         stored = _stored(_checked(weights), place, *_parted(compiled.program, tensors), entries)
         ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
         begun.result()
-        data = codec.written(manifest(stored, FrozenDict()), Manifest)
+        described_by = manifest(stored, FrozenDict())
+        check_names(described_by)
+        data = codec.written(described_by, Manifest)
         ended.result()
         data["entries"] = codec.written(FrozenDict(writer.digests), FrozenDict[str, str])
-        writer.finish(text(data))
+        writer.finish(encoded(data))
 
 
 def _add_all(writer: Writer, entries: Entries) -> None:
@@ -143,11 +146,6 @@ def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
         sha256, _ = summed.write(_chain(header, tensors), size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
-
-
-def text(data: object) -> bytes:
-    """JSON that is the same for equal data."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
@@ -230,9 +228,11 @@ def _source(program: Program, tensors: Tensors) -> KeptSource | None:
     nodes = list(source.graph.nodes)
     try:
         rows = tuple(kept_node(node, calls=True) for node in nodes)
-        graph = KeptSegment(rows, *graphs.attributes(source.graph_module, nodes, "source", tensors))
+        inner, held = graphs.attributes(source.graph_module, nodes, "source", tensors)
+        graphs.check_calls(rows, inner)
     except ArtifactError:
         return None
+    graph = KeptSegment(rows, inner, held)
     return KeptSource(graph, source.inputs, source.outputs, source.constants, source.buffers)
 
 
@@ -242,7 +242,7 @@ def _verdict(verdict: Verdict) -> KeptVerdict:
 
 
 def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:
-    data = text(codec.written(record, kind))
+    data = encoded(codec.written(record, kind))
     entries[name] = ([data], len(data), "")
 
 
@@ -284,6 +284,6 @@ def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, KeptSegment]:
 
 def _segment(program: Program, nodes: list[torch.fx.Node], engines: Collection[str], tensors: Tensors) -> KeptSegment:
     rows = tuple(kept_node(node, calls=node.name not in engines) for node in nodes)
-    module = program.graph_module
-    held = graphs.attributes(module, nodes, "graph", tensors)
-    return KeptSegment(rows, *held)
+    inner, held = graphs.attributes(program.graph_module, nodes, "graph", tensors)
+    graphs.check_calls(rows, inner)
+    return KeptSegment(rows, inner, held)

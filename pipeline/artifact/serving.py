@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pipeline.artifact import by_name
 from pipeline.artifact.batching import batch_of, obstacle
@@ -58,7 +58,7 @@ class Row:
 class ServeConfig:
     """What config.pbtxt says. ``batch`` is the range of the batch if requests can be joined, else None; ``ranges`` are
     those of every size that varies, by input and dim (``x.0``); ``obstacle`` says why requests with a batch are not
-    joined."""
+    joined; ``operators`` are the libraries whose operators the program may call."""
 
     name: str
     inputs: tuple[Row, ...]
@@ -66,6 +66,7 @@ class ServeConfig:
     batch: Range | None
     ranges: tuple[tuple[str, Range], ...]
     obstacle: str = ""
+    operators: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The text of config.pbtxt."""
@@ -77,6 +78,7 @@ def serve_config(
     folder: str | os.PathLike[str],
     name: str | None = None,
     batching: bool | None = None,
+    operators: Collection[str] = (),
 ) -> ServeConfig:
     """Write a model repository for Triton: ``NAME/config.pbtxt`` and ``NAME/1`` with the program and ``model.py``.
 
@@ -86,6 +88,7 @@ def serve_config(
         name: the model's name; None for the file's.
         batching: whether requests are joined where all inputs and outputs begin with one size; None to run the program
             on drawn rows, and join requests if each row's results are the same beside another row.
+        operators: as in `load`; the server allows the same.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -95,7 +98,7 @@ def serve_config(
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"{name!r} is no name of a model", "take letters, digits, _, - and .")
-    found = config_of(load(path), name, batching)
+    found = evolve(config_of(load(path, operators), name, batching), operators=tuple(sorted(operators)))
     weights = _weights(path)
     version = Path(folder, name, "1")
     version.mkdir(parents=True, exist_ok=True)
@@ -169,7 +172,7 @@ def _lines(made: ServeConfig) -> Iterator[str]:
     yield f"name: {_text(made.name)}"
     yield 'backend: "python"'
     if made.obstacle:
-        yield f"# requests are not joined: {made.obstacle}"
+        yield f"# requests are not joined: {' '.join(made.obstacle.split())}"
     yield f"max_batch_size: {made.batch.max if made.batch else 0}"
     yield "input [\n" + ",\n".join(map(str, made.inputs)) + "\n]"
     yield "output [\n" + ",\n".join(map(str, made.outputs)) + "\n]"
@@ -177,6 +180,8 @@ def _lines(made: ServeConfig) -> Iterator[str]:
         yield f"dynamic_batching {{ preferred_batch_size: [ {made.batch.opt} ] }}"
     yield "instance_group [ { kind: KIND_GPU } ]"
     yield from (_parameter(f"range.{place}", str(found)) for place, found in made.ranges)
+    if made.operators:
+        yield _parameter("ALLOW_OPERATORS", " ".join(made.operators))
     yield _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
 
 

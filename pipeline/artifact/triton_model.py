@@ -28,10 +28,11 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.batched = int(config["max_batch_size"]) > 0
         self.outputs = [output["name"] for output in config["output"]]
+        operators = config.get("parameters", {}).get("ALLOW_OPERATORS", {}).get("string_value", "")
         on_gpu = args["model_instance_kind"] == "GPU"
         self.device = int(args["model_instance_device_id"]) if on_gpu else -1
         with torch.cuda.device(self.device):  # nothing, where it is -1
-            self.compiled = load(Path(__file__).with_name("model.trtp"))
+            self.compiled = load(Path(__file__).with_name("model.trtp"), operators.split())
             self.module = self.compiled.module("tensorrt" if on_gpu else "reference")
         self.inputs = inputs_of(self.compiled.program)
 

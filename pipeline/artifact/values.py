@@ -17,17 +17,10 @@ from attrs import frozen
 
 from pipeline.artifact import expressions, operators
 from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.malformed import MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
-
-
-class MalformedError(ArtifactError):
-    """Malformed data, with its place in the file: the loader turns it into the user's error."""
-
-    def __init__(self, why: str, place: str = "", hint: str = "") -> None:
-        super().__init__(f"{place}: {why}" if place else why, hint)
-        self.why, self.place = why, place
 
 
 @frozen
@@ -35,10 +28,6 @@ class NodeName:
     """A node of a graph as an argument, before the graph is made."""
 
     name: str
-
-
-class MissingOperatorError(ArtifactError):
-    """An operator that a program calls and this process does not have; the hint says what to import."""
 
 
 def written_float(value: float) -> JsonData:
@@ -122,11 +111,7 @@ def _read_dict(data: JsonData) -> dict[Any, Any]:
 
 
 def _read_operator(data: JsonData) -> object:
-    found = operators.target_of(data)
-    if found is None:
-        library = f"import {str(data).split('.')[0][:60]}, or what defines it, before loading"
-        raise MissingOperatorError(f"the operator {str(data)[:60]!r} is not there", library)
-    return found
+    return operators.target_of(_name(data))
 
 
 def _name(data: JsonData) -> str:

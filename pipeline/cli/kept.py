@@ -15,7 +15,7 @@ from pipeline.artifact.by_name import call_by_name, called_by_name, inputs_of
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.load import load
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.options import UsageError, add_file, add_inputs
+from pipeline.cli.options import UsageError, add_file, add_inputs, add_operators
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -35,6 +35,7 @@ def add_run(commands: Any) -> None:
     """Add the command ``pipeline run``."""
     parser = commands.add_parser("run", help="run a kept program on arrays; write its outputs")
     add_file(parser)
+    add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
@@ -45,6 +46,7 @@ def add_verify(commands: Any) -> None:
     """Add the command ``pipeline verify``."""
     parser = commands.add_parser("verify", help="run a kept program beside eager PyTorch; exit with 1 if it is wrong")
     add_file(parser)
+    add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=verified)
@@ -54,6 +56,7 @@ def add_serve_config(commands: Any) -> None:
     """Add the command ``pipeline serve-config``."""
     parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a kept program")
     add_file(parser)
+    add_operators(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
     parser.add_argument(
@@ -104,7 +107,7 @@ def _loaded(options: argparse.Namespace) -> Compiled:
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
-        return load(options.file)
+        return load(options.file, options.operators)
 
 
 def served(options: argparse.Namespace) -> str:
@@ -114,7 +117,7 @@ def served(options: argparse.Namespace) -> str:
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArtifactWarning)
-        found = serve_config(options.file, options.output, options.name, options.batching)
+        found = serve_config(options.file, options.output, options.name, options.batching, options.operators)
     return f"{found}written to {options.output / found.name}"
 
 

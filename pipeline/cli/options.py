@@ -50,6 +50,14 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
 
 
+def add_operators(parser: argparse.ArgumentParser) -> None:
+    """Add ``--allow-operators NAMESPACE``, which may be repeated."""
+    text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
+    parser.add_argument(
+        "--allow-operators", metavar="NAMESPACE", dest="operators", action="append", default=[], help=text
+    )
+
+
 def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
     """Add ``--input NAME=FILE.npy``, given once for each input; ``what`` describes the accepted values."""
     metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load
 from pipeline.cli.kept import input_value, inputs_by_name
-from pipeline.cli.options import UsageError, add_file, add_inputs
+from pipeline.cli.options import UsageError, add_file, add_inputs, add_operators
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import leaf_of
@@ -26,6 +26,7 @@ def add_profile(commands: Any) -> None:
     """Add the command ``pipeline profile``."""
     parser = commands.add_parser("profile", help="where the milliseconds of a call go, by layer and node; needs a GPU")
     add_file(parser)
+    add_operators(parser)
     add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")
@@ -42,7 +43,7 @@ def profiled(options: argparse.Namespace) -> str:
     for path in filter(None, (options.output, options.trace)):
         check_folder(path)
     require_gpu(f"a profile of {options.file}")
-    program = load(options.file)
+    program = load(options.file, options.operators)
     args, kwargs = tree_unflatten(list(leaves(program, options.inputs)), program.program.in_spec)
     found = program.profile(*args, runs=options.runs, **kwargs)
     if options.trace is not None:

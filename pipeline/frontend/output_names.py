@@ -24,7 +24,7 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
 
     Raises:
         TypeError: ``given`` is not a sequence of strings.
-        ValueError: the number of names is not that of the outputs, or a name is empty or used twice.
+        ValueError: the number of names is not that of the outputs, or a name is empty, is used twice, or has a control character.
     """
     if given is None:
         taken: set[str] = set()
@@ -37,6 +37,8 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
         )
     if wrong := [name for name, count in Counter(given).items() if count > 1 or not name]:
         raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
+    if wrong := [name for name in given if not name.isprintable()]:
+        raise ValueError(f"output_names: {wrong[0]!r} does not print on one line")
     return tuple(given)
 
 

@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from pipeline.aten.calls import power, shifted
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
@@ -212,6 +213,30 @@ class _Printer(PythonPrinter):
         return f"({then} if {condition} else {other})"
 
 
+class _Computing(_Printer):
+    """Sizes in Python, to be computed: powers look at the size of the result first."""
+
+    def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        whole = expr.args[1].is_Integer and 0 < expr.args[1] <= 8
+        text: str = super()._print_Pow(expr) if whole else self._called("power", expr)
+        return text
+
+    def _print_PowByNatural(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        return self._called("power", expr)
+
+    def _print_FloatPow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        return self._called("power", expr)
+
+    def _print_LShift(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        return self._called("shifted", expr)
+
+    def _called(self, name: str, expr: sympy.Expr) -> str:
+        return f"{name}({', '.join(map(self._print, expr.args))})"
+
+
+_KNOWN = {"math": math, "torch": torch, "power": power, "shifted": shifted}
+
+
 def in_words(expr: object, names: Mapping[str, str]) -> str:
     """An expression as Python code, symbols by the given names or else their own."""
     if isinstance(expr, int):
@@ -224,12 +249,18 @@ def in_words(expr: object, names: Mapping[str, str]) -> str:
 def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
     """An expression or condition as a Python function of its symbols' values, by name. It is made once, in about 0.2
     ms."""
-    source = _Printer(lambda name: f"s[{name!r}]").doprint(expr)
+    names: list[str] = []  # data, not source: a program from a file chooses them
+
+    def place(name: str) -> str:
+        names.append(name)
+        return f"s[n[{len(names) - 1}]]"
+
+    source = _Computing(place).doprint(expr)
     if isinstance(expr, sympy.Expr) and not any(
         type(e).__name__.startswith(_REAL) for e in sympy.preorder_traversal(expr)
     ):
         source = f"int({source})"  # a fraction (``s0*s1/2``), where torch.export knows that it is whole
-    made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {"math": math, "torch": torch})
+    made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {**_KNOWN, "n": names})
     return made
 
 

@@ -3,8 +3,6 @@ differently. The model that it was captured from is not needed."""
 
 from __future__ import annotations
 
-import copy
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,10 +11,11 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pipeline.aten.calls import callee
 from pipeline.aten.graphs import results
-from pipeline.aten.layouts import ANY_LAYOUT
+from pipeline.aten.interpreter import held_by, placed
 from pipeline.aten.traits import CONTRACTIONS, Does, does
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
 
@@ -85,8 +84,8 @@ class Eager:
         name = node.name
         if node.op == "placeholder":
             return self.moved(given[name] if name in given else self.weight(name))
-        value = operator.attrgetter(str(node.target))(self.program.graph_module)
-        return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
+        value = held_by(self.program.graph_module, str(node.target))
+        return placed(value, self.held, self.constant) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
 
     def weight(self, placeholder: str) -> torch.Tensor:
         """A parameter, a buffer, or a constant made from them; the model's own tensor if it is one."""
@@ -94,6 +93,10 @@ class Eager:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
+
+    def held(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that a graph of control flow reads."""
+        return tensor.to(self.device, wider(tensor.dtype, self.dtype))
 
     def moved(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
@@ -106,8 +109,7 @@ class Eager:
         args, kwargs = map_aggregate(node.args, self.argument), map_aggregate(node.kwargs, self.argument)
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.device}
-        chosen: Target = ANY_LAYOUT.get(target, target)
-        result = chosen(*args, **kwargs)
+        result = callee(target)(*args, **kwargs)
         if self.generator is None:
             return result
         inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
@@ -120,6 +122,10 @@ class Eager:
         if isinstance(value, torch.Tensor):
             dtype = wider(value.dtype, self.dtype)
             return value if dtype == value.dtype else value.to(dtype)
+        return self.constant(value)
+
+    def constant(self, value: object) -> Argument:
+        """An argument that is no tensor: a dtype is widened, a device replaced."""
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
@@ -149,29 +155,6 @@ def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
     if least is None or not (dtype.is_floating_point or dtype.is_complex):
         return dtype
     return torch.promote_types(dtype, least) if dtype.itemsize > 1 else least
-
-
-def _placed(module: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype | None) -> torch.fx.GraphModule:
-    """A copy of a graph that control flow runs, on a device and in a dtype."""
-    made = copy.deepcopy(module).to(device)
-    for part in made.modules():
-        if isinstance(part, torch.fx.GraphModule):
-            _place(part, device, dtype)
-    return made
-
-
-def _place(part: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype | None) -> None:
-    def argument(value: object) -> Argument:
-        return wider(value, dtype) if isinstance(value, torch.dtype) else value
-
-    for name, tensor in part.named_buffers(recurse=False):
-        setattr(part, name, tensor.to(wider(tensor.dtype, dtype)))
-    for node in part.graph.nodes:
-        node.target = ANY_LAYOUT.get(node.target, node.target)
-        node.args, node.kwargs = map_aggregate((node.args, dict(node.kwargs)), argument)
-        if node.kwargs.get("device") is not None:
-            node.kwargs = {**node.kwargs, "device": device}
-    part.recompile()
 
 
 @contextmanager

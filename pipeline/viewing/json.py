@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.artifact import codec
-from pipeline.artifact.values import MalformedError
+from pipeline.artifact.malformed import MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
 

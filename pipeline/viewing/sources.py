@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 from attrs import evolve
 
 from pipeline.artifact.inspect import inspect
-from pipeline.artifact.load import load
-from pipeline.errors import ArtifactError, ArtifactWarning
+from pipeline.artifact.load import loaded
+from pipeline.artifact.operators import ANY
+from pipeline.errors import ArtifactError
 from pipeline.viewing.collect import view
 from pipeline.viewing.json import data_of, read
 from pipeline.viewing.records import ProgramView
@@ -41,9 +41,7 @@ def _kept(path: Path) -> ProgramView:
     """The view of a kept program, with the versions that made it and the digest of its weights."""
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ArtifactWarning)
-        found = view(load(path), path.stem)
+    found = view(loaded(path, ANY), path.stem)  # which runs nothing, so that it may name any operator
     flavour, _, number = versions.tensorrt.partition(" ")
     made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
     return evolve(found, versions=made, weights_digest=weights.sha256 or manifest.entries.get(weights.entry, ""))

@@ -15,6 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import pipeline
 from benchmarks.partitions import unbuilt
+from pipeline.aten.interpreter import Interpreter
 from pipeline.improvements import Rewriting, improvement
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.stages.improve import Improve
@@ -179,31 +180,26 @@ class Weighted(nn.Module):
 OPS = {"aten.mul.Tensor", "aten.erfinv.default"}
 
 
-def graph_module(run: Any) -> nn.Module:
-    """What a segment's function runs; an empty module for an engine."""
-    held = [cell.cell_contents for cell in run.__closure__]
-    return next((value for value in held if isinstance(value, torch.fx.GraphModule)), nn.Module())
-
-
-def held(run: Any) -> set[str]:
-    """The names of what a segment's function holds: constants and branches."""
-    module = graph_module(run)
-    return {name for name, _ in (*module.named_buffers(), *module.named_children())}
+def held(run: Any) -> list[Any]:
+    """The constants that a segment's function holds, and the graphs that its control flow runs."""
+    cells = [cell.cell_contents for cell in run.__closure__]
+    steps = next((value for value in cells if isinstance(value, Interpreter)), None)
+    return [v for v in steps.template if isinstance(v, torch.Tensor | Interpreter)] if steps is not None else []
 
 
 def test_a_torch_segment_holds_only_what_it_reads() -> None:
     partitioned = compiled(Weighted(), X, torch_executed_ops=OPS).partitioned
     program = partitioned.program
-    made: list[str] = []
+    made: dict[str, torch.Tensor] = {}
 
     def constant(name: str) -> torch.Tensor:
-        made.append(name)
-        return program.constants[name].evaluate(program.parameters)
+        made[name] = program.constants[name].evaluate(program.parameters)
+        return made[name]
 
     for segment in partitioned.segments:
         if segment.kind == "torch":
             run = torch_segment(program, segment, constant, torch.device("cpu"))
-            assert held(run) == set(segment.constants)
+            assert [*map(id, held(run))] == [id(made[name]) for name in segment.constants]
     assert "p_large" not in made
     assert {"p_small", "p_both"} <= set(made)
 
@@ -218,12 +214,8 @@ def test_a_torch_segment_holds_only_the_branches_it_runs() -> None:
 
     partitioned = compiled(Twice(), X).partitioned
     segments = [s for s in partitioned.segments if s.kind == "torch"]
-    branches = [
-        {n for n in held(torch_segment(partitioned.program, s, lambda name: X, torch.device("cpu"))) if "graph" in n}
-        for s in segments
-    ]
-    assert [len(b) for b in branches] == [2, 2]
-    assert not branches[0] & branches[1]
+    runs = [held(torch_segment(partitioned.program, s, lambda name: X, torch.device("cpu"))) for s in segments]
+    assert [sum(isinstance(value, Interpreter) for value in values) for values in runs] == [2, 2]
 
 
 def test_a_module_lets_go_of_the_models_weights() -> None:
@@ -240,8 +232,9 @@ def test_a_module_lets_go_of_the_models_weights() -> None:
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("model", [Weighted(), Flow(nested)], ids=["weights", "branches"])
 def test_constants_are_freed_with_the_module(model: nn.Module) -> None:
-    run = compiled(model, X, torch_executed_ops=OPS).module("reference")
-    watched = [weakref.ref(part) for segment in run._parts for part in graph_module(segment).modules()]
+    run = compiled(model, X, torch_executed_ops={*OPS, *KEPT}).module("reference")
+    watched = [weakref.ref(part) for segment in run._parts for part in held(segment)]
+    assert watched
     del run
     assert [part() for part in watched if part() is not None] == []
 
@@ -258,9 +251,8 @@ def test_segments_share_the_constants_they_read() -> None:
             return (y @ y.mT).softmax(-1) @ y * self.scale
 
     result = compiled(Tied(), X, torch_executed_ops=OPS)
-    buffers = [row for run in result.module("reference")._parts for row in graph_module(run).named_buffers()]
-    assert [name for name, _ in buffers] == ["p_scale"] * 2
-    assert len({buffer.data_ptr() for _, buffer in buffers}) == 1
+    scales = [value for run in result.module("reference")._parts for value in held(run)]
+    assert len(scales) == 2 and len({scale.data_ptr() for scale in scales}) == 1
 
 
 @improvement

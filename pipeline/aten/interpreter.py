@@ -1,0 +1,187 @@
+"""Run a graph step by step. No Python source is generated from it, so that nothing a graph says can become code.
+
+torch.fx runs a graph by writing names and arguments of its nodes into source text. The graph of a program may come
+from a file, so it is data here: `Interpreter` numbers its values once, and a call fills these places in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+from torch.fx.node import map_aggregate, map_arg
+
+from pipeline.aten.calls import callee
+from pipeline.aten.types import Leaf
+
+
+@frozen(eq=False)
+class Step:
+    """A call: the places of its arguments, its constant keywords and the places of the others, the place of its result,
+    and those that nothing reads afterwards."""
+
+    call: Callable[..., Any]
+    takes: tuple[int, ...]
+    constants: Mapping[str, Any]
+    keywords: tuple[tuple[str, int], ...]
+    result: int
+    drops: tuple[int, ...] = ()
+
+
+@frozen(eq=False)
+class Interpreter:
+    """A graph of operators as a function of its inputs: first the values of its placeholders in order.
+
+    template: constants, in the places after those of the inputs. returned: the place of the results.
+    """
+
+    count: int
+    template: tuple[Any, ...]
+    steps: tuple[Step, ...]
+    returned: int
+    _rows: tuple[tuple[Any, ...], ...] = field(init=False, repr=False)
+
+    @_rows.default
+    def _make_rows(self) -> tuple[tuple[Any, ...], ...]:
+        """The steps in the form that a call reads fastest."""
+        return tuple((s.call, _getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
+
+    def __call__(self, *inputs: Leaf) -> Any:
+        """Return the graph's results, in its own structure."""
+        if len(inputs) != self.count:
+            raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
+        slots = [*inputs, *self.template]
+        for call, takes, constants, keywords, result, drops in self._rows:
+            kwargs = {**constants, **{name: slots[slot] for name, slot in keywords}} if keywords else constants
+            slots[result] = call(*takes(slots), **kwargs)
+            for slot in drops:
+                slots[slot] = None
+        return slots[self.returned]
+
+
+def _getter(places: tuple[int, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """A function from all values to those in some places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda slots: (slots[places[0]],)) if places else lambda slots: ()
+
+
+class Builder:
+    """Makes an interpreter: inputs first, then constants and calls in any order. Values go by the names of their nodes.
+
+    argument: returns what takes the place of a constant argument, such as a device.
+    """
+
+    def __init__(self, inputs: Iterable[str], argument: Callable[[Any], Any] = lambda value: value) -> None:
+        self.places = {name: place for place, name in enumerate(inputs)}
+        self.count, self.argument = len(self.places), argument
+        self.template: list[Any] = []
+        self.made: set[int] = set()
+        self.steps: list[Step] = []
+
+    def constant(self, name: str, value: object) -> None:
+        """Add a value that is the same at every call."""
+        self.places[name] = self._place(value)
+
+    def call(self, name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Add a call; nodes among its arguments stand for their values."""
+        self.places[name] = self._step(callee(target), args, kwargs)
+
+    def built(self, results: Any) -> Interpreter:
+        """The interpreter, which returns these values: nodes, constants, and containers of them."""
+        returned = self._operand(results)
+        read, steps = {returned}, list[Step]()
+        for step in reversed(self.steps):
+            places = {*step.takes, *(place for _, place in step.keywords), step.result}
+            steps.append(evolve(step, drops=tuple(sorted((places - read) & self.made))))
+            read |= places
+        return Interpreter(self.count, tuple(self.template), tuple(reversed(steps)), returned)
+
+    def _place(self, value: object) -> int:
+        self.template.append(value)
+        return self.count + len(self.template) - 1
+
+    def _step(self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        takes, named = tuple(map(self._operand, args)), {name: self._operand(arg) for name, arg in kwargs.items()}
+        moving = tuple((name, place) for name, place in named.items() if place < self.count or place in self.made)
+        fixed = {name: self.template[named[name] - self.count] for name in named.keys() - dict(moving).keys()}
+        result = self._place(None)
+        self.made.add(result)
+        self.steps.append(Step(call, takes, fixed, moving, result))
+        return result
+
+    def _operand(self, value: Any) -> int:
+        """The place of an argument; a container with values in it is made by a step of its own."""
+        if isinstance(value, torch.fx.Node):
+            return self.places[value.name]
+        if not _holds_nodes(value):
+            return self._place(map_aggregate(value, self.argument))
+        if isinstance(value, slice):
+            return self._step(slice, (value.start, value.stop, value.step), {})
+        if isinstance(value, Mapping):
+            keys = tuple(value)
+            return self._step(lambda *parts: dict(zip(keys, parts, strict=True)), tuple(value.values()), {})
+        return self._step(_tuple if isinstance(value, tuple) else _list, tuple(value), {})
+
+
+def _holds_nodes(value: object) -> bool:
+    found: list[object] = []
+    map_arg(value, found.append)
+    return bool(found)
+
+
+def _tuple(*parts: object) -> tuple[object, ...]:
+    return parts
+
+
+def _list(*parts: object) -> list[object]:
+    return list(parts)
+
+
+def interpreter_of(
+    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Callable[[Any], Any] = lambda value: value
+) -> Interpreter:
+    """Return a graph as a function. ``attribute`` returns what a node reads by a path: a tensor, or another graph's
+    interpreter."""
+    made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            made.constant(node.name, attribute(str(node.target)))
+        elif node.op == "call_function":
+            made.call(node.name, node.target, node.args, node.kwargs)
+        elif node.op == "output":
+            return made.built(node.args[0])
+    raise AssertionError("a graph without an output")
+
+
+def held_by(module: torch.nn.Module, path: str) -> Any:
+    """The tensor or the module at a path below a module, and nothing else that Python finds there.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    *parents, name = path.split(".")
+    for parent in parents:
+        found = module._modules.get(parent)
+        if found is None:
+            raise AttributeError(f"{path[:80]!r} is not in the graph")
+        module = found
+    for kind in (module._modules, module._buffers, module._parameters, vars(module)):
+        if isinstance(value := kind.get(name), (torch.nn.Module, torch.Tensor)):
+            return value
+    raise AttributeError(f"{path[:80]!r} is not in the graph")
+
+
+def placed(
+    module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Any], argument: Callable[[Any], Any]
+) -> Interpreter:
+    """Return a graph that control flow runs, with those inside it, as a function over ``tensor`` of its tensors."""
+
+    def attribute(path: str) -> object:
+        value = held_by(module, path)
+        return placed(value, tensor, argument) if isinstance(value, torch.fx.GraphModule) else tensor(value)
+
+    return interpreter_of(module.graph, attribute, argument)

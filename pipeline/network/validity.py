@@ -1,0 +1,77 @@
+"""Check the description of a network that comes from a file: what it reads exists, and nothing depends on itself."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+from pipeline.network.description import Layer, Network, Tensor, Weight
+
+MOST_BYTES: Final = 1 << 44
+"""No tensor of a network claims more."""
+
+_EXITS: Final[Mapping[str, str]] = {"LOOP_OUTPUT": "loop", "CONDITIONAL_OUTPUT": "conditional"}
+_BOUNDARIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "loop": ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT"),
+    "conditional": ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT"),
+}
+
+
+def fault(network: Network) -> str:
+    """Why a description is that of no network; empty if it may be one."""
+    return next(_faults(network), "")
+
+
+def _faults(network: Network) -> Iterator[str]:
+    made = [tensor.name for tensor in network.inputs] + [t.name for layer in network.layers for t in layer.outputs]
+    layers, weights = [layer.name for layer in network.layers], [weight.name for weight in network.weights]
+    for what, names in ("tensors", made), ("layers", layers), ("weights", weights):
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            yield f"two {what} are called {twice[0][:80]!r}"
+    if strange := next((n for n in (network.name, *made, *layers, *weights) if not n.isprintable()), ""):
+        yield f"the name {strange[:80]!r} does not print on one line"
+    known, held = {*made}, {*weights}
+    for layer in network.layers:
+        if absent := [name for name in layer.inputs if name is not None and name not in known]:
+            yield f"layer {layer.name[:80]!r} reads {absent[0][:80]!r}, which nothing makes"
+        if absent := [name for _, name in layer.weights if name not in held]:
+            yield f"layer {layer.name[:80]!r} has the weight {absent[0][:80]!r}, which the network has not"
+    if absent := [tensor.name for tensor in network.outputs if tensor.name not in known]:
+        yield f"nothing makes its output {absent[0][:80]!r}"
+    made_here = (tensor for layer in network.layers for tensor in layer.outputs)
+    for row in (*network.inputs, *network.outputs, *made_here, *network.weights):
+        if why := _claim(row):
+            yield f"{row.name[:80]!r} {why}"
+    yield from _circles(network)
+
+
+def _claim(row: Tensor | Weight) -> str:
+    if min(row.shape, default=0) < -1 or len(row.shape) > 64:
+        return f"has no sizes {list(row.shape)[:8]}"
+    return f"claims more than {MOST_BYTES} bytes" if math.prod(map(abs, row.shape)) > MOST_BYTES // 8 else ""
+
+
+def _circles(network: Network) -> Iterator[str]:
+    """Layers that need their own results. A recurrence begins with its first input; its second one, made in the loop,
+    is needed by what leaves the loop."""
+    makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}
+    regions: dict[tuple[str, object], list[Layer]] = {}
+    for layer in network.layers:
+        for what, kinds in _BOUNDARIES.items():
+            if layer.kind in kinds:
+                regions.setdefault((what, repr(layer.attribute(what))), []).append(layer)
+    needs: dict[str, set[str]] = {}
+    for layer in network.layers:
+        inputs = [*(layer.inputs[:1] if layer.kind == "RECURRENCE" else layer.inputs)]
+        if layer.kind in _EXITS:
+            what = _EXITS[layer.kind]
+            bounds = regions[what, repr(layer.attribute(what))]
+            inputs += [name for bound in bounds for name in bound.inputs if bound.kind not in _EXITS]
+        needs[layer.name] = {makers[name] for name in inputs if name in makers}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        yield f"layer {error.args[1][0][:80]!r} needs its own result"
