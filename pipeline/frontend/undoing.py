@@ -11,9 +11,12 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
+from traceback import clear_frames
 from typing import Any, ParamSpec, TypeVar
 
 from attrs import define
+
+from pipeline.frontend.torch_state import dispatch_keys_kept, process_state, thread_state
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,17 +39,20 @@ _changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process"
 
 @contextmanager
 def undoing(undo: Callable[[], None]) -> Iterator[None]:
-    """A context at whose end ``undo`` is called, in which the change is made. An ``undo`` that is interrupted is called
-    again."""
-    changes = _changes.get()
-    change, changes = _Change(undo), [] if changes is None else changes
+    """A context at whose end ``undo`` is called, in which the change is made. After an interrupt `interruptible` calls
+    it, once contexts of torch that were in it are left; an ``undo`` that is interrupted is called again."""
+    found, change = _changes.get(), _Change(undo)
+    changes = [] if found is None else found
     changes.append(change)
     try:
         yield
-    finally:
-        change.end()
-        with suppress(ValueError):  # what was interrupted has no changes left
+    except BaseException as error:
+        if found is None or isinstance(error, Exception):
+            change.end()
             changes.remove(change)
+        raise
+    change.end()
+    changes.remove(change)
 
 
 @contextmanager
@@ -69,15 +75,21 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
-        changes: list[_Change] = []
-        try:
-            return copy_context().run(run, changes, *args, **kwargs)
-        finally:
+        changes, process = [_Change(thread_state())], process_state()
+        with dispatch_keys_kept():
             try:
-                _end(changes)
-            except BaseException:  # it is interrupted itself
-                _end(changes)
+                return copy_context().run(run, changes, *args, **kwargs)
+            except BaseException as error:
+                changes.insert(0, _Change(process))
+                if not isinstance(error, Exception):  # contexts that nobody leaves end now, not with the traceback
+                    clear_frames(error.__traceback__)
                 raise
+            finally:
+                try:
+                    _end(changes)
+                except BaseException:  # it is interrupted itself
+                    _end(changes)
+                    raise
 
     return as_it_was
 

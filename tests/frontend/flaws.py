@@ -6,6 +6,8 @@ import contextlib
 import functools
 import io
 import logging
+import threading
+import traceback
 import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -280,6 +282,38 @@ def windows() -> None:
     pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)))
 
 
+class Watched(torch.nn.Module):
+    """A model with a module by two names, at which another thread looks while it is exported."""
+
+    def __init__(self, look: Callable[[torch.nn.Module], bool]) -> None:
+        super().__init__()
+        self.one = self.other = torch.nn.Identity()
+        self.look, self.model = look, [self]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Let the other thread look, and wait."""
+        thread = threading.Thread(target=lambda: WATCHED.append(self.look(self.model[0])))
+        thread.start()
+        thread.join()
+        return self.one(x) * 2
+
+
+WATCHED: list[bool] = []
+
+
+def watched(look: Callable[[torch.nn.Module], bool]) -> Callable[[], bool]:
+    """Whether another thread sees something of an export."""
+    return lambda: bool(exported(Watched(look))) and WATCHED.pop()
+
+
+def calls_a_tracer(model: Any) -> bool:
+    """Whether a module that is called asks torch's tracer."""
+    seen: list[str] = []
+    with model.one.register_forward_pre_hook(lambda *_: seen.extend(str(f) for f in traceback.extract_stack())):
+        model.one(ROW)
+    return any("_symbolic_trace.py" in frame and "call_module" in frame for frame in seen)
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_guard_or": refuses_batches_that_are_one,
     "may_turn_const": lambda: has_unknown_sizes(lambda x: x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)),
@@ -323,6 +357,8 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_fakify_params_buffers": holding(lambda m, x: x + 1 if m.flag else x - 1),
     "proxy_call": reads_what_was_before,
     "make_fake_inputs": lambda: fails(windows),
+    "call_module": watched(calls_a_tracer),
+    "getattr": watched(lambda model: type(model.one) is not torch.nn.Identity),
     aten.gru_cell.default: lambda: fails(as_on_a_gpu, torch.nn.GRUCell(3, 2)),
 }
 """What shows that torch does wrong without a row: by the row's name, or its operator."""
