@@ -189,11 +189,17 @@ def test_a_gpu_that_loads_nothing_is_an_error_at_once() -> None:
     assert "load_built_engines=False" in str(caught.value) and len(loader.sizes) == 2
 
 
-def test_a_segment_without_any_form_that_loads_runs_in_pytorch() -> None:
-    """A refusal that no operator alone explains: whatever has more than one layer, but for what is asked first."""
-    model = Block().eval()
-    made = compiling(Refusing(lambda layers: layers if len(layers) > 9 else []))(model, (X,))
-    assert made.coverage.healed
+def test_a_segment_that_loads_in_no_form_runs_in_pytorch() -> None:
+    class Whole(Refusing):
+        """Refuses every engine of a program that is kept, whatever is in it, and none that is tried."""
+
+        def __call__(self, compiled: Compiled, *, keep: bool) -> Loads:
+            return super().__call__(compiled, keep=keep) if keep else Loads()
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    made = compiling(Whole(lambda layers: layers))(model, (X,))
+    assert not made.engines and len(made.coverage.fallback) == made.coverage.total > 1
+    assert "runs in PyTorch" in {row.action for row in made.healed}
     check(made, model)
 
 
