@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -13,14 +13,14 @@ from pipeline.aten.types import Argument
 
 T = TypeVar("T")
 
-Steps: TypeAlias = Generator[tuple[Any, ...], Any, T]
+Steps: TypeAlias = Generator[tuple[Argument, ...], Argument, T]
 """A recursive rule over nodes, written as a generator: it yields the rule and the arguments of each result that it
 needs, and is sent that result."""
 
 
 def results(graph: torch.fx.Graph) -> tuple[Argument, ...]:
     """The values that a graph returns: nodes and Python values."""
-    returned: Any = next(iter(reversed(graph.nodes))).args[0]
+    returned: Argument = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
 
 
@@ -31,7 +31,7 @@ def over(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     return _LazyGraphModule(root, graph)
 
 
-def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Any]) -> torch.fx.Node:
+def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
     """Copy a node to the end of a graph, under its own name, which records and signatures use: fx would rename a node
     called "input". ``read`` maps its arguments."""
     copy = graph.node_copy(node, read)
@@ -48,10 +48,10 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def pasted(
-    graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Any, Any], object]
+    graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Argument, Argument], object]
 ) -> object:
     """Return a graph's results for these inputs; ``emit`` makes each call, given a node, its arguments and keywords."""
-    env, given = dict[torch.fx.Node, Any](), iter(inputs)
+    env, given = dict[torch.fx.Node, Argument](), iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":
             env[node] = next(given)
@@ -62,7 +62,9 @@ def pasted(
     raise AssertionError("a graph without an output")
 
 
-def evaluated(rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Any, ...], Any] | None = None) -> T:
+def evaluated(
+    rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Argument, ...], Argument] | None = None
+) -> T:
     """Return the result of a recursive rule for these arguments. Python's stack is too small for the chains of
     operators that graphs have, so calls wait on a list. No call is made twice; ``known`` keeps the results of calls for
     the next time."""
@@ -70,7 +72,7 @@ def evaluated(rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[An
     if (rule, *args) in known:
         return known[rule, *args]  # type: ignore[no-any-return]
     waiting = [((rule, *args), rule(*args))]
-    sent: Any = None
+    sent: Argument = None
     while waiting:
         call, steps = waiting[-1]
         try:

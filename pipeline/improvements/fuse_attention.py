@@ -119,16 +119,19 @@ def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | 
     """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
-    if is_copy(node) or is_cast(node):
-        return (yield _scores, rewriting, node.args[0], node)
     if node.target in PRODUCTS:
         query, key = node.args[:2]
         return Scores(query, key) if isinstance(query, Node) and isinstance(key, Node) else None
-    if node.target in (aten.mul.Tensor, aten.div.Tensor):
-        return (yield _multiplied, rewriting, node)
-    if node.target is aten.add.Tensor and not node.kwargs:
-        return (yield _added, rewriting, node)
-    return (yield _selected, rewriting, node)
+    found: Scores | None
+    if is_copy(node) or is_cast(node):
+        found = yield _scores, rewriting, node.args[0], node
+    elif node.target in (aten.mul.Tensor, aten.div.Tensor):
+        found = yield _multiplied, rewriting, node
+    elif node.target is aten.add.Tensor and not node.kwargs:
+        found = yield _added, rewriting, node
+    else:
+        found = yield _selected, rewriting, node
+    return found
 
 
 def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
@@ -136,7 +139,7 @@ def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     orders = [node.args[:2]] if node.target is aten.div.Tensor else [node.args[:2], node.args[1::-1]]
     for inner, other in orders:
         factor = rewriting.number(other)
-        found = (yield _scores, rewriting, inner, node) if factor else None
+        found: Scores | None = (yield _scores, rewriting, inner, node) if factor else None
         if factor and found is not None and not found.added and not found.allowed:
             return evolve(found, scale=found.scale * (factor if node.target is aten.mul.Tensor else 1 / factor))
     return None
@@ -146,7 +149,7 @@ def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     for inner, mask in (node.args[:2], node.args[1::-1]):
         if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
             continue
-        found = yield _scores, rewriting, inner, node
+        found: Scores | None = yield _scores, rewriting, inner, node
         if found is not None:
             return evolve(found, added=(*found.added, mask))
     return None
@@ -164,7 +167,9 @@ def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     else:
         return None
     number = rewriting.number(filled)
-    found = (yield _scores, rewriting, inner, node) if number is not None and number <= BLOCKED else None
+    found: Scores | None = None
+    if number is not None and number <= BLOCKED:
+        found = yield _scores, rewriting, inner, node
     if found is None or not isinstance(condition, Node):
         return None
     finite = found.finite or number != -math.inf

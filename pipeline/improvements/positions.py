@@ -36,11 +36,15 @@ def _counted(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
         return _literal(rewriting, node)
     if node.target in RANGES:
         return _ranged(node)
+    found: Start | None = None
     if node.target in ADDS:
-        return (yield _added, rewriting, node)
+        found = yield _added, rewriting, node
+        return found
     same = (does(node.target) is Does.CASTS and node.meta["val"].dtype in INTS) or does(node.target) is Does.COPIES
     same = same or (does(node.target) in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node))
-    return (yield _counted, rewriting, node.args[0]) if same else None
+    if same:
+        found = yield _counted, rewriting, node.args[0]
+    return found
 
 
 def _literal(rewriting: Rewriting, node: Node) -> Start | None:

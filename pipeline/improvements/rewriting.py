@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -55,7 +55,7 @@ class Rewriting:
         self.templates = Templates(self.mode)
         self.made: dict[str, Argument] = {}
         self.created: list[Node] = []
-        self._constant: dict[tuple[Any, ...], bool] = {}
+        self._constant: dict[tuple[Argument, ...], bool] = {}
 
     def run_protected(self, each: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may take: the pass does not recognise them,

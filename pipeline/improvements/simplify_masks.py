@@ -15,7 +15,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import Steps, evaluated
 from pipeline.aten.traits import PART, Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Target
 from pipeline.converters.attention import is_open
 from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.open_masks import declared_open, is_made_open
@@ -98,13 +98,18 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
-    if node.target is aten.full.default:
-        return (yield _bounds, rewriting, args[1])
+    filled: dict[Target, tuple[Argument, ...]] = {
+        aten.full.default: args[1:2],
+        aten.where.self: args[1:],
+        aten.masked_fill.Scalar: args[::2],
+    }
+    taken = filled.get(node.target)
     if node.target is aten.where.self:
         low, high = (yield _bounds, rewriting, args[0]) or ANY_BOOL
-        return (yield _either, rewriting, *(args[1:] if low != high else [args[1 if low else 2]]))
-    if node.target is aten.masked_fill.Scalar:
-        return (yield _either, rewriting, args[0], args[2])
+        taken = taken if low != high else args[1:2] if low else args[2:]
+    if taken is not None:
+        either: Bounds | None = yield _either, rewriting, *taken
+        return either
     if node.target in AND and dtype_of(node) == torch.bool:
         a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         b = (yield _bounds, rewriting, args[1]) or ANY_BOOL

@@ -27,6 +27,10 @@ _hearing = threading.Lock()
 _listeners = 0
 
 
+class UnloadableError(ExecutionError):
+    """TensorRT does not load an engine of its own on this GPU."""
+
+
 @contextmanager
 def listening() -> Iterator[Said]:
     """A context that yields a function returning TensorRT's errors since its start. Messages are dropped when nobody
@@ -58,8 +62,9 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     with _loading, listening() as said:
         loaded = _runtime().deserialize_cuda_engine(engine.plan)
         if loaded is None:
-            hint = _rebuild(flavour) if engine.library != LIBRARY else _elsewhere(targets)
-            raise ExecutionError(_unloadable(engine, said()), hint)
+            if engine.library != LIBRARY:
+                raise ExecutionError(_unloadable(engine, said()), _rebuild(flavour))
+            raise UnloadableError(_unloadable(engine, said()), _elsewhere(targets))
     return loaded
 
 
@@ -133,7 +138,7 @@ class LoadedEngine:
             made = self.cuda_engine.create_execution_context(strategy)
         if made is None:
             refused = f"{self.network.name}: TensorRT refused an execution context ({said()})"
-            raise ExecutionError(refused, _elsewhere(self.targets))
+            raise UnloadableError(refused, _elsewhere(self.targets))
         return made, config
 
 

@@ -10,12 +10,11 @@ import torch
 from attrs import field, frozen
 
 from pipeline.compiled import Compiled
-from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.recipes import held
 from pipeline.runtime.engine_cache import RuntimeCache
-from pipeline.runtime.engine_load import LoadedEngine, is_for_this_gpu, listening
+from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_this_gpu, listening
 from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.snapshot import Snapshot, present
 from pipeline.runtime.weight_streaming import stream_weights
@@ -47,6 +46,9 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
     Returns:
         None if nothing can be said: without a GPU, for a program that is compiled for other GPUs only, or where the GPU
         has no memory left for it.
+
+    Raises:
+        ExecutionError: an engine is of another library or version, or does not take its weights or their budget.
     """
     settings = compiled.settings
     if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
@@ -73,7 +75,7 @@ def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, paramet
     try:
         with listening() as said:
             loaded_engine(compiled, index, compiled.settings, cache, parameters).context(said)
-    except ExecutionError as error:
+    except UnloadableError as error:
         return error.message
     return ""
 

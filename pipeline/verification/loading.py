@@ -33,7 +33,7 @@ from pipeline.verification.split import split
 
 log = logging.getLogger(__name__)
 
-ROUNDS: Final = 8
+ROUNDS: Final = 4
 """How often a program is compiled with more operators in another form, before whole segments run in PyTorch."""
 LIMIT: Final = 100
 """The most engines that are built to find one fault."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from attrs import evolve
 
 import pipeline
 from pipeline import ExecutionError
+from pipeline.compiled import Compiled
 from pipeline.network.engine import Engine
-from pipeline.runtime import engine_load
+from pipeline.runtime import engine_cache, engine_load, program_engines
 from pipeline.runtime.engine import EngineRunner
-from pipeline.runtime.engine_load import LIBRARY, LOG, listening
+from pipeline.runtime.engine_cache import RuntimeCache
+from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, listening
+from pipeline.runtime.program_engines import Loads, load_engines
+from pipeline.stages import unbuilt
 from tests.runtime.fake_engine import FakeEngine, say
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -58,7 +65,93 @@ def test_a_plan_that_does_not_load_is_an_error_with_tensorrts_words() -> None:
         engine_load.load(older)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+GAP = "Compatible cubin or ptx module for device target '90' not found"
+
+
+class Engine90(FakeEngine):
+    """An engine that gets a context if nothing is said against it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__({"x": ("float32", (3,))}, {"y": ("float32", (3,))}, lambda x: [x])
+        self.words = words
+
+    def create_execution_context(self, runtime_config: Any) -> Any:
+        if self.words:
+            say(self.words)
+        return None if self.words else super().create_execution_context(runtime_config)
+
+
+class FakeGpu:
+    """A GPU of compute capability 9.0, and what TensorRT says against engines on it; ``loads``: those it was asked
+    for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.words, self.loads, self.caches = dict[str, str](), list[str](), list[RuntimeCache]()
+        for module in (engine_load, program_engines):
+            monkeypatch.setattr(module, "has_gpu", lambda: True)
+        monkeypatch.setattr(engine_load, "load", self.load)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+        monkeypatch.setattr(RuntimeCache, "attach", lambda cache, engine: self.caches.append(cache))
+        monkeypatch.setattr(RuntimeCache, "serialized", lambda cache: b"kernels")
+        monkeypatch.setattr(engine_cache, "cache_key", lambda networks: "key")
+
+    def load(self, engine: Engine, targets: tuple[str, ...]) -> FakeEngine:
+        self.loads.append(engine.name)
+        return Engine90(self.words.get(engine.name, ""))
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def program(digests: str, **settings: Any) -> Compiled:
+    """A program with an engine for each digest, called a, b, c…"""
+    made = pipeline.default(**settings).replace("build", unbuilt)(torch.nn.ReLU().eval(), (X,))
+    names = "abcd"[: len(digests)]
+    engines = tuple(Engine(n, b"plan", LIBRARY, digest=d) for n, d in zip(names, digests, strict=True))
+    return evolve(made, engines=engines, networks=tuple(evolve(NETWORK, name=n) for n in names))
+
+
+def test_each_plan_is_loaded_once_and_those_that_do_not_load_are_told(fake_gpu: FakeGpu, tmp_path: Path) -> None:
+    fake_gpu.words = {"a": GAP}
+    found = load_engines(program("1213", runtime_cache=tmp_path), keep=False)
+    assert found is not None and fake_gpu.loads == ["a", "b", "d"] and not found.kernels
+    assert list(found.refused) == ["a", "c"] and f"refused an execution context ({GAP})" in found.refused["c"]
+    assert {cache.path for cache in fake_gpu.caches} == {None}, "kernels of engines that are tried are kept nowhere"
+
+
+def test_kernels_of_engines_that_load_are_kept_for_the_first_call(fake_gpu: FakeGpu, tmp_path: Path) -> None:
+    on_disk = load_engines(program("12", runtime_cache=tmp_path), keep=True)
+    assert on_disk == Loads() and {cache.path for cache in fake_gpu.caches} == {tmp_path / "key.kernels"}
+    in_memory = load_engines(program("12", runtime_cache=False), keep=True)
+    assert in_memory == Loads(kernels=b"kernels")
+    assert RuntimeCache.of([NETWORK], False, b"kernels")._stored() == b"kernels"  # type: ignore[union-attr]
+
+
+def test_nothing_is_said_of_engines_for_other_gpus_or_without_memory(fake_gpu: FakeGpu) -> None:
+    fake_gpu.words = {"a": "Requested amount of GPU memory (1 bytes) could not be allocated"}
+    assert load_engines(program("1"), keep=True) is None
+    assert load_engines(program("1", compute_capabilities=("8.9",)), keep=True) is None
+    assert fake_gpu.loads == ["a"]
+
+
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        ((), "compile the program on this GPU, with load_built_engines=True"),
+        (("8.6", "8.9"), "built for compute capability 8.6, 8.9, and a GPU has 9.0: compile the program on this GPU"),
+    ],
+)
+def test_an_engine_without_a_context_says_what_to_do(targets: tuple[str, ...], told: str) -> None:
+    loaded = LoadedEngine(Engine90(GAP), NETWORK, targets=targets)
+    with pytest.raises(ExecutionError) as info, listening() as said:
+        loaded.context(said)
+    assert GAP in info.value.message and told in str(info.value)
+
+
 def test_without_a_gpu_the_error_says_so() -> None:
     with pytest.raises(ExecutionError, match="engine_0 runs on a GPU, and torch sees none"):
         EngineRunner(ENGINE, NETWORK)
