@@ -28,6 +28,7 @@ from pipeline.decomposition.templates import Template, Templates, nodes_of
 from pipeline.decomposition.ways import Function, Ways
 from pipeline.errors import ConversionError, line_of, worded
 from pipeline.frontend.fakes import fake_mode
+from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -119,7 +120,7 @@ class Rewriter:
         if self.ways.own(target) is not grouped_mm or self.program.settings.require_full_compilation:
             return False
         (rows, _), matrices = shape_of(args[0].meta["val"]), shape_of(args[1].meta["val"])
-        tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or ({},)]
+        tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or (FrozenDict(),)]
         return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
 
     def add(
