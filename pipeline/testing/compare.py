@@ -34,7 +34,9 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
     """
     given = call.tensors(sizes)
     doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
-    exact = _run(call, sizes, doubles, _double)
+    rounded = next((t.dtype for t in given if t.is_floating_point()), None)
+    rounds = rounded is not None and units_for(call.target, rounded).rounds_numbers
+    exact = _run(call, sizes, doubles, lambda value: _double(_in(rounded, value) if rounds else value))
     eager = _run(call, sizes, given)
     if eager is None:
         if exact is None:
@@ -69,6 +71,11 @@ def _shown(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
 def _twice(absolute: Leaf) -> Leaf:
     """A bound of a complex number, for both of its parts."""
     return None if absolute is None else torch.stack((absolute, absolute), -1)
+
+
+def _in(dtype: torch.dtype | None, value: object) -> Leaf:
+    """A Python float as it is in a dtype; anything else is itself."""
+    return torch.tensor(value, dtype=dtype).item() if isinstance(value, float) else value
 
 
 def _double(value: object) -> Leaf:

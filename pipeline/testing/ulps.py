@@ -26,7 +26,8 @@ class Units:
     """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error in fp32 products there.
 
     ``signed_zeros``: whether a zero must have the sign that eager gives it. ``exponential``: results are powers of e,
-    for which TensorRT has a wider bound (``beyond``).
+    for which TensorRT has a wider bound (``beyond``). ``rounds_numbers``: eager rounds a Python number to the tensor's
+    dtype before it computes, so that this is the number whose exact result counts.
     """
 
     units: float
@@ -36,6 +37,7 @@ class Units:
     tf32: float = 0.0
     signed_zeros: bool = True
     exponential: bool = False
+    rounds_numbers: bool = False
 
     def allowed(self, executor: str, dtype: torch.dtype) -> float:
         """Units that this executor may add to eager's error."""
@@ -101,6 +103,7 @@ ULPS: Final[Mapping[object, Units]] = {
         ("logsumexp", "logcumsumexp"),
         Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
     ),
+    **dict.fromkeys(("remainder", "fmod"), Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
     "prod": Units(8, "the order of a product of many factors is free, and each rounds"),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
