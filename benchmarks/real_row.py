@@ -11,19 +11,22 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import pipeline
+from benchmarks.environment import environment
 from benchmarks.gpu import HostMemory
 from benchmarks.methods import Call, Clock, eager_graph, inductor
 from benchmarks.real_models import Inputs, Row
+from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
 from pipeline.cli.sources import first_line
 
-OURS, EAGER = "pipeline + graph", "eager + graph"
+LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
 OTHERS = {
     "torch.compile reduce-overhead": "reduce-overhead",
     "torch.compile max-autotune": "max-autotune",
@@ -77,16 +80,19 @@ class Report:
         self.found["seconds"][name] = round(time.perf_counter() - start, 2)
 
 
-def row(row: Row, dtype: str, device: str, report: Report, turns: Turns, methods: Sequence[str]) -> dict[str, Any]:
-    """The row, whose ``failed`` says in which phase what happened, if it did."""
+def row(
+    row: Row, dtype: str, device: str, report: Report, turns: Turns, methods: Sequence[str] | None
+) -> dict[str, Any]:
+    """The row, whose ``failed`` says in which phase what happened, if it did; without ``methods`` nothing is timed."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     report.write(name=row.name, shapes=row.shapes, dtype=dtype, device=device, bound=row.bound, routed=row.routed)
+    report.write(environment=environment([name for name in LIBRARIES if find_spec(name)]))
     on_gpu = device != "cpu"
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
     try:
         with stream, torch.no_grad():
             calls = _compared(row, getattr(torch, dtype), device, report, turns)
-            if on_gpu:
+            if on_gpu and methods is not None:
                 _measured(calls, methods, report, turns)
         report.write(phase="done")
     except Exception as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import real_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table
 
@@ -16,9 +17,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Models
 
 After this page you know which of your models' architectures compile, how much of each runs in engines, how far the
-results are from float64, and what stays in PyTorch and why. Small models with random weights, made from their
-configurations, are compiled, run on the reference executor and compared with eager PyTorch, at the sizes of the
-example and at some others (`python -m benchmarks.zoo`; `python -m benchmarks.tables` writes this page).
+results are from exact ones, and what stays in PyTorch and why. `python -m benchmarks.tables` writes it.
+"""
+
+SMALL = """## Small models
+
+Small models with random weights, made from their configurations, are compiled, run on the reference executor and
+compared with eager PyTorch, at the sizes of the example and at some others (`python -m benchmarks.zoo`).
 
 "Dims that vary" are those that torch.export lets vary. An error is the largest one of an output, relative to its
 largest element, against the same model in float64 (or against eager PyTorch if the model does not run in float64).
@@ -51,7 +56,8 @@ def page(results: Path = RESULTS) -> str:
     """The whole page: a part for each table of the zoo that has results."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("zoo_*.json"))]
     runs = [data for data in found if "zoo_gpu" in data]
-    return "\n".join([HEAD, *map(_where, runs), *(part(data, runs) for data in found if "zoo" in data)])
+    small = [SMALL, *map(_where, runs), *(part(data, runs) for data in found if "zoo" in data)]
+    return "\n".join([HEAD, *filter(None, [real_tables.part(results)]), *small])
 
 
 def _where(run: dict[str, Any]) -> str:

@@ -1,0 +1,174 @@
+"""``python -m benchmarks.real_tables FILE.jsonl ...``: results of ``benchmarks.real`` kept, and their part of
+docs/models.md, which ``benchmarks.tables`` writes.
+
+The lines of the files are put into ``benchmarks/results/real-GPU-LIBRARY.json``, one for each GPU and version of
+TensorRT; the newest line of a model and dtype takes the place of others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS
+from benchmarks.markdown import filled, table, where
+
+OURS, EAGER = "pipeline + graph", "eager + graph"
+HEAD = """## At real size
+
+Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled
+(`python -m benchmarks.real`). Layers may be fewer than the checkpoint's, as the first column says; widths, heads,
+tokens, resolutions and channels are not.
+
+An error is the L2 norm of an output's difference from the same model in float32 (without TF32), relative to that
+output's norm, for the worst output; *eager's* is that of PyTorch in the same dtype, and the *ratio* is ours by eager's:
+at most 2, or 4 for networks of convolutions. A model that is *routed* chooses experts or proposals by its data: one
+rounding changes a choice, and with it the result, so that its ratio shows little.
+
+*Compile* are the seconds from the module to the engines, *capture* and *build* of them, *load* those until the first
+result afterwards, and *torch.compile* those until its first result; several models are compiled at once. Each time is
+that of a call that is awaited and, after the bar, of one of many that are not, in ms.
+"""
+COLUMNS = [
+    *("model", "dtype", "error", "eager's", "ratio", "compile, s", "capture", "build", "load", "torch.compile, s"),
+    *("ours, ms", "eager in a graph", "torch.compile", "engines, MB", "PyTorch's peak, MB", "engines", "in PyTorch"),
+]
+
+
+def part(results: Path = RESULTS) -> str:
+    """The part of the page; empty without results."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("real-*.json"))]
+    return "\n".join([HEAD, *map(_run, found)]) if found else ""
+
+
+def _run(data: dict[str, Any]) -> str:
+    """The table of one GPU and library, with what did not work below it."""
+    rows = data["real"]
+    shapes = {row["name"]: row.get("shapes", "") for row in rows}
+    lines = [
+        filled(f"{where(data)} {summary(rows)}"),
+        *table(COLUMNS, [_cells(row) for row in rows if "ratio" in row]),
+        *_list("In PyTorch, and why", map(_reasons, (row for row in rows if row.get("reasons")))),
+        *_list("Failed", map(_failure, (row for row in rows if "failed" in row))),
+        *_list("What they are", (f"`{name}`: {said}" for name, said in shapes.items() if said)),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def within(row: dict[str, Any]) -> bool:
+    """Whether our error is within the row's bound."""
+    return "failed" not in row and bool(row["ratio"] <= row["bound"])
+
+
+def slower(row: dict[str, Any], methods: Sequence[str]) -> bool:
+    """Whether one of these methods takes less time than ours, by more than 2 percent, in one of the two measures."""
+    times = row.get("ms", {})
+    ours, others = times.get(OURS, {}), [times[method] for method in methods if method in times]
+    return any(other[measure] * 1.02 < ours[measure] for other in others for measure in ours)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many rows are right, and as fast as the others."""
+    timed = [row for row in rows if OURS in row.get("ms", {})]
+    compiled = sorted({name for row in timed for name in row["ms"] if name.startswith("torch.compile")})
+    return (
+        f"Of {len(rows)} rows, {sum(map(within, rows))} are within their bound, "
+        f"{sum('failed' in row for row in rows)} failed; of {len(timed)} that are timed, "
+        f"{sum(not slower(row, [EAGER]) for row in timed)} are as fast as eager in a graph in both measures, and "
+        f"{sum(not slower(row, compiled) for row in timed)} as torch.compile's fastest mode."
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    stages, seconds = row.get("stages", {}), row["seconds"]
+    compiled = [name for name in row.get("ms", {}) if name.startswith("torch.compile")]
+    fastest = min(compiled, key=lambda name: row["ms"][name]["gpu_ms"], default="")
+    first = min((seconds[name] for name in seconds if name.startswith("torch.compile")), default=None)
+    ratio = f"{row['ratio']:.2f}{' routed' * row['routed']}"
+    return [
+        f"`{row['name']}`",
+        row["dtype"],
+        f"{row['error']:.1e}",
+        f"{row['eager_error']:.1e}",
+        ratio if within(row) or row["routed"] else f"**{ratio}**",
+        *(_number(each) for each in (seconds.get("compile"), stages.get("capture"), stages.get("build"))),
+        *(_number(each) for each in (seconds.get("load"), first)),
+        *(_times(row, name) for name in (OURS, EAGER, fastest)),
+        *(_number(row.get(name), 0) for name in ("engine_mb", "peak_mb")),
+        str(row["engines"]),
+        str(row["fallbacks"] or ""),
+    ]
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _times(row: dict[str, Any], method: str) -> str:
+    """Both measures; the mode too, if torch.compile has another than its usual."""
+    if method not in row.get("ms", {}):
+        return ""
+    found = row["ms"][method]
+    mode = " max-autotune" * method.endswith("max-autotune")
+    return f"{found['gpu_ms']:.3g} / {found['queued_ms']:.3g}{mode}"
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"`{row['name']}` in {row['dtype']}"
+
+
+def _reasons(row: dict[str, Any]) -> str:
+    each = (f"\n  - {one['nodes']} `{one['target']}`: {one['reason']}" for one in row["reasons"])
+    return f"{_named(row)}, {row['fallbacks']} of {row['operators']}:{''.join(each)}"
+
+
+def _failure(row: dict[str, Any]) -> str:
+    return f"{_named(row)}, in {row['failed']['phase']}: {' '.join(row['failed']['error'].split())}"
+
+
+def _list(head: str, items: Iterator[str]) -> Iterator[str]:
+    """A list below a heading, if there is anything to list."""
+    lines = [f"- {item}" for item in items]
+    yield from ["", f"### {head}\n", *lines] if lines else []
+
+
+def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
+    """Put the lines of these files into the results; lines of a process that was ended early say nothing of where."""
+    written: list[Path] = []
+    lines = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines() if line]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in lines:
+        if "environment" in row:
+            groups.setdefault(_group(row["environment"]), []).append(row)
+    for name, rows in sorted(groups.items()):
+        path = results / f"real-{name}.json"
+        before = json.loads(path.read_text(encoding="utf-8"))["real"] if path.exists() else []
+        kept = {(row["name"], row["dtype"]): row for row in before}
+        kept |= {(row["name"], row["dtype"]): {k: v for k, v in row.items() if k != "environment"} for row in rows}
+        found = {**rows[-1]["environment"], "real": [kept[key] for key in sorted(kept)]}
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _group(environment: dict[str, Any]) -> str:
+    """The GPU and the library."""
+    versions = environment["versions"]
+    library = next(name for name in ("tensorrt_rtx", "tensorrt") if name in versions)
+    gpu = re.sub(r"\W+", "-", (environment["machine"]["gpu"] or "cpu").lower())
+    return f"{gpu}-{library}-{versions[library]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Merge the files that are named."""
+    for path in merge([Path(each) for each in (sys.argv[1:] if argv is None else argv)]):
+        print(f"written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Models at real size: rows are run in processes of their own, go on where they stopped, and become a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import real, real_row, real_tables
+from benchmarks.real_models import Row
+from benchmarks.signals import floats
+
+WRITES = 'import json, sys; json.dump({"name": "a", "dtype": "float16", "phase": "done"}, open(sys.argv[1], "w"))'
+DIES = 'print("no memory"); raise SystemExit(3)'
+STAYS = 'import json, sys, time; json.dump({"phase": "build"}, open(sys.argv[1], "w")); time.sleep(60)'
+TELLS = 'import json, os, sys; json.dump({"gpu": os.environ["CUDA_VISIBLE_DEVICES"]}, open(sys.argv[1], "w"))'
+
+
+def job(name: str, code: str) -> real.Job:
+    return real.Job(name, "float16", (sys.executable, "-S", "-c", code))
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+def test_each_job_has_a_row_whatever_becomes_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    jobs = [job("a", WRITES), job("dies", DIES), job("stays", STAYS)]
+    assert real.run(jobs, out, processes=3, gpus=2, limit=1) == 0
+    rows = read(out)
+    assert "failed" not in rows["a"]
+    assert rows["dies"]["failed"] == {"phase": "start", "error": "its process ended with code 3: no memory"}
+    assert rows["stays"]["failed"] == {"phase": "build", "error": "it took too long"}
+    assert real.finished(out) == {("a", "float16"), ("dies", "float16"), ("stays", "float16")}
+    assert real.finished(out, failed=False) == {("a", "float16")}
+    assert real.finished(tmp_path / "none") == set()
+
+
+def test_what_runs_when_the_time_is_over_has_no_row(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    began = time.monotonic()
+    assert real.run([job("stays", STAYS), job("a", WRITES)], out, seconds=0.5) == 2
+    assert time.monotonic() - began < 10
+    assert read(out) == {}
+
+
+def test_gpus_have_jobs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    real.run([job("a", TELLS), job("b", TELLS)], tmp_path / "rows.jsonl", processes=2, gpus=2)
+    assert {row["gpu"] for row in read(tmp_path / "rows.jsonl").values()} == {"4", "6"}
+
+
+def test_rows_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text('{"name": "resnet-50", "dtype": "float16", "failed": {}}\n{"name": "resnet-50", "dtyp')
+
+    def asked(*more: str) -> list[tuple[str, str]]:
+        options = real.parser().parse_args(["--out", str(out), "--rows", "^resnet", *more])
+        return [job.key for job in real.jobs(options, tmp_path, [])]
+
+    assert asked() == [("resnet-50", "bfloat16")]
+    assert asked("--retry", "--dtypes", "float16") == [("resnet-50", "float16")]
+
+
+def test_one_alone_waits_for_all_and_is_not_overtaken(tmp_path: Path) -> None:
+    turns, told = real_row.Turns(tmp_path), list[str]()
+
+    def take(name: str, alone: bool) -> None:
+        with turns.held(alone):
+            told.append(name)
+
+    with turns.held(), turns.held():
+        alone = threading.Thread(target=take, args=("alone", True))
+        alone.start()
+        time.sleep(0.1)
+        late = threading.Thread(target=take, args=("late", False))
+        late.start()
+        time.sleep(0.1)
+        assert told == []
+    alone.join()
+    late.join()
+    assert told == ["alone", "late"]
+
+
+class Small(torch.nn.Module):
+    """A network with a batch normalization, which returns what libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {
+            "hidden": self.norm(self.convolution(x)).relu(),
+            "none": None,
+            "count": torch.ones(1, dtype=torch.int64),
+        }
+
+
+SMALL = Row("small", "of a test", Small, {"x": floats(2, 3, 8, 8)}, convolutions=True)
+
+
+def test_a_row_says_what_was_found(tmp_path: Path) -> None:
+    report = real_row.Report(tmp_path / "row.json")
+    found = real_row.row(SMALL, "float16", "cpu", report, real_row.Turns(tmp_path), [])
+    assert json.loads(report.path.read_text()) == found
+    assert "failed" not in found, found["failed"]
+    assert found["phase"] == "done"
+    assert found["outputs"] == [[2, 8, 6, 6]]
+    assert found["moved"] > 0.1
+    assert 0 < found["eager_error"] < 1e-3 > found["error"] > 0
+    assert found["engines"] == 1
+    assert found["seconds"]["first result"] >= found["seconds"]["compile"] >= found["stages"]["build"] > 0
+    out = tmp_path / "rows.jsonl"
+    wrong = {**found, "dtype": "bfloat16", "failed": {"phase": "load", "error": "a | b"}}
+    out.write_text("".join(json.dumps(row) + "\n" for row in (found, wrong, {"name": "of nowhere", "failed": {}})))
+    [path] = real_tables.merge([out], tmp_path)
+    assert path.name.startswith("real-cpu-tensorrt_rtx-")
+    assert real_tables.merge([out], tmp_path) == [path]
+    text = real_tables.part(tmp_path)
+    assert "Of 2 rows, 1 are within their bound, 1 failed" in text
+    assert f"| `small` | float16 | {found['error']:.1e} | {found['eager_error']:.1e} | {found['ratio']:.2f} |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    assert "- `small` in bfloat16, in load: a | b" in text
+
+
+def test_a_row_that_fails_says_where(tmp_path: Path) -> None:
+    def broken(*_: object) -> torch.nn.Module:
+        return torch.nn.Linear(4, 4)
+
+    report = real_row.Report(tmp_path / "row.json")
+    row = Row("broken", "", broken, {"input": floats(2, 5)})
+    found = real_row.row(row, "float16", "cpu", report, real_row.Turns(tmp_path), [])
+    assert found["failed"]["phase"] == "reference"
+    assert found["failed"]["error"].startswith("RuntimeError: mat1 and mat2")
+
+
+def test_errors_are_relative_to_each_output() -> None:
+    best = [torch.tensor([3.0, 4.0]), torch.tensor([10.0])]
+    assert real_row.errors([torch.tensor([3.0, 4.5]), torch.tensor([10.0])], best) == pytest.approx([0.1, 0.0])
+    assert real_row.ratio([0.01, 0.4], [0.01, 0.1], torch.float16) == 4.0
+    assert real_row.ratio([2.0**-13], [0.0], torch.float16) == 1.0
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not finite"):
+            real_row.errors([torch.tensor([wrong, 1.0]), best[1]], best)
+
+
+def test_slower_is_slower_in_one_of_the_measures() -> None:
+    ours, other = {"gpu_ms": 1.0, "queued_ms": 1.0}, {"gpu_ms": 2.0, "queued_ms": 0.9}
+    row = {"ms": {"pipeline + graph": ours, "eager + graph": other}}
+    assert real_tables.slower(row, ["eager + graph"])
+    assert not real_tables.slower(row, ["torch.compile"])
+    assert not real_tables.slower({"ms": {**row["ms"], "eager + graph": ours}}, ["eager + graph"])
