@@ -162,6 +162,7 @@ ROWS = (
         of_transformers("RTDetrForObjectDetection", "RTDetrConfig", **RT_DETR),
         {"pixel_values": floats(4, 3, 640, 640)},
         convolutions=True,
+        routed=True,
         heavy=3,
     ),
     Row(

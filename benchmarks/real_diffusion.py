@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.real_models import Row, of_library
-from benchmarks.signals import Given, floats, ids
+from benchmarks.signals import Given, floats, ids, ones
 
 WIDTHS = (320, 640, 1280, 1280)
 SD15 = {
@@ -175,10 +175,10 @@ ROWS = (
             "hidden_states": floats(1, 4096, 64),
             "encoder_hidden_states": floats(1, 512, 4096),
             "pooled_projections": floats(1, 768),
-            "timestep": floats(1),
+            "timestep": ones(1),
             "img_ids": ids(64, 4096, 3),
             "txt_ids": Given((512, 3), "zeros"),
-            "guidance": floats(1),
+            "guidance": ones(1),
         },
         heavy=5,
     ),

@@ -154,14 +154,15 @@ def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Repor
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
     with report.phase("compile"):
         compiled = pipeline.default().observed_by(ledger, _stages(report))(model, (), inputs)
-    reasons = Counter((each.target, each.reason) for each in compiled.coverage.fallback)
+    fallback = compiled.coverage.fallback
+    counts, reasons = Counter(each.target for each in fallback), {each.target: each.reason for each in fallback[::-1]}
     report.write(
         stages={name: round(seconds, 2) for name, seconds in ledger.seconds.items()},
         operators=compiled.coverage.total,
         engines=len(compiled.engines),
         engine_mb=round(sum(len(memoryview(each.plan)) for each in compiled.engines) / 1e6),
-        fallbacks=len(compiled.coverage.fallback),
-        reasons=[{"target": t, "reason": r, "nodes": n} for (t, r), n in reasons.most_common(5)],
+        fallbacks=len(fallback),
+        reasons=[{"target": t, "reason": reasons[t], "nodes": n} for t, n in counts.most_common(5)],
         host_peak_mb=memory.peak_mb(),
     )
     with report.phase("module"):

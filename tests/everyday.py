@@ -164,6 +164,7 @@ IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_tokens_gpu.py::test_logits": "dtype",
     "tests/gpu/test_one_row_gpu.py": "dtype",
     "tests/gpu/test_models_gpu.py": "dtype",
+    "tests/gpu/test_real_gpu.py": "dtype",
     "tests/gpu/test_models_shapes_gpu.py": "dtype",
     "tests/gpu/test_verify_gpu.py::test_example_models": "dtype",
     "tests/gpu/test_attention_gpu.py": "dtype",
@@ -183,6 +184,7 @@ but for what `SAMPLED` leaves out."""
 
 
 LONG: Final = (
+    "tests/gpu/test_real_gpu.py",
     "tests/gpu/test_zoo_gpu.py",
     "tests/gpu/test_fuzz_gpu.py",
     "tests/gpu/test_models_gpu.py",
@@ -190,7 +192,7 @@ LONG: Final = (
     "tests/gpu/test_verify_gpu.py",
     "tests/gpu/test_models_shapes_gpu.py",
 )
-"""Tests of 7 to 21 seconds each, by the beginning of their paths. They begin first, so that none is left to one process
+"""Tests of 7 seconds or more each, by the beginning of their paths. They begin first, so that none is left to one process
 when the others have ended (``--maxschedchunk 1``: a process gets a test when it asks for one)."""
 
 

@@ -125,7 +125,7 @@ def test_a_row_says_what_was_found(tmp_path: Path) -> None:
     assert path.name.startswith("real-cpu-tensorrt_rtx-")
     assert real_tables.merge([out], tmp_path) == [path]
     text = real_tables.part(tmp_path)
-    assert "Of 2 rows, 1 are within their bound, 1 failed" in text
+    assert "Of 2 rows that are not routed, 1 are within their bound; 1 of all 2 failed." in text
     assert f"| `small` | float16 | {found['error']:.1e} | {found['eager_error']:.1e} | {found['ratio']:.2f} |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
     assert "- `small` in bfloat16, in load: a | b" in text
@@ -150,6 +150,29 @@ def test_errors_are_relative_to_each_output() -> None:
     for wrong in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="not finite"):
             real_row.errors([torch.tensor([wrong, 1.0]), best[1]], best)
+
+
+def test_what_is_measured_and_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **how: object) -> Any:
+        raise RuntimeError(f"no {how}")
+
+    counts = list[int]()
+
+    def in_turns(calls: dict[str, Any], *, count: int, **how: Any) -> dict[str, dict[str, float]]:
+        counts.append(count)
+        return {name: {"gpu_ms": 2.0, "calls_per_second": 400.0} for name in calls}
+
+    for name, value in {"inductor": refuses, "in_turns": in_turns, "REST": 0.1}.items():
+        monkeypatch.setattr(real_row, name, value)
+    monkeypatch.setattr(real_row, "eager_graph", lambda model, inputs, clock: lambda: model(**inputs))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    report, module = real_row.Report(tmp_path / "row.json"), torch.nn.ReLU()
+    given = {"model": module, "inputs": {"input": torch.ones(2)}, "module": module}
+    real_row._measured(given, real.METHODS, report, real_row.Turns(tmp_path))
+    assert report.found["ms"].keys() == {"pipeline + graph", "eager + graph"}
+    assert report.found["ms"]["eager + graph"] == {"gpu_ms": 2.0, "queued_ms": 2.5}
+    assert report.found["refused"] == {real.METHODS[1]: "RuntimeError: no {'mode': 'reduce-overhead'}"}
+    assert counts == [real_row.AT_MOST]
 
 
 def test_slower_is_slower_in_one_of_the_measures() -> None:
