@@ -36,8 +36,8 @@ class Row:
 
     shapes: what is the model card's, in words. inputs: by keyword, of fixed sizes. library: that which has the model.
     convolutions: whether it is a network of convolutions, whose error may be 4 times eager's instead of 2. small: the
-    GPU tests run it. routed: data decide which experts or proposals are used, so that a rounding changes the result at once. heavy:
-    how long it takes beside the others; the heaviest start first.
+    GPU tests run it. routed: data decide which experts or proposals are used, so that a rounding changes the result at
+    once. heavy: how long it takes beside the others; the heaviest start first.
     """
 
     name: str

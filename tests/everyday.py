@@ -192,8 +192,8 @@ LONG: Final = (
     "tests/gpu/test_verify_gpu.py",
     "tests/gpu/test_models_shapes_gpu.py",
 )
-"""Tests of 7 seconds or more each, by the beginning of their paths. They begin first, so that none is left to one process
-when the others have ended (``--maxschedchunk 1``: a process gets a test when it asks for one)."""
+"""Tests of 7 seconds or more each, by the beginning of their paths. They begin first, so that none is left to one
+process when the others have ended (``--maxschedchunk 1``: a process gets a test when it asks for one)."""
 
 
 def is_long(nodeid: str) -> bool:
