@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 from attrs import frozen
 
 from benchmarks.real_models import Row, rows
+from benchmarks.real_tables import Key, key
 
 DTYPES = ("float16", "bfloat16")
 METHODS = ("eager + graph", "torch.compile reduce-overhead")
@@ -38,16 +38,21 @@ SAID = 400
 
 @frozen
 class Job:
-    """A row in a dtype, and the command that gives it: it writes the row to the file that is its last argument."""
+    """A row in a dtype, and the command that gives it: it writes the row to the file that is its last argument.
+
+    heavy: how much it needs beside others, in the unit of `Row`.
+    """
 
     name: str
     dtype: str
     command: tuple[str, ...]
+    heavy: int = 1
+    exact: bool = False
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """What a line of the results is known by."""
-        return self.name, self.dtype
+        return self.name, self.dtype, self.exact
 
 
 class Running:
@@ -74,7 +79,7 @@ class Running:
         if code is None and not late:
             return None
         self.kill()
-        found: dict[str, Any] = {"name": self.job.name, "dtype": self.job.dtype}
+        found: dict[str, Any] = {"name": self.job.name, "dtype": self.job.dtype, "exact": self.job.exact}
         with contextlib.suppress(OSError):
             found |= json.loads(self.report.read_text(encoding="utf-8"))
         if "failed" not in found and (late or code or found.get("phase") != "done"):
@@ -98,11 +103,11 @@ def _visible(gpu: int) -> str:
     return given.split(",")[gpu] if given else str(gpu)
 
 
-def finished(path: Path, failed: bool = True) -> set[tuple[str, str]]:
-    """The name and dtype of each row of a file; without those that failed if they are to run again."""
+def finished(path: Path, failed: bool = True) -> set[Key]:
+    """The key of each row of a file; without those that failed if they are to run again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("}")]
-    return {(row["name"], row["dtype"]) for row in found if failed or "failed" not in row}
+    return {key(row) for row in found if failed or "failed" not in row}
 
 
 def run(
@@ -113,14 +118,16 @@ def run(
     gpus: int = 1,
     seconds: float = 520,
     limit: float = 300,
+    most: int = 40,
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run the jobs in order, so many at once, and append each row to the file when it is there.
 
+    Those that run together are at most ``most`` heavy, if they are several: one that does not fit waits for the next.
     When ``seconds`` are over, what runs is ended without a row. A job that takes longer than ``limit`` is a failure.
     Returns how many jobs have no row.
     """
-    waiting, running = deque(jobs), list[Running]()
+    waiting, running = list(jobs), list[Running]()
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder, out.open("a", encoding="utf-8") as file:
         try:
@@ -130,15 +137,24 @@ def run(
                         running.remove(each)
                         shutil.rmtree(each.report.parent, ignore_errors=True)
                         _append(file, row)
-                while waiting and len(running) < processes:
-                    gpu = min(range(gpus), key=lambda g: sum(each.gpu == g for each in running))
+                while len(running) < processes and (job := _next(waiting, running, most)):
+                    gpu = min(range(gpus), key=lambda g: sum(each.job.heavy for each in running if each.gpu == g))
                     place = Path(tempfile.mkdtemp(dir=folder))
-                    running.append(Running(waiting.popleft(), gpu, place, environment or {}, limit))
+                    running.append(Running(job, gpu, place, environment or {}, limit))
                 time.sleep(PAUSE)
         finally:
             for each in running:
                 each.kill()
     return len(waiting) + len(running)
+
+
+def _next(waiting: list[Job], running: Sequence[Running], most: int) -> Job | None:
+    """The first job that fits beside those that run, which waits no more."""
+    room = most - sum(each.job.heavy for each in running)
+    found = next((job for job in waiting if job.heavy <= room or not running), None)
+    if found:
+        waiting.remove(found)
+    return found
 
 
 def _append(file: Any, row: Mapping[str, Any]) -> None:
@@ -159,14 +175,16 @@ def chosen(pattern: str, only_small: bool = False) -> list[Row]:
     return [row for row in found if row.available]
 
 
-def child(name: str, dtype: str, device: str, methods: Sequence[str], locks: Path, report: Path) -> int:
+def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Give one row, in this process."""
     from benchmarks import real_row
 
-    folder = locks / os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    name, dtype, locks, file = options.child
+    folder = Path(locks) / os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     folder.mkdir(parents=True, exist_ok=True)
     [row] = [each for each in rows() if each.name == name]
-    found = real_row.row(row, dtype, device, real_row.Report(report), real_row.Turns(folder), methods)
+    report, turns = real_row.Report(Path(file)), real_row.Turns(folder)
+    found = real_row.row(row, dtype, options.device, report, turns, methods, options.exact)
     return 1 if "failed" in found else 0
 
 
@@ -185,11 +203,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtypes", default=",".join(DTYPES))
     made.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: no times; the reference executor")
     made.add_argument("--processes", type=int, default=12, help="so many rows at once")
+    made.add_argument("--most", type=int, default=40, help="heaviness at once: each is up to 3 GB of the host's memory")
     made.add_argument("--gpus", type=int, default=1)
     made.add_argument("--seconds", type=float, default=520, help="after which no row is waited for")
     made.add_argument("--limit", type=float, default=300, help="seconds for one row")
     made.add_argument("--without", nargs="*", default=(), help="methods left out, by the beginning of their names")
     made.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune as well")
+    made.add_argument("--exact", action="store_true", help="compile with use_fp32_acc=True; rows of their own")
     made.add_argument("--retry", action="store_true", help="run rows again that failed")
     made.add_argument("--list", action="store_true", help="print the rows, and run none")
     made.add_argument("--child", nargs=4, metavar=("NAME", "DTYPE", "LOCKS", "REPORT"), help=argparse.SUPPRESS)
@@ -201,7 +221,9 @@ def jobs(options: argparse.Namespace, locks: Path, arguments: Sequence[str]) -> 
     before = finished(options.out, failed=not options.retry)
     command = (sys.executable, "-m", "benchmarks.real", *arguments, "--child")
     made = [
-        Job(row.name, dtype, (*command, row.name, dtype, str(locks)))
+        Job(row.name, dtype, (*command, row.name, dtype, str(locks)), row.heavy, options.exact)
+        for dtype in options.dtypes.split(",")
+        for row in chosen(options.rows, options.small)
         for dtype in options.dtypes.split(",")
         for row in chosen(options.rows, options.small)
     ]
@@ -214,8 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     methods = [m for m in (*METHODS, *[AUTOTUNE] * options.autotune) if not m.startswith(tuple(options.without))]
     if options.child:
-        name, dtype, locks, report = options.child
-        return child(name, dtype, options.device, methods, Path(locks), Path(report))
+        return child(options, methods)
     if options.list:
         for row in chosen(options.rows, options.small):
             print(f"{row.name:28} {'small' * row.small:6} {row.shapes}")
@@ -226,8 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as locks:
         found = jobs(options, Path(locks), arguments)
-        how = {"processes": options.processes, "gpus": options.gpus, "seconds": options.seconds}
-        left = run(found, options.out, limit=options.limit, environment=_shares(options.processes), **how)
+        how = {name: getattr(options, name) for name in ("processes", "gpus", "seconds", "limit", "most")}
+        left = run(found, options.out, environment=_shares(options.processes), **how)
     print(f"{len(found) - left} rows added, {left} left: {options.out}")
     return 1 if left else 0
 

@@ -163,9 +163,9 @@ def _token(name: str, layers: int, shapes: str, kind: str, fields: dict[str, Any
 WIDE = "layers, 4,096 wide"
 ROWS = (
     _prompt("llama-8b-prompt", 4, f"of 32 {WIDE}", "Llama", 2048, LLAMA_8B, small=True, heavy=4),
-    _token("llama-8b-token", 8, f"of 32 {WIDE}, and the head", "Llama", LLAMA_8B, heavy=5),
+    _token("llama-8b-token", 8, f"of 32 {WIDE}, and the head", "Llama", LLAMA_8B, heavy=7),
     _prompt("qwen3-8b-prompt", 4, f"of 36 {WIDE}", "Qwen3", 2048, QWEN3_8B, heavy=4),
-    _token("qwen3-8b-token", 4, f"of 36 {WIDE}, and the head", "Qwen3", QWEN3_8B, heavy=4),
+    _token("qwen3-8b-token", 4, f"of 36 {WIDE}, and the head", "Qwen3", QWEN3_8B, heavy=5),
     _prompt("gemma3-12b-prompt", 6, "of 48 layers, 3,840 wide", "Gemma3Text", 2048, GEMMA3_12B, heavy=6),
     _prompt(
         "mixtral-8x7b-fixed",

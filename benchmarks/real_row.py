@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
 from pipeline.cli.sources import first_line
+from pipeline.verification.eager import products_in_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
 OTHERS = {
@@ -81,16 +82,28 @@ class Report:
 
 
 def row(
-    row: Row, dtype: str, device: str, report: Report, turns: Turns, methods: Sequence[str] | None
+    row: Row,
+    dtype: str,
+    device: str,
+    report: Report,
+    turns: Turns,
+    methods: Sequence[str] | None = None,
+    exact: bool = False,
 ) -> dict[str, Any]:
-    """The row, whose ``failed`` says in which phase what happened, if it did; without ``methods`` nothing is timed."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    report.write(name=row.name, shapes=row.shapes, dtype=dtype, device=device, bound=row.bound, routed=row.routed)
-    report.write(environment=environment([name for name in LIBRARIES if find_spec(name)]))
+    """The row, whose ``failed`` says in which phase what happened, if it did.
+
+    methods: what is timed beside ours; None: nothing is timed. exact: compile with ``use_fp32_acc=True``, with which
+    networks of convolutions have the bound of others.
+    """
+    bound = 2 if exact else row.bound
+    report.write(
+        exact=exact, name=row.name, shapes=row.shapes, dtype=dtype, device=device, bound=bound, routed=row.routed
+    )
+    report.write(environment=environment([name for name in LIBRARIES if _installed(name)]))
     on_gpu = device != "cpu"
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
     try:
-        with stream, torch.no_grad():
+        with stream, torch.no_grad(), products_in_tf32(False):
             calls = _compared(row, getattr(torch, dtype), device, report, turns)
             if on_gpu and methods is not None:
                 _measured(calls, methods, report, turns)
@@ -99,6 +112,14 @@ def row(
         said = f"{type(error).__name__}: {str(error).strip()}"[:500]
         report.write(failed={"phase": report.found.get("phase", ""), "error": said})
     return report.found
+
+
+def _installed(library: str) -> bool:
+    """Whether the library's version is known, which one that only lies on the path has not."""
+    try:
+        return bool(version(library))
+    except PackageNotFoundError:
+        return False
 
 
 def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: Turns) -> dict[str, Any]:
@@ -153,7 +174,8 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
 def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Report) -> torch.nn.Module:
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
     with report.phase("compile"):
-        compiled = pipeline.default().observed_by(ledger, _stages(report))(model, (), inputs)
+        compile = pipeline.default(use_fp32_acc=True if report.found["exact"] else None)
+        compiled = compile.observed_by(ledger, _stages(report))(model, (), inputs)
     fallback = compiled.coverage.fallback
     counts, reasons = Counter(each.target for each in fallback), {each.target: each.reason for each in fallback[::-1]}
     report.write(

@@ -12,12 +12,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
 OURS, EAGER = "pipeline + graph", "eager + graph"
+Key: TypeAlias = tuple[str, str, bool]
 HEAD = """## At real size
 
 Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled
@@ -27,7 +28,8 @@ tokens, resolutions and channels are not.
 An error is the L2 norm of an output's difference from the same model in float32 (without TF32), relative to that
 output's norm, for the worst output; *eager's* is that of PyTorch in the same dtype, and the *ratio* is ours by eager's:
 at most 2, or 4 for networks of convolutions. A model that is *routed* chooses experts or proposals by its data: one
-rounding changes a choice, and with it the result, so that its ratio shows little.
+rounding changes a choice, and with it the result, so that its ratio shows little. *Exact* rows are compiled with
+`use_fp32_acc=True`; there, networks of convolutions too have a bound of 2.
 
 *Compile* are the seconds from the module to the engines, *capture* and *build* of them, *load* those until the first
 result afterwards, and *torch.compile* those until its first result; several models are compiled at once. Each time is
@@ -92,7 +94,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ratio = f"{row['ratio']:.2f}{' routed' * row['routed']}"
     return [
         f"`{row['name']}`",
-        row["dtype"],
+        _kind(row),
         f"{row['error']:.1e}",
         f"{row['eager_error']:.1e}",
         ratio if within(row) or row["routed"] else f"**{ratio}**",
@@ -118,8 +120,12 @@ def _times(row: dict[str, Any], method: str) -> str:
     return f"{found['gpu_ms']:.3g} / {found['queued_ms']:.3g}{mode}"
 
 
+def _kind(row: dict[str, Any]) -> str:
+    return f"{row['dtype']}{' exact' * row.get('exact', False)}"
+
+
 def _named(row: dict[str, Any]) -> str:
-    return f"`{row['name']}` in {row['dtype']}"
+    return f"`{row['name']}` in {_kind(row)}"
 
 
 def _reasons(row: dict[str, Any]) -> str:
@@ -148,12 +154,17 @@ def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
     for name, rows in sorted(groups.items()):
         path = results / f"real-{name}.json"
         before = json.loads(path.read_text(encoding="utf-8"))["real"] if path.exists() else []
-        kept = {(row["name"], row["dtype"]): row for row in before}
-        kept |= {(row["name"], row["dtype"]): {k: v for k, v in row.items() if k != "environment"} for row in rows}
-        found = {**rows[-1]["environment"], "real": [kept[key] for key in sorted(kept)]}
+        kept = {key(row): row for row in before}
+        kept |= {key(row): {k: v for k, v in row.items() if k != "environment"} for row in rows}
+        found = {**rows[-1]["environment"], "real": [kept[each] for each in sorted(kept)]}
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written
+
+
+def key(row: dict[str, Any]) -> Key:
+    """What tells a row from others: model, dtype, and whether it is compiled with ``use_fp32_acc=True``."""
+    return row["name"], row["dtype"], row.get("exact", False)
 
 
 def _group(environment: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ ROWS = (
         of_transformers("XLMRobertaXLModel", "XLMRobertaXLConfig", num_hidden_layers=6),
         text(512, 2, 250000),
         small=True,
-        heavy=2,
+        heavy=4,
     ),
     Row(
         "t5-xxl-encoder",
@@ -78,6 +78,6 @@ ROWS = (
         of_transformers("T5EncoderModel", "T5Config", **T5_XXL),
         text(512, 2, 32000),
         small=True,
-        heavy=2,
+        heavy=4,
     ),
 )

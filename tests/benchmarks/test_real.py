@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -38,8 +39,8 @@ def test_each_job_has_a_row_whatever_becomes_of_it(tmp_path: Path) -> None:
     assert "failed" not in rows["a"]
     assert rows["dies"]["failed"] == {"phase": "start", "error": "its process ended with code 3: no memory"}
     assert rows["stays"]["failed"] == {"phase": "build", "error": "it took too long"}
-    assert real.finished(out) == {("a", "float16"), ("dies", "float16"), ("stays", "float16")}
-    assert real.finished(out, failed=False) == {("a", "float16")}
+    assert real.finished(out) == {("a", "float16", False), ("dies", "float16", False), ("stays", "float16", False)}
+    assert real.finished(out, failed=False) == {("a", "float16", False)}
     assert real.finished(tmp_path / "none") == set()
 
 
@@ -61,12 +62,23 @@ def test_rows_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text('{"name": "resnet-50", "dtype": "float16", "failed": {}}\n{"name": "resnet-50", "dtyp')
 
-    def asked(*more: str) -> list[tuple[str, str]]:
+    def asked(*more: str) -> list[tuple[str, bool]]:
         options = real.parser().parse_args(["--out", str(out), "--rows", "^resnet", *more])
-        return [job.key for job in real.jobs(options, tmp_path, [])]
+        return [(job.dtype, job.exact) for job in real.jobs(options, tmp_path, [])]
 
-    assert asked() == [("resnet-50", "bfloat16")]
-    assert asked("--retry", "--dtypes", "float16") == [("resnet-50", "float16")]
+    assert asked() == [("bfloat16", False)]
+    assert asked("--retry") == [("float16", False), ("bfloat16", False)]
+    assert asked("--exact", "--dtypes", "float16") == [("float16", True)]
+
+
+def test_those_that_run_together_are_not_too_heavy(tmp_path: Path) -> None:
+    writes = 'import json, sys, time; time.sleep(0.2); json.dump({"at": time.time()}, open(sys.argv[1], "w"))'
+    jobs = [attrs.evolve(job(f"{heavy} {i}", writes), heavy=heavy) for i, heavy in enumerate((9, 3, 2, 1))]
+    real.run(jobs, tmp_path / "rows.jsonl", processes=4, most=4)
+    rows = read(tmp_path / "rows.jsonl")
+    assert next(iter(rows)) == "9 0"
+    assert rows["3 1"]["at"] + 0.2 <= rows["2 2"]["at"]
+    assert rows["1 3"]["at"] < rows["2 2"]["at"]
 
 
 def test_one_alone_waits_for_all_and_is_not_overtaken(tmp_path: Path) -> None:
@@ -109,10 +121,10 @@ SMALL = Row("small", "of a test", Small, {"x": floats(2, 3, 8, 8)}, convolutions
 
 def test_a_row_says_what_was_found(tmp_path: Path) -> None:
     report = real_row.Report(tmp_path / "row.json")
-    found = real_row.row(SMALL, "float16", "cpu", report, real_row.Turns(tmp_path), [])
+    found = real_row.row(SMALL, "float16", "cpu", report, real_row.Turns(tmp_path), exact=True)
     assert json.loads(report.path.read_text()) == found
     assert "failed" not in found, found["failed"]
-    assert found["phase"] == "done"
+    assert (found["phase"], found["bound"]) == ("done", 2)
     assert found["outputs"] == [[2, 8, 6, 6]]
     assert found["moved"] > 0.1
     assert 0 < found["eager_error"] < 1e-3 > found["error"] > 0
@@ -126,9 +138,12 @@ def test_a_row_says_what_was_found(tmp_path: Path) -> None:
     assert real_tables.merge([out], tmp_path) == [path]
     text = real_tables.part(tmp_path)
     assert "Of 2 rows that are not routed, 1 are within their bound; 1 of all 2 failed." in text
-    assert f"| `small` | float16 | {found['error']:.1e} | {found['eager_error']:.1e} | {found['ratio']:.2f} |" in text
+    assert (
+        f"| `small` | float16 exact | {found['error']:.1e} | {found['eager_error']:.1e} | {found['ratio']:.2f} |"
+        in text
+    )
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
-    assert "- `small` in bfloat16, in load: a | b" in text
+    assert "- `small` in bfloat16 exact, in load: a | b" in text
 
 
 def test_a_row_that_fails_says_where(tmp_path: Path) -> None:
@@ -137,7 +152,7 @@ def test_a_row_that_fails_says_where(tmp_path: Path) -> None:
 
     report = real_row.Report(tmp_path / "row.json")
     row = Row("broken", "", broken, {"input": floats(2, 5)})
-    found = real_row.row(row, "float16", "cpu", report, real_row.Turns(tmp_path), [])
+    found = real_row.row(row, "float16", "cpu", report, real_row.Turns(tmp_path))
     assert found["failed"]["phase"] == "reference"
     assert found["failed"]["error"].startswith("RuntimeError: mat1 and mat2")
 
