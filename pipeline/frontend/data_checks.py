@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
-DISTRIBUTIONS: Final = folder_of("torch.distributions")
+CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
 PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
 """Operators whose result has as many elements as a mask picks."""
@@ -155,7 +155,7 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
     while frame is not None and not frame.f_code.co_filename.startswith(EXPORT):
         outer += [] if _is_not_the_models(frame) else [frame]
         frame = frame.f_back
-    own = next((each for each in outer if not each.f_code.co_filename.startswith(DISTRIBUTIONS)), outer[0])
+    own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING)), outer[0])
     place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
     if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
         checks.caught = place
@@ -167,7 +167,7 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 def _is_not_the_models(frame: FrameType) -> bool:
     """Whether a frame is of torch or of ours, and checks no data."""
     name = frame.f_code.co_filename
-    return name.startswith(NOT_THE_MODELS) and not name.startswith(DISTRIBUTIONS)
+    return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
 
 
 @functools.lru_cache(1024)

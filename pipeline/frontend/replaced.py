@@ -114,6 +114,12 @@ TABLE: Final = (
         before=(2, 13),
     ),
     Replacement(
+        op_implementations_dict,
+        aten.masked_select.default,
+        symbolic_kernels.selected,
+        "takes the elements before they are broadcast for the most that a mask can choose",
+    ),
+    Replacement(
         FakeImplCtx,
         "create_unbacked_symint",
         symbolic_kernels.from_none,
