@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Final
 
 import torch
@@ -38,6 +38,8 @@ EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
 CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
+CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
+"""Functions of torch that check data, and whose calls torch.export does not see."""
 PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
 """Operators whose result has as many elements as a mask picks."""
 LONGEST: Final = 80
@@ -112,6 +114,8 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
     """Wrap torch.export's handling of a call in the model: the truth of a tensor that only a check asks for."""
 
     def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        if func in CHECKED:
+            return _in_sight(self, func), args, kwargs
         if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
             truth = _taken(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
@@ -121,6 +125,19 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
         return override(self, func, args, kwargs)
 
     return override_truths
+
+
+def _in_sight(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
+    """A function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls are."""
+    unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
+    bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
+    bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+
+    def called(*args: object, **kwargs: object) -> object:
+        with mode:
+            return bare(*args, **kwargs)
+
+    return called
 
 
 def unasked(own: Callable[..., None]) -> Callable[..., None]:

@@ -107,7 +107,7 @@ def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Lea
     aten._native_batch_norm_legit_no_training.default,
 )
 def batch_norm(draw: Draw, target: object) -> Call:
-    """With running statistics, as in inference. The weights and statistics of channels may have any shape of so many elements."""
+    """With running statistics, as in inference. What channels have may be of any shape with so many elements."""
     shape, dtype = _images(draw, 1), draw(floats)
     each = draw(st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])]))
     x, affine, running = draw(tensors(shape, dtype)), _affine(draw, each, dtype), _running(draw, each, dtype)
