@@ -120,10 +120,16 @@ def _inference(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps
     """``x * scale + shift``: both depend on parameters alone, so that they are folded, in float32 for halves."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
+    weight, bias, mean, var = (_vector(each) for each in (weight, bias, mean, var))
     scale = (var.to(dtype) + eps).rsqrt()
     scale = scale if weight is None else weight * scale
     shift = -mean * scale if bias is None else bias - mean * scale
     return (x.to(dtype) * scale.view(shape) + shift.view(shape)).to(x.dtype)
+
+
+def _vector(of_channels: Any) -> Any:
+    """A number for each channel in one dim; eager takes any shape of so many elements."""
+    return of_channels if of_channels is None or of_channels.dim() == 1 else of_channels.reshape(-1)
 
 
 Statistics = tuple[Tensor, Tensor, Tensor]
@@ -156,7 +162,8 @@ def native_batch_norm(
     """native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
     bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     if training or running_mean is None or running_var is None:
-        result: Statistics = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+        affine = _vector(weight), _vector(bias)
+        result: Statistics = aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
         return result
     return _inference(x, weight, bias, running_mean, running_var, eps), *_kept(x, running_mean, running_var, eps)
 

@@ -29,6 +29,18 @@ MOST = (1 << 31) - 1
 """Elements that a tensor of TensorRT may have."""
 
 
+@register_torch_trt_decomposition(aten.index_fill.int_Scalar)
+@register_torch_trt_decomposition(aten.index_fill.int_Tensor)
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor. Indices count from either
+    end."""
+    row = self.reshape(1) if self.dim() == 0 else self
+    fill = value.to(self.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=self.dtype, device=self.device)
+    places = [*[None] * (dim % row.dim()), index.reshape(-1)]
+    written: Tensor = aten.index_put(row, places, fill)
+    return written.reshape(self.shape)
+
+
 @converts(aten.scatter.value, aten.scatter.src)
 def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, value: Value = None) -> ITensor:
     """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""

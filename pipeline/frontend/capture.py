@@ -183,7 +183,10 @@ def _program(
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     tuned = _tuned(leaves)
     sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
-    shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, asked)
+    examples = _examples(arguments, leaves or tree_flatten(exported.example_inputs)[0])
+    own_tensors = {spec.arg.name: parameters.get(str(spec.target)) for spec in signature.input_specs}
+    known = {**{name: value for name, value in own_tensors.items() if value is not None}, **examples}
+    shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, asked, known)
     return Program(
         graph_module=graph_module,
         inputs=tuple(_port(argument, values, shapes) for argument in arguments),
@@ -197,7 +200,7 @@ def _program(
         settings=settings,
         versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
-        examples=_examples(arguments, leaves or tree_flatten(exported.example_inputs)[0]),
+        examples=examples,
         written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
     )
 

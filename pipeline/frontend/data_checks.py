@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Final
 
 import torch
@@ -36,8 +36,10 @@ aten = torch.ops.aten
 
 EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
-DISTRIBUTIONS: Final = folder_of("torch.distributions")
+CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
+CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
+"""Functions of torch that check data, and whose calls torch.export does not see."""
 PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
 """Operators whose result has as many elements as a mask picks."""
 LONGEST: Final = 80
@@ -112,6 +114,8 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
     """Wrap torch.export's handling of a call in the model: the truth of a tensor that only a check asks for."""
 
     def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        if func in CHECKED:
+            return _in_sight(self, func), args, kwargs
         if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
             truth = _taken(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
@@ -121,6 +125,19 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
         return override(self, func, args, kwargs)
 
     return override_truths
+
+
+def _in_sight(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
+    """A function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls are."""
+    unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
+    bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
+    bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+
+    def called(*args: object, **kwargs: object) -> object:
+        with mode:
+            return bare(*args, **kwargs)
+
+    return called
 
 
 def unasked(own: Callable[..., None]) -> Callable[..., None]:
@@ -155,7 +172,7 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
     while frame is not None and not frame.f_code.co_filename.startswith(EXPORT):
         outer += [] if _is_not_the_models(frame) else [frame]
         frame = frame.f_back
-    own = next((each for each in outer if not each.f_code.co_filename.startswith(DISTRIBUTIONS)), outer[0])
+    own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING)), outer[0])
     place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
     if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
         checks.caught = place
@@ -167,7 +184,7 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 def _is_not_the_models(frame: FrameType) -> bool:
     """Whether a frame is of torch or of ours, and checks no data."""
     name = frame.f_code.co_filename
-    return name.startswith(NOT_THE_MODELS) and not name.startswith(DISTRIBUTIONS)
+    return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
 
 
 @functools.lru_cache(1024)

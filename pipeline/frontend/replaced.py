@@ -114,6 +114,12 @@ TABLE: Final = (
         before=(2, 13),
     ),
     Replacement(
+        op_implementations_dict,
+        aten.masked_select.default,
+        symbolic_kernels.selected,
+        "takes the elements before they are broadcast for the most that a mask can choose",
+    ),
+    Replacement(
         FakeImplCtx,
         "create_unbacked_symint",
         symbolic_kernels.from_none,
@@ -283,6 +289,14 @@ TABLE: Final = (
         "_check_fake_real_tensors",
         decisions.unchecked,
         "compares where the example's tensors begin with symbols, and so takes sizes that data has for the example's",
+        during="example",
+    ),
+    Replacement(
+        fake_utils,
+        "_check_alias_info",
+        decisions.unchecked,
+        "fails where an operator gives its input back for the example and a new tensor for symbols, as a cast of bools "
+        "to bools does in signbit",
         during="example",
     ),
     Replacement(

@@ -139,3 +139,13 @@ def weighed(own: Kernel) -> Kernel:
         return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
     return bincount
+
+
+def selected(own: Kernel) -> Kernel:
+    """Choose by a mask among as many elements as there are after broadcasting."""
+
+    def masked_select(mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
+        """masked_select(Tensor self, Tensor mask) -> Tensor"""
+        return own(mode, func, *torch.broadcast_tensors(self, mask))
+
+    return masked_select

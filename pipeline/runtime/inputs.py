@@ -225,10 +225,11 @@ def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
         symbol = program.shapes.symbols.get(name)
         if symbol is not None and not symbol.range.min <= size <= symbol.range.max:
             allowed = f"compiled for {symbol.range.min} to {symbol.range.max}"
-            bound = "state a bound in the model: torch._check(x.shape[0] <= …)"
+            place = symbol.places[0] if symbol.places else name
+            bound = f"state a bound in the model: torch._check({place}.shape[0] <= …), of what the model calls {place}"
             fewer = "what the model does with it takes no fewer: call it where there are some"
             raise ExecutionError(
-                f"{symbol.places[0] if symbol.places else name} has size {size}, which depends on data; {allowed}",
+                f"{place} has size {size}, which depends on data; {allowed}",
                 bound if size > symbol.range.max else fewer,
             )
     return learnt

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import sympy
 import torch
@@ -35,6 +35,7 @@ from pipeline.shapes.environment import (
     value_of,
 )
 from pipeline.shapes.guards import guards, values
+from pipeline.shapes.in_example import largest_size
 from pipeline.shapes.operator_conditions import of_operators
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ UNBOUNDED_FACTOR = 4
 
 UNKNOWN = 1024
 """The least upper bound of an unbounded data-dependent size: the example's data do not bound others'."""
+
+COUNTED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
+"""Operators whose result is as large as the values of their input say: the greatest, or their sum."""
 
 ONE_SIZE = "give it as a static size, or write the model so that it takes others"
 
@@ -58,6 +62,7 @@ def environment(
     inputs: Mapping[str, object],
     sizes: Mapping[str, object],
     asked: Mapping[str, Ends],
+    examples: Mapping[str, torch.Tensor],
 ) -> ShapeEnvironment:
     """The environment of a program.
 
@@ -68,6 +73,8 @@ def environment(
         sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
         asked: the requested least and greatest value, by symbol. torch.export narrows it if an operator checks whether
             a size is 1.
+        examples: the tensors of the example and of the model, by placeholder: they give the sizes that their data
+            decide, where nothing bounds these.
 
     Raises:
         CaptureError: only one size of the requested range is left.
@@ -80,7 +87,7 @@ def environment(
     shapes = _under(shapes, _conditions(graph, shapes), asked, told)
     for node in graph.nodes:
         for symbol in sorted(_new_symbols(node, shapes), key=str):
-            made = _data_dependent(node, ranges.get(symbol), shapes)
+            made = _data_dependent(node, ranges.get(symbol), shapes, examples)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
     tuned = tuned_together(graph, shapes)
     pieces = {name: evolve(shapes.symbols[name], range=each) for name, each in tuned.items()}
@@ -241,8 +248,11 @@ def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Sym
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
-def _data_dependent(node: torch.fx.Node, given: object, shapes: ShapeEnvironment) -> Symbol:
-    """A size or number that the data of a node decides: no more than the elements that it looks at."""
+def _data_dependent(
+    node: torch.fx.Node, given: object, shapes: ShapeEnvironment, examples: Mapping[str, torch.Tensor]
+) -> Symbol:
+    """A size or number that the data of a node decides: no more than the elements that it chooses among; a multiple of
+    the example's if nothing bounds it."""
     low, high = _ends(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -250,7 +260,8 @@ def _data_dependent(node: torch.fx.Node, given: object, shapes: ShapeEnvironment
     limit = min(limits, default=None)
     high = limit if high is None else high if limit is None else min(high, limit)
     if high is None:
-        high = max(UNBOUNDED_FACTOR * _largest(node, shapes), UNKNOWN, low)
+        known = max(_largest(node, shapes), largest_size(node, examples))
+        high = max(UNBOUNDED_FACTOR * known, UNKNOWN, low)
         log.warning("the size of %s depends on data and has no upper bound; engines take up to %d", node.name, high)
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
 
@@ -290,8 +301,8 @@ def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
 
 
 def _most(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """How many of its inputs' elements an operator can choose; None where it repeats them, or reads a number."""
-    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or "repeat" in str(node.target):
+    """How many of its inputs' elements an operator can choose; None where it chooses none: values decide the size."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in COUNTED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     most = [[bounds(size, shapes).max for size in shape_of(t)] for t in tensors]

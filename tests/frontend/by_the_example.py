@@ -32,6 +32,14 @@ class LooksUp(torch.nn.Module):
         return torch.cat([x, x[:1]]) + x[row, column].sum() if (x == x).all() else x
 
 
+class Halves(torch.nn.Module):
+    """Decides by data, and divides places that data has; the quotient's sign is one of bools."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.where(x.flatten() >= 0)[0]
+        return torch.cat([x, x[:1]]) + places.signbit().sum() + (places // 2).sum() if (x == x).all() else x
+
+
 BY_EXAMPLE = pipeline.CompilationSettings(decisions="example")
 
 

@@ -21,7 +21,7 @@ import pipeline
 from pipeline.aten.whole import RECURRENT
 from pipeline.frontend import tracing
 from pipeline.frontend.violations import kept_violations
-from tests.frontend.by_the_example import BY_EXAMPLE, LooksUp, by_the_example, differs
+from tests.frontend.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, differs
 from tests.frontend.made_up import adds_elements, there_are_two
 from tests.frontend.test_constant_inputs import Windows, inputs
 
@@ -110,6 +110,11 @@ def weights_are_whole() -> bool:
         ].dtype.is_floating_point
         is False
     )
+
+
+def masks_choose_few() -> bool:
+    program = pipeline.capture(Calls(lambda x: x[:, :1].masked_select(x[:1] > -1)), (torch.rand(4, 3),))
+    return [symbol.range.max for symbol in program.shapes.symbols.values()] == [4]
 
 
 def is_taken_apart(kind: str) -> bool:
@@ -323,6 +328,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.pow.Scalar: lambda: fails(exported, lambda x: (x.shape[0] / 2) ** x),
     "_compute_scale": lambda: fails(exported, resized),
     aten.bincount.default: weights_are_whole,
+    aten.masked_select.default: masks_choose_few,
     "_validate_sample": lambda: least(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)) == 2,
     aten.unfold_backward.default: adds_elements,
     "create_unbacked_symint": there_are_two,
@@ -351,6 +357,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__init__": by_the_example(lambda program: False),
     "_safe_copy": by_the_example(differs),
     "_check_fake_real_tensors": lambda: fails(lambda: pipeline.capture(LooksUp(), (ROW,), settings=BY_EXAMPLE)),
+    "_check_alias_info": lambda: fails(lambda: pipeline.capture(Halves(), (ROW,), settings=BY_EXAMPLE)),
     "set_real_tensor_prop_unbacked_vals": by_the_example(differs),
     "_log_real_tensor_propagation": by_the_example(lambda program: len(program.outputs) == 1),
     "_apply": holding(lambda m, x: m.linear.to(torch.float64)(x.double())),

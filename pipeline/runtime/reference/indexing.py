@@ -128,7 +128,8 @@ def scatter(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
         return (x.scatter(axis, _in_bounds(indices, x.shape[axis]), updates),)
     depth = indices.shape[-1]
     rows = x.reshape([math.prod(x.shape[:depth]), *x.shape[depth:]]).clone()
-    rows[_positions(x, indices, 0).reshape(-1)] = updates.reshape([-1, *x.shape[depth:]])
+    places = _positions(x, indices, 0).reshape(-1)
+    rows[places] = updates.reshape([len(places), *x.shape[depth:]])
     return (rows.reshape(x.shape),)
 
 

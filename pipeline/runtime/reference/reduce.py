@@ -128,7 +128,7 @@ def normalization(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     groups, axes = layer.attribute("num_groups"), layer.attribute("axes")
     values, scale, bias = wide(x), wide(scale), wide(bias)
     if groups != 1:
-        values = values.reshape([x.shape[0], groups, -1])
+        values = values.reshape([x.shape[0], groups, math.prod(x.shape[1:]) // groups])
         axes = (2,)
     mean = values.mean(axes, keepdim=True)
     centred = values - mean

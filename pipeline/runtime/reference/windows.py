@@ -60,7 +60,8 @@ def _extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]:
 
 def _images(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """One batch dimension, channels, and the dimensions of the window: all that lead are batch."""
-    return x.reshape(-1, *x.shape[-len(layer.attribute("stride_nd")) - 1 :])
+    rank = len(layer.attribute("stride_nd")) + 1
+    return x.reshape(math.prod(x.shape[:-rank]), *x.shape[-rank:])
 
 
 def _as_before(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,8 @@ def group_norm(draw: Draw, target: object) -> Call:
     shape = _images(draw, groups)
     x = draw(tensors(shape, dtype, _values(math.prod(shape[1:]) // groups)))
     call = Call(target, (x, groups, *_affine(draw, shape[1:2], dtype), draw(epsilons)))
-    return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
+    dims, least = draw(st.sampled_from((([0, *range(2, len(shape))], 2), ([0], 0))))
+    return draw(named(call, {0: dims}, least=least))
 
 
 @calls(aten.native_group_norm.default)
@@ -73,7 +74,8 @@ def native_group_norm(draw: Draw, target: object) -> Call:
     area = math.prod(spatial[1:])
     x = draw(tensors(("n", c, "m", *spatial[1:]), dtype, _values(2 * area * c // groups)))
     arguments = (x, *_affine(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
-    return Call(target, arguments, sizes={"n": n, "m": (2, spatial[0], 8)}, outputs=_outputs(draw))
+    rows = (draw(st.sampled_from((0, 1, n))), n, n)
+    return Call(target, arguments, sizes={"n": rows, "m": (2, spatial[0], 8)}, outputs=_outputs(draw))
 
 
 @calls(aten._native_batch_norm_legit.no_stats)
@@ -95,8 +97,8 @@ def instance_norm(draw: Draw, target: object) -> Call:
     return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 
-def _running(draw: Draw, channels: int, dtype: torch.dtype) -> list[Leaf]:
-    return [draw(tensors((channels,), dtype, what, constant=True)) for what in ("normal", "positive")]
+def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Leaf]:
+    return [draw(tensors(shape, dtype, what, constant=True)) for what in ("normal", "positive")]
 
 
 @calls(
@@ -105,9 +107,10 @@ def _running(draw: Draw, channels: int, dtype: torch.dtype) -> list[Leaf]:
     aten._native_batch_norm_legit_no_training.default,
 )
 def batch_norm(draw: Draw, target: object) -> Call:
-    """With running statistics, as in inference."""
+    """With running statistics, as in inference. What channels have may be of any shape with so many elements."""
     shape, dtype = _images(draw, 1), draw(floats)
-    x, affine, running = draw(tensors(shape, dtype)), _affine(draw, shape[1:2], dtype), _running(draw, shape[1], dtype)
+    each = draw(st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])]))
+    x, affine, running = draw(tensors(shape, dtype)), _affine(draw, each, dtype), _running(draw, each, dtype)
     training = [] if "no_training" in str(target) else [False]
     cudnn = [False] if target is aten.batch_norm.default else []
     outputs = None if target is aten.batch_norm.default else (0,)

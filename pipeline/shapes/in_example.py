@@ -1,0 +1,47 @@
+"""The size of a result whose data decide it, in the example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+
+
+def largest_size(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
+    """The largest size of a node's results for the tensors of an example, by placeholder; 0 if that cannot be computed:
+    a tensor is missing, or an operator before the node writes."""
+    try:
+        with torch.no_grad():
+            results = _values(node, examples)
+    except Exception:  # whatever eager raises: the example says nothing then
+        return 0
+    found = results if isinstance(results, tuple | list) else (results,)
+    return max((size for t in found if isinstance(t, torch.Tensor) for size in t.shape), default=0)
+
+
+def _values(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Any:
+    """What eager gives for a node, computed from all that it needs."""
+    needed, waiting = set[torch.fx.Node](), [node]
+    while waiting:
+        each = waiting.pop()
+        if each not in needed:
+            needed.add(each)
+            waiting += each.all_input_nodes
+    known: dict[torch.fx.Node, Any] = {}
+    for each in node.graph.nodes:
+        if each in needed:
+            known[each] = _value(each, known, examples)
+        if each is node:
+            break
+    return known[node]
+
+
+def _value(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any], examples: Mapping[str, torch.Tensor]) -> Any:
+    if node.op == "placeholder":
+        return examples[node.name]
+    if node.op != "call_function" or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+        raise LookupError(node.name)
+    args, kwargs = (map_arg(given, known.__getitem__) for given in (node.args, node.kwargs))
+    return node.target(*args, **kwargs)
