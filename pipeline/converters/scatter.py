@@ -35,7 +35,11 @@ def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor. Indices count from either
     end."""
     row = self.reshape(1) if self.dim() == 0 else self
-    fill = value.to(self.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=self.dtype, device=self.device)
+    fill = (
+        value.to(self.dtype)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=self.dtype, device=self.device)
+    )
     places = [*[None] * (dim % row.dim()), index.reshape(-1)]
     written: Tensor = aten.index_put(row, places, fill)
     return written.reshape(self.shape)

@@ -48,16 +48,14 @@ def exact_convolutions(rewriting: Rewriting) -> None:
         c for node in rewriting.nodes(aten.convolution.default) if (c := _convolution(rewriting, node)) is not None
     ]
     every = settings.use_fp32_acc is True
-    chosen = [c for c in found if c.taps > 1 and (every or c.pays)]
     wide = [c for c in found if c.taps > 1]
-    mostly = sum(c.work for c in chosen) >= MOSTLY * sum(c.work for c in wide) and bool(chosen)
+    mostly = sum(c.work for c in wide if c.pays) >= MOSTLY * sum(c.work for c in wide) > 0
     for each in found:
         if each.terms <= FEW_TERMS:
             continue
-        pixelwise = each.is_pixelwise and (each.bias is None if every else mostly)
-        done = (pixelwise and _by_pixels(rewriting, each)) or (
-            each in chosen and each.fits(every) and _by_windows(rewriting, each)
-        )
+        done = each.is_pixelwise and (every or mostly) and _by_pixels(rewriting, each, exact=every)
+        if not done and each.fits(every) and (every or (each.taps > 1 and each.pays)):
+            done = _by_windows(rewriting, each)
         if every and not done:
             _in_float32(rewriting, each)
 
@@ -185,9 +183,8 @@ def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
     parts = _windows(made, found, image)
     matrix = made(aten.reshape.default, made(aten.permute.default, found.weight, last), [found.maps, found.terms])
     if found.bias is not None:
-        # a linear layer's bias is added to the rounded sum: here it is a term of the sum, beside zeros for alignment
-        column = made(aten.reshape.default, found.bias, [found.maps, 1])
-        matrix = made(aten.cat.default, [matrix, made(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)], 1)
+        # a linear layer's bias is added to the rounded sum: here it is a term of the sum
+        matrix = made(aten.cat.default, [matrix, _column(made, found)], 1)
         parts[-1] = made(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
     windows = made(aten.cat.default, parts, rank + 1)
     result = made(aten.linear.default, windows, matrix)
@@ -213,21 +210,36 @@ def _windows(made: _Made, found: Convolution, image: Node) -> list[Node]:
     return parts
 
 
-def _by_pixels(rewriting: Rewriting, found: Convolution) -> bool:
-    """Put a matmul of weights [maps, channels] and pixels [N, channels, …] in a convolution's place."""
+def _by_pixels(rewriting: Rewriting, found: Convolution, exact: bool) -> bool:
+    """Put a matmul of weights [maps, channels] and pixels [N, channels, …] in a convolution's place. ``exact``: a bias
+    is a term of the sums, for which the pixels are copied; else it is added to them."""
     made, rank = _Made(rewriting, found.node), len(found.kernel)
     channels = found.terms
     sizes = [made.size(found.x, dim) for dim in (0, *range(2, rank + 2))]
     pixels = made(aten.reshape.default, found.x, [sizes[0], channels, -1])
-    matrix = made(aten.reshape.default, found.weight, [1, found.maps, channels])
+    matrix = made(aten.reshape.default, found.weight, [found.maps, channels])
+    if found.bias is not None and exact:
+        matrix = made(aten.cat.default, [matrix, _column(made, found)], 1)
+        pixels = made(aten.constant_pad_nd.default, pixels, [0, 0, 0, ALIGNED], 1.0)
+    matrix = made(aten.unsqueeze.default, matrix, 0)
     result = made(aten.matmul.default, matrix, pixels)
-    if found.bias is not None:
+    if found.bias is not None and not exact:
         result = made(aten.add.Tensor, result, made(aten.reshape.default, found.bias, [1, found.maps, 1]))
     return made.put(made(aten.reshape.default, result, [sizes[0], found.maps, *sizes[1:]]))
 
 
+def _column(made: _Made, found: Convolution) -> Node:
+    """The bias as a column of the weights, beside zeros for alignment: what it is multiplied by is 1."""
+    return made(
+        aten.constant_pad_nd.default, made(aten.reshape.default, found.bias, [found.maps, 1]), [0, ALIGNED - 1], 0.0
+    )
+
+
 def _in_float32(rewriting: Rewriting, found: Convolution) -> None:
-    """Put a convolution in float32, and casts around it, in a convolution's place."""
+    """Put a convolution in float32, and casts around it, in a convolution's place.
+
+    The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).
+    """
     made = _Made(rewriting, found.node)
 
     def wide(x: Node | None) -> Node | None:
@@ -235,4 +247,7 @@ def _in_float32(rewriting: Rewriting, found: Convolution) -> None:
 
     node: Sequence[Argument] = found.node.args
     result = made(aten.convolution.default, wide(found.x), wide(found.weight), wide(found.bias), *node[3:])
-    made.put(made(aten._to_copy.default, result, dtype=torch.float16))
+    rounded = made(aten._to_copy.default, result, dtype=torch.float16)
+    sizes = [made.size(rounded, dim) for dim in range(rank_of(rounded))]
+    flat = made(aten.reshape.default, rounded, [-1])
+    made.put(made(aten.reshape.default, made(aten.maximum.default, flat, flat), sizes))

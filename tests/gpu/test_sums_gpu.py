@@ -66,6 +66,10 @@ def test_convolutions_that_are_asked_to_be_exact(form: str) -> None:
         "in steps": (lambda: nn.Conv2d(256, 512, 1, 2), (4, 256, 28, 28)),
         "large": (lambda: nn.Conv2d(512, 512, 3, padding=1), (1, 512, 384, 384)),
         "groups": (lambda: nn.Conv2d(512, 512, 3, padding=1, groups=2), (2, 512, 28, 28)),
+        "groups before an activation": (
+            lambda: nn.Sequential(nn.Conv2d(512, 512, 3, padding=1, groups=2), nn.SiLU(), nn.Conv2d(512, 64, 1)),
+            (2, 512, 28, 28),
+        ),
         "one dim": (lambda: nn.Conv1d(1280, 1280, 3, 2, 1), (1, 1280, 3000)),
     }[form]
     model, x = make[0]().cuda().half().eval(), torch.randn(*make[1], device="cuda").half()
@@ -126,3 +130,11 @@ def test_group_norms_load(channels: int, size: int, dtype: torch.dtype) -> None:
         exact = model.double()(x.double())
         ours = pipeline.default()(model.to(dtype), args=(x,)).module("tensorrt")(x)
     assert _error(ours, exact) <= {torch.float16: 2e-3, torch.bfloat16: 8e-3, torch.float32: 2e-3}[dtype]
+
+
+def test_one_window() -> None:
+    """A pooling whose window and stride are larger than the image, as EfficientNet's last one."""
+    x = torch.randn(4, 64, 19, 19, device="cuda").half()
+    model = nn.AvgPool2d(2560, ceil_mode=True)
+    ours = pipeline.default(min_block_size=1)(model, args=(x,)).module("tensorrt")(x)
+    assert _error(ours, x.double().mean((2, 3), keepdim=True)) <= 1e-3

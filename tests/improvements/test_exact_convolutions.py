@@ -88,8 +88,9 @@ def test_the_setting(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(PASS, "TAPS", 9)
     after = _improved(model, X, use_fp32_acc=asked)
-    # a kernel of 25 elements and pixels with a bias are convolved in float32; 8 terms are few
-    assert (after.count("convolution.default"), "_to_copy.default" in after) == ((3, True) if asked else (4, False))
+    # a kernel of 25 elements is convolved in float32, and ends its kernel; 8 terms are few
+    found = after.count("convolution.default"), "_to_copy.default" in after, "maximum.default" in after
+    assert found == ((2, True, True) if asked else (4, False, False))
 
 
 @pytest.mark.usefixtures("few_terms")
