@@ -36,6 +36,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "decisions": st.sampled_from(["both", "example"]),
     "decompose_attention": st.booleans(),
     "use_fp32_acc": st.none() | st.booleans(),
+    "faster_in_torch": st.booleans(),
     "load_built_engines": st.booleans(),
     "cache_built_engines": st.booleans(),
     "reuse_cached_engines": st.booleans(),

@@ -16,10 +16,14 @@ from pipeline.impl.attention import fused, lets_all_attend, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
+from pipeline.quirks import applies
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+LONG = 1024
+"""Queries and keys from which PyTorch's attention was faster on an H200 (docs/notes/2026-11-29-real-sizes.md)."""
 
 
 def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -29,7 +33,25 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the last dim of its query, the head dim, is {query.shape[-1]}")
+    asked = settings.faster_in_torch and not settings.require_full_compilation
+    if asked and applies("slow-attention") and _is_long(node):
+        return Rejection(
+            "PyTorch's kernel is faster on this GPU (measured: 186 µs, TensorRT 375, for 4,096 queries and keys)",
+            "faster_in_torch=False keeps it in TensorRT",
+        )
     return True
+
+
+def _is_long(node: torch.fx.Node) -> bool:
+    """Whether an attention is of halves, and over many queries and keys in the example that was captured."""
+    query, key = (argument(node, name).meta["val"] for name in ("query", "key"))
+    return query.dtype in HALVES and all(_hint(x.shape[-2]) >= LONG for x in (query, key))
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """The size in the example; 0 if data decides it."""
+    found = size if isinstance(size, int) else size.node.hint
+    return 0 if found is None else int(found)
 
 
 def _case(node: torch.fx.Node) -> Case:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
 from attrs import frozen
 
-from pipeline.trt import CAPABILITIES
+from pipeline.trt import CAPABILITIES, has_gpu
 
 Version = tuple[int, ...]
 
@@ -22,6 +23,7 @@ class Quirk:
     fault: what TensorRT does, and the size of the error.
     since, before: the versions of TensorRT-RTX that have it: from `since` on, and none from `before` on; None is open.
     gpus: where it was measured.
+    capabilities: the compute capabilities of GPUs that have it, if others have not; it is asked of the GPU at hand.
     trigger: what in a program brings it about.
     instead: what is written instead, and by what part of the compiler.
     seen: how it shows in a plan or when an engine is loaded; empty if it does not.
@@ -36,6 +38,7 @@ class Quirk:
     instead: str
     test: str
     evidence: str
+    capabilities: tuple[str, ...] = ()
     since: Version | None = None
     before: Version | None = None
     seen: str = ""
@@ -129,6 +132,17 @@ QUIRKS: Final = (
         trigger="`(x - x[..., :1]).mean(-1)` over rows of thousands of elements",
         instead="nothing of ours writes it",
         test="tests/gpu/test_sums_gpu.py::test_group_norms_load",
+        evidence=SIZES,
+    ),
+    Quirk(
+        id="slow-attention",
+        fault="Takes about twice as long as PyTorch for an attention of halves: 375 µs for 186, 4,096 by 4,096, head 64.",
+        gpus="H200 (9.0)",
+        capabilities=("9.0",),
+        trigger="1,024 queries and keys or more",
+        instead="the attention runs in PyTorch (`faster_in_torch`, `converters.attention`)",
+        seen="`_gemm_mha_v2`",
+        test="tests/converters/test_attention.py::test_long_attentions_run_where_they_are_faster",
         evidence=SIZES,
     ),
     Quirk(
@@ -270,5 +284,12 @@ _BY_ID: Final = {quirk.id: quirk for quirk in QUIRKS}
 
 
 def applies(id: str) -> bool:
-    """Return whether the TensorRT in use has the fault of this row."""
-    return _BY_ID[id].is_in(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
+    """Return whether the TensorRT in use, on the GPU at hand where that matters, has the fault of this row."""
+    quirk = _BY_ID[id]
+    here = quirk.is_in(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
+    return here and (not quirk.capabilities or gpu_at_hand() in quirk.capabilities)
+
+
+def gpu_at_hand() -> str:
+    """Return the compute capability of the current GPU ("9.0"), or nothing."""
+    return ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu() else ""

@@ -3,6 +3,7 @@ TensorRT, or is wrong for a reason that is named here."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -295,3 +296,27 @@ def test_queries_that_may_be_one_and_very_many_are_one_kernel(most: int, whole: 
     inputs = [x.half() for x in (query, key, key, mask)]
     compiled = pipeline.default(require_full_compilation=True)(Grouped().eval(), inputs, dynamic_shapes=shapes)
     assert [k.role for k in kernels(bytes(compiled.engines[0].plan))].count("attention") == whole
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H100 or H200 those of 1,024 queries and keys run in PyTorch, unless the user wants all in TensorRT."""
+    table = importlib.import_module("pipeline.quirks.table")
+
+    def fallbacks(length: int, dtype: torch.dtype = torch.float16, **settings: Any) -> list[str]:
+        x = torch.zeros(1, 1, length, 16, dtype=dtype)
+        shapes: Any = ({2: Dim("n", min=2, max=2048)},) * 3 if dynamic else None
+        validate = pipeline.default(**settings).until("validate")
+        check = validate(Scaled().eval(), args=(x, x, x), dynamic_shapes=shapes)
+        return [reason.reason for verdict in check.verdicts.values() for reason in verdict.reasons]
+
+    assert not fallbacks(1024)
+    monkeypatch.setattr(table, "gpu_at_hand", lambda: "9.0")
+    assert "PyTorch's kernel is faster on this GPU" in str(fallbacks(1024))
+    assert not fallbacks(1024, torch.float32) and not fallbacks(512)
+    assert not fallbacks(1024, faster_in_torch=False) and not fallbacks(1024, require_full_compilation=True)

@@ -157,7 +157,8 @@ def compile_for_generation(
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
-    compile = pipeline.defaults.default(**settings) if compile is None else compile
+    if compile is None:  # engines that are cut by layers, and share caches, are not cut at attentions as well
+        compile = pipeline.defaults.default(**{"faster_in_torch": False, **settings})
     step = _with_shared_weights(compile) if shared_weights else compile
     seen, heard, calls = _samples(model.eval(), encoder_example)
     compiled = _programs(model, step, sizes, seen, heard or encoder_example)
