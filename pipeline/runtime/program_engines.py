@@ -74,7 +74,9 @@ def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, paramet
     """TensorRT's words if an engine does not load; empty if it does. It is freed again."""
     try:
         with listening() as said:
-            loaded_engine(compiled, index, compiled.settings, cache, parameters).context(said)
+            loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
+            context, config = loaded.context(said)
+            del context, config  # in this order
     except UnloadableError as error:
         return error.message
     return ""

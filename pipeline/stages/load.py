@@ -12,7 +12,8 @@ from attrs import evolve, field, frozen
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import StageLike, as_stage
 from pipeline.compose.stage_signature import AnyStage
-from pipeline.runtime.program_engines import load_engines
+from pipeline.errors import ExecutionError, PipelineError
+from pipeline.runtime.program_engines import Loads, load_engines
 from pipeline.stages.build import build
 from pipeline.stages.verify import STAGES
 from pipeline.verification.again import Again
@@ -41,7 +42,8 @@ class Load:
         """Return a program whose engines load.
 
         Raises:
-            ExecutionError: nothing that TensorRT builds loads on this GPU.
+            ExecutionError: nothing that TensorRT builds loads on this GPU; or an engine does not, and its pipeline has
+                no stages to compile it again by.
             UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
         """
         if not compiled.settings.load_built_engines or not compiled.engines:
@@ -50,7 +52,14 @@ class Load:
         if found is None:
             return compiled
         if found.refused:
-            stages = self.before or STAGES
-            trial, final = Again.of(stages, as_stage(self.build)), Again.of(stages)
+            trial, final = self._again(found)
             compiled, found = loadable(compiled, found, self.loader, trial, final)
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled
+
+    def _again(self, found: Loads) -> tuple[Again, Again]:
+        """How programs are compiled to be tried, and to be kept."""
+        stages = self.before or STAGES
+        try:
+            return Again.of(stages, as_stage(self.build)), Again.of(stages)
+        except PipelineError as error:
+            raise ExecutionError("; ".join(found.refused.values()), error.message) from error

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 ROUNDS: Final = 4
 """How often a program is compiled with more operators in another form, before whole segments run in PyTorch."""
-LIMIT: Final = 100
+LIMIT: Final = 48
 """The most engines that are built to find one fault."""
 FEW: Final = 8
 """Operators of a fault that are tried one by one in another form."""
