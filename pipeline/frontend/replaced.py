@@ -32,6 +32,7 @@ from pipeline.frontend import (
     packed,
     quiet,
     recurrences,
+    scalar_indices,
     stale_constants,
     symbolic_kernels,
     untold,
@@ -49,7 +50,7 @@ aten = torch.ops.aten
 
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = effects.indexing(known_numbers.indexing(own))
+    own = effects.indexing(scalar_indices.writing(known_numbers.indexing(own)))
     return legacy.legacy(packed.packing(data_checks.holding(own)))
 
 
