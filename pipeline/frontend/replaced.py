@@ -33,6 +33,7 @@ from pipeline.frontend import (
     quiet,
     recurrences,
     scalar_indices,
+    spectra,
     stale_constants,
     symbolic_kernels,
     untold,
@@ -51,7 +52,7 @@ aten = torch.ops.aten
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
     own = effects.indexing(scalar_indices.writing(known_numbers.indexing(own)))
-    return legacy.legacy(packed.packing(data_checks.holding(own)))
+    return legacy.legacy(spectra.of_any_length(packed.packing(data_checks.holding(own))))
 
 
 TABLE: Final = (
