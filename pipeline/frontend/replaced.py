@@ -9,6 +9,7 @@ import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._library.fake_impl import FakeImplCtx
+from torch._refs import fft
 from torch._subclasses import fake_utils, meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -107,6 +108,12 @@ TABLE: Final = (
         "_compute_scale",
         symbolic_kernels.scaled,
         "divides by the size of a resized dim less 1, which may be 0",
+    ),
+    Replacement(
+        fft,
+        "_apply_norm",
+        symbolic_kernels.normed,
+        "takes the size of a transform that varies for a constant, where its norm divides by the root of it",
     ),
     Replacement(
         op_implementations_dict,
