@@ -94,6 +94,7 @@ def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
 
 READERS: Mapping[Any, tuple[int, ...]] = {
     aten.select.int: (2,),
+    aten.select_scatter.default: (3,),
     aten.add.Tensor: (0, 1),
     aten.sub.Tensor: (0, 1),
     aten.mul.Tensor: (0, 1),

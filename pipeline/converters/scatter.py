@@ -16,8 +16,9 @@ from pipeline.impl import base
 from pipeline.impl import scatter as _scatter
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import iota
+from pipeline.impl.index_put import index_put
 from pipeline.impl.shape import concatenate, negative, total
-from pipeline.impl.slice import diagonal_start, first, flattened, narrow
+from pipeline.impl.slice import diagonal_start, first, flattened, is_data, narrow
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
@@ -166,8 +167,10 @@ def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int 
 def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> ITensor:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
-    start = first(net, index, base.known_sizes(net, input)[dim])
     one = base.unsqueeze(net, base.tensor(net, src), [dim])
+    if is_data(net, index):
+        return index_put(net, input, [*[None] * dim, base.size_tensor(net, index)], one, False)
+    start = first(net, index, base.known_sizes(net, input)[dim])
     return _between(net, input, one, dim, start, total([start, 1]))
 
 

@@ -149,6 +149,8 @@ def _captured(
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
             exported, graph_module, signature = functional(exported)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from pipeline.errors import CaptureError
 from pipeline.frontend.aliases import Unknown, mutates
 from pipeline.frontend.inline import inlined, wraps
 from pipeline.frontend.known_numbers import is_told
@@ -23,6 +24,8 @@ from pipeline.frontend.shared import shared
 from pipeline.frontend.tracing import exporting
 from pipeline.frontend.transforms import has_transforms
 from pipeline.frontend.undoing import undoing
+from pipeline.shapes.environment import expression, in_words
+from pipeline.shapes.exported import ONE_SIZE
 
 
 def functional(
@@ -45,9 +48,32 @@ def _traced_again(
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """The result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace read
     wrongly."""
+    varying = _varying(exported)
     with torch.no_grad(), exporting(), _unbound(lost):
         retraced = exported.run_decompositions({})
+    for place in varying.keys() - _varying(retraced).keys():
+        raise _fixed(retraced, *place)
     return retraced, retraced.graph_module, retraced.graph_signature
+
+
+def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
+    """The inputs and dims whose sizes vary, and what they are."""
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
+    sizes = {(n, d): expression(s) for n, v in inputs.items() if isinstance(v, torch.Tensor) for d, s in enumerate(v.shape)}
+    ranges = exported.range_constraints
+    return {p: s for p, s in sizes.items() if not isinstance(s, int) and not (s in ranges and ranges[s].is_singleton())}
+
+
+def _fixed(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
+    """The error for a size that was to vary, and that is a constant in the second trace."""
+    place = f"{name}.shape[{dim}]"
+    size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
+    guards = [guard.expr for guard in reversed(size.node.shape_env.guards)] if isinstance(size, torch.SymInt) else []
+    symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
+    said = (in_words(guard, {symbol: place}) for guard in guards if symbol in map(str, guard.free_symbols))
+    why = next(said, "the size in its example")
+    return CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 
 def _has_own_size(node: torch.fx.Node) -> bool:

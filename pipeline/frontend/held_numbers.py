@@ -159,12 +159,18 @@ def _hold(mode: FakeTensorMode, func: Target, args: Argument) -> None:
     if reads is None or not isinstance(func, OpOverload) or func in LIFTS:
         return
     for arg in args:
-        if type(arg) is torch.Tensor and has_few(arg) and not arg.requires_grad:
+        value = arg if type(arg) is torch.Tensor else _value_elsewhere(mode, arg)
+        if value is not None and has_few(value) and not value.requires_grad:
             fake = mode.fake_tensor_converter.from_real_tensor(mode, arg)
             if fake.constant is None and not func._schema.is_mutable:
-                fake.constant = arg.to("cpu", copy=True)
+                fake.constant = value.to("cpu", copy=True)
                 mode.fake_tensor_converter.add_constant_storage_mapping(fake)
                 reads.beside.append(fake)
+
+
+def _value_elsewhere(mode: FakeTensorMode, tensor: object) -> torch.Tensor | None:
+    """The value of a stand-in on a GPU that the machine does not have, which another mode made."""
+    return tensor.constant if isinstance(tensor, FakeTensor) and not mode.is_our_fake(tensor) else None
 
 
 def _on_cpu(mode: FakeTensorMode, made: Argument) -> Argument:

@@ -9,6 +9,7 @@ import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._library.fake_impl import FakeImplCtx
+from torch._refs import fft
 from torch._subclasses import fake_utils, meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,6 +33,8 @@ from pipeline.frontend import (
     packed,
     quiet,
     recurrences,
+    scalar_indices,
+    spectra,
     stale_constants,
     symbolic_kernels,
     untold,
@@ -49,8 +52,8 @@ aten = torch.ops.aten
 
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = effects.indexing(known_numbers.indexing(own))
-    return legacy.legacy(packed.packing(data_checks.holding(own)))
+    own = effects.indexing(scalar_indices.writing(known_numbers.indexing(own)))
+    return legacy.legacy(spectra.of_any_length(packed.packing(data_checks.holding(own))))
 
 
 TABLE: Final = (
@@ -105,6 +108,12 @@ TABLE: Final = (
         "_compute_scale",
         symbolic_kernels.scaled,
         "divides by the size of a resized dim less 1, which may be 0",
+    ),
+    Replacement(
+        fft,
+        "_apply_norm",
+        symbolic_kernels.normed,
+        "takes the size of a transform that varies for a constant, where its norm divides by the root of it",
     ),
     Replacement(
         op_implementations_dict,

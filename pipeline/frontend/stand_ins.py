@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -56,7 +56,8 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
 
 
 def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
-    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before.
+    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before; tensors of few
+    elements, such as strides, keep their numbers.
 
     Raises:
         CaptureError: one of them fails.
@@ -64,7 +65,7 @@ def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
     with torch.no_grad(), moving():
         for module in filter(_moves_more, shown.modules()):
             try:
-                module._apply(fakes.of)
+                module._apply(fakes.with_numbers)
             except Exception as error:
                 kind = type(module).__name__
                 why = f"{kind} cannot be captured as on {fakes.device}: its own _apply fails on fake tensors: {error}"
@@ -105,4 +106,12 @@ class _Fakes:
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=False)
         vars(fake).update({k: v for k, v in vars(tensor).items() if k.startswith("_dynamo_")})  # marks of dynamic dims
+        return fake
+
+    def with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a tensor that a model holds; if it has few elements, with their values."""
+        fake = self.of(tensor)
+        with_value(fake, tensor)
+        if isinstance(fake, FakeTensor) and fake.constant is not None:
+            self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
         return fake

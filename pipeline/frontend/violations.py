@@ -3,17 +3,22 @@ is wider than the model accepts, but only after tracing the whole model."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
+import sympy
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.types import Argument
+from pipeline.frontend.blame import NOT_THE_MODELS, place_of
 from pipeline.frontend.undoing import set_to
 
 _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
+
+FIXES: Final = "\nSuggested fixes:"
 
 
 def kept_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
@@ -31,6 +36,20 @@ def finishing(own: Callable[..., object]) -> Callable[..., object]:
             kept = _kept.get()
             if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
                 raise
-            kept.append(error)
+            words, *fixes = str(error).partition(FIXES)  # which torch reads from the message
+            kept.append(type(error)("".join((words, _places(fake_mode.shape_env), *fixes))))
 
     return produce_guards_and_solve_constraints
+
+
+def _places(shape_env: Any) -> str:
+    """The lines of the model that compare a size with a number, which it is in the example, as lines of a message."""
+    found = {}
+    for guard in shape_env.guards:
+        sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()
+        frame = getattr(guard.sloc, "framework_loc", None)
+        if any(side.is_Integer for side in sides) and isinstance(frame, traceback.FrameSummary):
+            if not frame.filename.startswith(NOT_THE_MODELS):
+                found[place_of(frame.filename, frame.lineno or 0)] = None
+    told = "".join(f"\n  - {place}" for place in found)
+    return f"\nThe model compares sizes with numbers, which may be what it keeps from its last call:{told}" if told else ""

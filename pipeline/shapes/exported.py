@@ -79,7 +79,6 @@ def environment(
     Raises:
         CaptureError: only one size of the requested range is left.
     """
-    _check_varying(inputs, asked)
     ranges = {**_marked(inputs), **exported.range_constraints}
     found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
@@ -102,12 +101,21 @@ def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
+def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
+    """The ranges of the inputs' symbols as the trace knew them: torch.export reports nothing else about dims that
+    ``mark_dynamic`` made dynamic."""
+    sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
+    nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
+    return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
+
+
 def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> None:
     """Raise where a dim that was to vary was given one size when the graph was traced again."""
     for name, value in inputs.items():
         shape: Iterable[Argument] = value.shape if isinstance(value, torch.Tensor) else ()
         for dim, size in enumerate(shape):
-            symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
+            symbols = size.node._expr.free_symbols if isinstance(size, torch.SymInt) else ()
+            symbol = next((str(s) for s in symbols if str(s) in asked), "")  # 8 * s too, of a dim derived from another
             low, high = asked.get(symbol, (0, 0))
             if low != high and isinstance(expression(size), int):
                 place, guards = f"{name}.shape[{dim}]", [g.expr for g in size.node.shape_env.guards]

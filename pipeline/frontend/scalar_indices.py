@@ -1,0 +1,62 @@
+"""Write where tensors of rank 0 say: ``cache[:, i] = x``. torch.export reads such an index as a number, which only a call
+has, and fails; an index of one element is one that it writes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from pipeline.aten.types import Argument, Target
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def writing(override: Callable[..., object]) -> Callable[..., object]:
+    """Wrap torch.export's handling of a call in the model: writes by indices of rank 0 whose numbers only data has."""
+
+    def override_writes(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        if getattr(func, "__name__", "") == "__setitem__" and isinstance(args[0], torch.Tensor):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(map(_is_position, index)) and all(_is_position(each) or _is_basic(each) for each in index):
+                return _write, (args[0], index, args[2]), {}
+        return override(self, func, args, kwargs)
+
+    return override_writes
+
+
+def _is_position(index: object) -> bool:
+    """Whether an index is a tensor of rank 0 whose number only data has, also if it was read before."""
+    if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
+        return False
+    number = index.item_memo
+    return number is None or bool(free_unbacked_symbols(number))
+
+
+def _is_basic(index: object) -> bool:
+    """Whether an index makes a view: no tensor, no list, no truth."""
+    return index is None or index is Ellipsis or isinstance(index, slice | torch.SymInt) or type(index) is int
+
+
+def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
+    """Write to a view in which the dims of the positions come first."""
+    view = tensor[tuple(slice(None) if _is_position(each) else each for each in index)]
+    dims = _places(index, tensor.dim())
+    first = view.movedim(dims, tuple(range(len(dims))))
+    first[tuple(each.reshape(1) for each in index if _is_position(each))] = value
+
+
+def _places(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
+    """The dims of the view that the positions index."""
+    found, dim = list[int](), 0
+    read = sum(each is not None and each is not Ellipsis for each in index)
+    for each in index:
+        if _is_position(each):
+            found.append(dim)
+        if each is Ellipsis:
+            dim += rank - read
+        elif each is None or isinstance(each, slice | torch.Tensor):
+            dim += 1
+    return tuple(found)
