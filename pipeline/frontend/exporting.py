@@ -38,6 +38,7 @@ from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.guards import fixes_numbers
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ def _export(
             fixed = ranges.specialised(exported, shapes)
             kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
             if not violations or (kept and _relaxed(exported, model, args, kwargs, shapes)):
+                if way == "python" and fixes_numbers(exported.graph):
+                    exported = _with_numbers(model, args, kwargs, shapes, device) or exported
                 return exported, shapes
             first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own
@@ -120,7 +123,7 @@ def _export(
     tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
     looser = () if violations and not derived else ranges.relaxed(shapes)
     others: list[tuple[Spec, Way]] = [(other, way) for other in (tied, *looser) if other is not None]
-    by_dynamo = way == "python" and CompileContext.try_get() is None and not is_caught()
+    by_dynamo = way == "python" and _may_read_bytecode()
     dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
     is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
     called: list[tuple[Spec, Way]] = [(shapes, "called"), (shapes, "comparing")] if is_its_own else []
@@ -165,6 +168,23 @@ def _exported(
     ranges.attended(exported)
     packed.settled(exported)
     return exported
+
+
+def _with_numbers(
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Argument], shapes: Spec, device: str | None
+) -> ExportedProgram | None:
+    """The export in which ints that the model makes of quotients of sizes vary as these do; None if there is none."""
+    for other in (shapes, *ranges.relaxed(shapes)) if _may_read_bytecode() else ():
+        with suppress(Exception):
+            exported = _exported(model, args, kwargs, other, device, "bytecode")
+            if not fixes_numbers(exported.graph) and _relaxed(exported, model, args, kwargs, shapes):
+                return exported
+    return None
+
+
+def _may_read_bytecode() -> bool:
+    """Whether Dynamo may trace: it is not tracing already, and no check was met whose error the model may catch."""
+    return CompileContext.try_get() is None and not is_caught()
 
 
 def _relaxed(

@@ -211,7 +211,8 @@ def _under(
         (low, high), wanted = (_ends_of(expr, name, env) for env in (left, {**left, name: before}))
         if (low, high) == wanted:
             continue
-        why = " and ".join(r.words for r in kept if r.symbols == {name})
+        alone = [r.words for r in kept if r.symbols == {name}]
+        why = " and ".join(alone or [r.words for r in kept if name in r.symbols])
         if low == high and name in asked:
             raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"

@@ -132,6 +132,15 @@ def test_a_relation_of_two_symbols_is_kept() -> None:
     assert list(both) == ["s0", "s1"]
 
 
+def test_a_relation_of_two_symbols_leaves_ends_that_occur() -> None:
+    a, b = sympy.symbols("a b", integer=True)
+    env = ShapeEnvironment.of({"a": Range(1, 2, 9), "b": Range(1, 2, 4)})
+    assert env.related(sympy.Eq(a, 2 * b, evaluate=False))["a"] == Range(2, 2, 8)
+    both = env.related(sympy.Eq(a + b, 3, evaluate=False), sympy.Eq(a * b, 2, evaluate=False), sympy.Ge(a, 2))
+    assert (both["a"], both["b"]) == (Range(2, 2, 2), Range(1, 1, 1))
+    assert env.related(sympy.Eq(a + b, 30, evaluate=False))["a"] == Range(1, 2, 9)
+
+
 def test_what_always_holds_is_seen() -> None:
     symbols = {"s0": Range(2, 4, 8), "s1": Range(2, 2, 100000)}
     assert always(sympy.Ge(S[0], 2), symbols)
