@@ -24,7 +24,8 @@ from pipeline.frontend.input_checks import bound, check_examples, check_shapes
 from pipeline.frontend.unaliased import unaliased
 from pipeline.frontend.variadic import in_one, together
 from pipeline.inputs import Input
-from pipeline.shapes.environment import expression, solved
+from pipeline.shapes.environment import expression
+from pipeline.shapes.lines import solved
 
 HINT = "make the two agree, or say it once"
 STATIC = (-1, -1)

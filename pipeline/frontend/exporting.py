@@ -13,13 +13,15 @@ import torch
 from attrs import frozen
 from torch._dynamo.exc import UserError, UserErrorType
 from torch._guards import CompileContext
+from torch._ops import OpOverload
 from torch.export import ExportedProgram, _trace
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten
 
+from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
-from pipeline.errors import CaptureError, PipelineError
+from pipeline.errors import CaptureError, PipelineError, source_line
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend import packed
@@ -71,10 +73,6 @@ def traced(
 ) -> Traced:
     """Export a module: with both ways where data decides, or, if it is asked for, those of the example."""
     checks.check_module(model)
-    if getattr(model, "training", False):
-        log.warning(
-            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
-        )
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
     by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
@@ -88,10 +86,25 @@ def traced(
             if not by_example:
                 raise
         else:
+            _check_training(model, exported)
             return Traced(exported, shapes, found.places, held.names)
     with collected() as found, held_numbers() as held:
         (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
+    _check_training(model, exported)
     return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
+
+
+def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
+    """Warn of the first operator that computes as in training, which few want of a program."""
+    for node in exported.graph.nodes if getattr(model, "training", False) else ():
+        if isinstance(node.target, OpOverload):
+            given = {each.name: argument(node, each.name) for each in node.target._schema.arguments}
+            dropped = next((given[name] for name in ("p", "dropout", "dropout_p") if name in given), 1)
+            if dropped and (given.get("train") is True or given.get("training") is True or "dropout_p" in given):
+                at, name = source_line(node), type(model).__name__
+                why = "%s is in training mode: %s (%s) computes as in training; call model.eval() first"
+                log.warning(why, name, node.target, at or "of the model")
+                return
 
 
 def _export(

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, Max, Min, Mod, ToFloat, TruncToInt
 
 from pipeline.frozen import FrozenDict
-from pipeline.shapes.environment import (
-    POINTS,
-    Range,
-    ShapeEnvironment,
-    Symbol,
-    always,
-    bounds,
-    function_of,
-    solved,
-    value_of,
-)
+from pipeline.shapes.environment import POINTS, Range, ShapeEnvironment, Symbol, always, bounds, function_of, value_of
+from pipeline.shapes.lines import solved
 
 S = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
 
