@@ -1,9 +1,12 @@
 """Errors and warnings: each names the thing at fault, says why it failed, and how to go on."""
 
+import contextlib
+import functools
 import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
@@ -12,6 +15,7 @@ from typing import Any
 import attrs
 import torch
 
+_LIBRARY = (contextlib.__file__, functools.__file__)
 _FRAME = re.compile(
     r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n(?! *File ")[^\S\n]*(?P<code>[^\n]*\S))?', re.M
 )
@@ -302,6 +306,14 @@ def folder_of(package: str) -> str:
     """The folder of a package that is imported, as its files' paths begin: not as those of another package begin, whose
     name begins so (``torchvision``)."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that called the package, however deep it is by now."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((folder_of("pipeline"), *_LIBRARY)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def worded(error: BaseException) -> str:

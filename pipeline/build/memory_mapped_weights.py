@@ -49,6 +49,10 @@ class MemoryMappedWeights:
             while done < len(piece):
                 done += os.pwrite(self.file.fileno(), piece[done:], self.used + start + done)
 
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()  # what is mapped stays
+
     def leave_memory(self) -> None:
         """Drop the pages that were read from this process's memory; they are read again when needed."""
         if self.mapping is not None:

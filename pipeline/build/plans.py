@@ -214,7 +214,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
-        # Open as long as this lives: TensorRT writes from elsewhere.
+        # Open as long as this lives: TensorRT writes from elsewhere, and `__del__` closes it.
         self.file: Any = path.open("w+b") if path else tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115
         self.sha256 = hashlib.sha256()
 
@@ -228,8 +228,12 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
             beside.join()
 
     def mapped(self) -> mmap.mmap:
-        """The whole plan, read only."""
+        """The whole plan, read only, also after this is gone."""
         return _mapped(self.file)
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):  # no path that cannot be opened
+            self.file.close()
 
 
 def mapped(path: Path) -> mmap.mmap:

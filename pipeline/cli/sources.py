@@ -98,7 +98,10 @@ def _script(path: Path) -> torch.jit.ScriptModule:
     """The module of a TorchScript file, for inference. That torch would rather have another format is for its author"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
+        with warnings.catch_warnings():  # torch 2.13 deprecates TorchScript
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
         return script
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -14,7 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import function_name
 from pipeline.converters.declare import attach, attached, gather, target_of
-from pipeline.errors import UnreachedWarning
+from pipeline.errors import UnreachedWarning, warn
 from pipeline.frozen import FrozenDict
 
 Op: TypeAlias = OpOverload[..., Any]
@@ -124,7 +123,7 @@ def chosen(
     for key in left:
         if not any(op in decompositions or _taken_apart(op) for op in _operators(key)):
             why = "nothing takes it apart: no decomposition of it is registered, and torch has none"
-            warnings.warn(f"{key} in torch_disabled_decompositions is not used: {why}", UnreachedWarning, stacklevel=3)
+            warn(f"{key} in torch_disabled_decompositions is not used: {why}", UnreachedWarning)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
     return theirs | decompositions, off
 

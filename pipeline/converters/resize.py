@@ -113,7 +113,8 @@ def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings)
         if isinstance(before, int) and isinstance(after, int):
             continue
         if how.antialias:
-            return Rejection(f"dim {dim} of its input is {before}; antialiasing needs static sizes")
+            which, size = ("result", after) if isinstance(before, int) else ("input", before)
+            return Rejection(f"dim {dim} of its {which} is {size}; antialiasing needs static sizes")
         if scale is not None and not by_scales and not scale.is_integer():
             return Rejection(
                 f"dim {dim} of its input is {before}, and TensorRT rounds its product with the scale {scale}",

@@ -187,7 +187,10 @@ class Rewriter:
         except ConversionError:
             raise
         except Exception as error:
-            why = f"its decomposition {function_name(function)} is wrong: {worded(error)}"
+            module = str(getattr(function, "__module__", "")).partition(".")[0]
+            whose = {"torch": "PyTorch's", "pipeline": "pipeline's"}.get(module)
+            own = f"its decomposition {function_name(function)} is wrong"
+            why = f"{whose} decomposition of it fails: {worded(error)}" if whose else f"{own}: {worded(error)}"
             raise ConversionError(name or str(target), str(target), line_of(meta), why) from error
 
     def inline_pairs(

@@ -16,7 +16,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.aten.types import Argument
 from pipeline.program import is_operator
-from pipeline.shapes.environment import expression, line_of
+from pipeline.shapes.environment import expression
+from pipeline.shapes.lines import line_of
 
 aten = torch.ops.aten
 

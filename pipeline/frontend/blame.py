@@ -38,8 +38,9 @@ GENERATOR: Final = (
 _SPEAKS_OF_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
-_SPEAKS_OF_DATA = re.compile(r"[Dd]ata-dependent")
-"""What depends on data may only be met in one dtype (clamps of float16); the dtype is not at fault."""
+_NOT_OF_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
+"""What depends on data may only be met in one dtype (clamps of float16), and a cast shares no memory with what it
+casts: the dtype is not at fault."""
 
 
 def check_dtypes(program: Program) -> None:
@@ -88,7 +89,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
     """
     if nameless := without_names(error):
         return nameless
-    if _SPEAKS_OF_DTYPES.search(str(error)) and not _SPEAKS_OF_DATA.search(str(error)):
+    if _SPEAKS_OF_DTYPES.search(str(error)) and not _NOT_OF_DTYPES.search(str(error)):
         leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]
         own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
         usual = [*dict.fromkeys([*own, torch.float32, torch.int64, torch.bool, *(v.dtype for _, v in leaves)])]
@@ -135,6 +136,8 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
         return None
     code, number = found
     place = place_of(code.co_filename, number)
+    if (indexed := _indexing(error, type(model).__name__, place)) and not isinstance(error.__cause__, CaptureError):
+        return indexed
     does = "has a number in a set, or as a key," if is_key else "decides by data,"
     why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
     if isinstance(error.__cause__, CaptureError):
@@ -147,13 +150,31 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     return CaptureError(why, hint)
 
 
+def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
+    """The error for a number of the data that Python takes as an index (of a list, in ``range``), if it is one."""
+    if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return None
+    why = f"{model} has an index in Python, or a count, which only data has: {place} (torch.export: data-dependent)"
+    hint = (
+        "tensors take it as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]; what never changes can be "
+        "an attribute, or an input as pipeline.Constant(value)"
+    )
+    return CaptureError(why, hint)
+
+
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
     """The error for tensors on two devices, if it is one: it says where each input is, and where the model."""
     if not re.search("different devices|same device", str(error)):
         return None
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
-    found = [f"input {_name(model, path)} is on {v.device}" for path, v in rows if isinstance(v, torch.Tensor)]
+    given = [(path, v.device) for path, v in rows if isinstance(v, torch.Tensor)]
+    found = [f"input {_name(model, path)} is on {device}" for path, device in given]
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
+    every, line = {*homes, *(str(device) for _, device in given)}, deciding(error)
+    if len(every) == 1 and line is not None:
+        where = "a tensor that the model makes is on another device than the model and its inputs"
+        hint = "make it where the others are: torch.tensor(…, device=x.device)"
+        return CaptureError(f"{where}: {place_of(line[0].co_filename, line[1])}: {worded(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
     return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)

@@ -20,11 +20,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
-from pipeline.frontend.input_checks import bound, check_shapes
+from pipeline.frontend.input_checks import bound, check_examples, check_shapes
 from pipeline.frontend.unaliased import unaliased
 from pipeline.frontend.variadic import in_one, together
 from pipeline.inputs import Input
-from pipeline.shapes.environment import expression, solved
+from pipeline.shapes.environment import expression
+from pipeline.shapes.lines import solved
 
 HINT = "make the two agree, or say it once"
 STATIC = (-1, -1)
@@ -61,7 +62,9 @@ def merged_dynamic_shapes(
         merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})
         given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         given = tree_map(merger.ranged, given)
-    return _rooted(given)
+    found = _rooted(given)
+    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _ends(entry))
+    return found
 
 
 @define

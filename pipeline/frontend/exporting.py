@@ -13,13 +13,15 @@ import torch
 from attrs import frozen
 from torch._dynamo.exc import UserError, UserErrorType
 from torch._guards import CompileContext
+from torch._ops import OpOverload
 from torch.export import ExportedProgram, _trace
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten
 
+from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
-from pipeline.errors import CaptureError, PipelineError
+from pipeline.errors import CaptureError, PipelineError, source_line
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend import packed
@@ -38,6 +40,7 @@ from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.guards import fixes_numbers
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +73,6 @@ def traced(
 ) -> Traced:
     """Export a module: with both ways where data decides, or, if it is asked for, those of the example."""
     checks.check_module(model)
-    if getattr(model, "training", False):
-        log.warning(
-            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
-        )
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
     by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
@@ -87,10 +86,25 @@ def traced(
             if not by_example:
                 raise
         else:
+            _check_training(model, exported)
             return Traced(exported, shapes, found.places, held.names)
     with collected() as found, held_numbers() as held:
         (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
+    _check_training(model, exported)
     return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
+
+
+def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
+    """Warn of the first operator that computes as in training, which few want of a program."""
+    for node in exported.graph.nodes if getattr(model, "training", False) else ():
+        if isinstance(node.target, OpOverload):
+            given = {each.name: argument(node, each.name) for each in node.target._schema.arguments}
+            dropped = next((given[name] for name in ("p", "dropout", "dropout_p") if name in given), 1)
+            if dropped and (given.get("train") is True or given.get("training") is True or "dropout_p" in given):
+                at, name = source_line(node), type(model).__name__
+                why = "%s is in training mode: %s (%s) computes as in training; call model.eval() first"
+                log.warning(why, name, node.target, at or "of the model")
+                return
 
 
 def _export(
@@ -110,6 +124,8 @@ def _export(
             fixed = ranges.specialised(exported, shapes)
             kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
             if not violations or (kept and _relaxed(exported, model, args, kwargs, shapes)):
+                if way == "python" and fixes_numbers(exported.graph):
+                    exported = _with_numbers(model, args, kwargs, shapes, device) or exported
                 return exported, shapes
             first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own
@@ -120,7 +136,7 @@ def _export(
     tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
     looser = () if violations and not derived else ranges.relaxed(shapes)
     others: list[tuple[Spec, Way]] = [(other, way) for other in (tied, *looser) if other is not None]
-    by_dynamo = way == "python" and CompileContext.try_get() is None and not is_caught()
+    by_dynamo = way == "python" and _may_read_bytecode()
     dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
     is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
     called: list[tuple[Spec, Way]] = [(shapes, "called"), (shapes, "comparing")] if is_its_own else []
@@ -165,6 +181,23 @@ def _exported(
     ranges.attended(exported)
     packed.settled(exported)
     return exported
+
+
+def _with_numbers(
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Argument], shapes: Spec, device: str | None
+) -> ExportedProgram | None:
+    """The export in which ints that the model makes of quotients of sizes vary as these do; None if there is none."""
+    for other in (shapes, *ranges.relaxed(shapes)) if _may_read_bytecode() else ():
+        with suppress(Exception):
+            exported = _exported(model, args, kwargs, other, device, "bytecode")
+            if not fixes_numbers(exported.graph) and _relaxed(exported, model, args, kwargs, shapes):
+                return exported
+    return None
+
+
+def _may_read_bytecode() -> bool:
+    """Whether Dynamo may trace: it is not tracing already, and no check was met whose error the model may catch."""
+    return CompileContext.try_get() is None and not is_caught()
 
 
 def _relaxed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import _DimHint
 from torch.utils._pytree import tree_leaves
 
+from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
 from pipeline.runtime.module import CompiledModule
@@ -122,6 +123,39 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
         raise TypeError(f"dynamic_shapes is a {kind}: pass a dict by the names of inputs ({names}), or a tuple")
     for name, value, spec in rows:
         _check_spec(name, value, spec)
+
+
+def check_examples(
+    inputs: Mapping[str, object], shapes: object, ends_of: Callable[[Argument], tuple[Argument, Argument]]
+) -> None:
+    """Raise an error if a tensor is no example of the range that its dim is given: the program would refuse it.
+
+    ``ends_of`` gives the least and the greatest size of an entry: None where it is open, -1 for a static dim.
+
+    Raises:
+        CaptureError: a size is less or greater.
+    """
+    specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
+    for path, value, dim, entry in (row for n, v in inputs.items() for row in _entries(n, v, specs.get(n))):
+        (low, high), size = ends_of(entry), value.shape[dim]
+        if (low is not None and size < low) or (high is not None and size > high >= 0):
+            name = getattr(entry, "__name__", "its range")
+            ends = f"{low or 0} to {'any size' if high is None else high}"
+            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
+            raise CaptureError(why, "pass an example within the range, or give a range with its size")
+
+
+def _entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor, int, object]]:
+    """The entries for dims of tensors, as far as both have the same form."""
+    if isinstance(value, torch.Tensor):
+        pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec if isinstance(spec, list | tuple) else ())
+        yield from ((path, value, dim, entry) for dim, entry in pairs if entry is not None)
+    elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
+        for i, pair in enumerate(zip(value, spec, strict=True)):
+            yield from _entries(f"{path}[{i}]", *pair)
+    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+        for key in [key for key in value if key in spec]:
+            yield from _entries(f"{path}[{key!r}]", value[key], spec[key])
 
 
 def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:

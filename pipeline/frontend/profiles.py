@@ -16,8 +16,9 @@ from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Port, Program
-from pipeline.shapes.environment import Range, ShapeEnvironment, solved
+from pipeline.shapes.environment import Range, ShapeEnvironment
 from pipeline.shapes.exported import tuned_together
+from pipeline.shapes.lines import solved
 
 Ends: TypeAlias = tuple[int, int]
 Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import _guards, _ops, overrides
@@ -87,7 +87,7 @@ class _Modes:
                 _ops.mode_stack_state_for_pre_dispatch().set(place, None)
 
 
-def _same(some: list[Any], others: list[Any]) -> bool:
+def _same(some: list[Argument], others: list[Argument]) -> bool:
     return list(map(id, some)) == list(map(id, others))
 
 

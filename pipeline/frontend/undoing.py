@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from traceback import clear_frames
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from attrs import define
 
+from pipeline.aten.types import Argument
 from pipeline.frontend.torch_state import dispatch_keys_kept, process_state, thread_state
 
 P = ParamSpec("P")
@@ -56,7 +57,7 @@ def undoing(undo: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def set_to(variable: ContextVar[Any], value: T) -> Iterator[T]:
+def set_to(variable: ContextVar[Argument], value: T) -> Iterator[T]:
     """A context in which a context variable has a value, which it gives."""
     token = variable.set(value)
     try:

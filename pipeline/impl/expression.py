@@ -9,7 +9,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.network.context import ConversionContext, NetworkError
-from pipeline.shapes.environment import line_of
+from pipeline.shapes.lines import line_of
 from pipeline.trt import trt
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]

@@ -16,7 +16,8 @@ from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.inputs import Constant
 from pipeline.program import Port, Program, version
-from pipeline.shapes.environment import Range, Relation, solved, value_of
+from pipeline.shapes.environment import Range, Relation, value_of
+from pipeline.shapes.lines import solved
 
 Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
 """A size that needs symbols from other sizes: the input, its dim, the size's expression, the size in the call."""

@@ -175,6 +175,9 @@ class ShapeEnvironment(Mapping[str, Range]):
                 symbols[name] = evolve(symbols[name], range=_narrowed(symbols[name].range, name, relation))
             if not always(condition, {n: s.range for n, s in symbols.items()}, relations):
                 relations.append(relation)
+        for relation in relations:
+            for name, found in _projected({n: s.range for n, s in symbols.items()}, relation, relations).items():
+                symbols[name] = evolve(symbols[name], range=found)
         return ShapeEnvironment(FrozenDict(symbols), tuple(relations))
 
     def __str__(self) -> str:
@@ -193,6 +196,20 @@ def _narrowed(given: Range, name: str, relation: Relation) -> Range:
         return given
     below, above = first(range(given.opt, low - 1, -1)), first(range(given.opt, high + 1))
     return Range(low, below if below is not None else above if above is not None else low, high)
+
+
+def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
+    """The ranges of the symbols of a relation, from the first to the last value that occurs where all relations between
+    them hold; none where there are too many combinations, or it holds for none."""
+    given = {name: symbols[name] for name in sorted(relation.symbols)}
+    if len(given) < 2 or math.prod(r.max - r.min + 1 for r in given.values()) > POINTS:
+        return {}
+    held = [r for r in relations if r.symbols <= given.keys()]
+    values = itertools.product(*(range(r.min, r.max + 1) for r in given.values()))
+    points = (dict(zip(given, point, strict=True)) for point in values)
+    found = [point for point in points if all(r.holds(point) for r in held)]
+    ends = {n: (min(point[n] for point in found), max(point[n] for point in found)) for n in given if found}
+    return {n: Range(low, min(max(given[n].opt, low), high), high) for n, (low, high) in ends.items()}
 
 
 class _Printer(PythonPrinter):
@@ -357,33 +374,3 @@ def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relatio
     known = [r for r in relations if r.symbols <= set(names)]
     points = (dict(zip(names, p, strict=True)) for p in itertools.product(*(range(r.min, r.max + 1) for _, r in given)))
     return all(wanted.holds(point) for point in points if all(r.holds(point) for r in known))
-
-
-@lru_cache(maxsize=4096)
-def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
-    """Slope and offset of an expression of this symbol alone that is a line; None for others."""
-    if [s.name for s in expr.free_symbols] != [name]:
-        return None
-    (symbol,) = expr.free_symbols
-    slope, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)
-    line = slope.is_Integer and slope != 0 and sympy.expand(expr - slope * symbol - offset) == 0
-    return (int(slope), int(offset)) if line and offset.is_Integer else None
-
-
-def solved(expr: object, name: str, value: int) -> int | None:
-    """The symbol's value for which a linear expression (``4*s + 1``) has a value; None if no integer does."""
-    line = line_of(expr, name)
-    if line is None or (value - line[1]) % line[0] != 0:
-        return None
-    return (value - line[1]) // line[0]
-
-
-def solved_in_words(expr: object, name: str, place: str) -> list[str]:
-    """How to read the symbol from a place that has a linear expression of it (``x.shape[1] // 4``); empty if it has
-    none."""
-    line = line_of(expr, name)
-    if line is None:
-        return []
-    slope, offset = line
-    whole = f"({place} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else place
-    return [f"({whole} // {slope})" if slope != 1 else whole]

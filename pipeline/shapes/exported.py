@@ -30,12 +30,11 @@ from pipeline.shapes.environment import (
     expression,
     in_words,
     shape_of,
-    solved,
-    solved_in_words,
     value_of,
 )
 from pipeline.shapes.guards import guards, values
 from pipeline.shapes.in_example import largest_size
+from pipeline.shapes.lines import solved, solved_in_words
 from pipeline.shapes.operator_conditions import of_operators
 
 log = logging.getLogger(__name__)
@@ -84,10 +83,12 @@ def environment(
     shapes = ShapeEnvironment(FrozenDict(found))
     told = {s.name: (place, expr) for place, expr, _ in _places(inputs, sizes) for s in expr.free_symbols}
     shapes = _under(shapes, _conditions(graph, shapes), asked, told)
+    unbounded = dict[str, int]()
     for node in graph.nodes:
         for symbol in sorted(_new_symbols(node, shapes), key=str):
-            made = _data_dependent(node, ranges.get(symbol), shapes, examples)
+            made = _data_dependent(node, ranges.get(symbol), shapes, examples, unbounded)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
+    _warn_of(unbounded)
     tuned = tuned_together(graph, shapes)
     pieces = {name: evolve(shapes.symbols[name], range=each) for name, each in tuned.items()}
     return evolve(shapes, symbols=FrozenDict({**shapes.symbols, **pieces}))
@@ -219,7 +220,8 @@ def _under(
         (low, high), wanted = (_ends_of(expr, name, env) for env in (left, {**left, name: before}))
         if (low, high) == wanted:
             continue
-        why = " and ".join(r.words for r in kept if r.symbols == {name})
+        alone = [r.words for r in kept if r.symbols == {name}]
+        why = " and ".join(alone or [r.words for r in kept if name in r.symbols])
         if low == high and name in asked:
             raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
@@ -256,11 +258,27 @@ def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Sym
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
+def _warn_of(unbounded: Mapping[str, int]) -> None:
+    """Warn once of the sizes that data alone bounds, for each bound that engines get instead."""
+    for high in dict.fromkeys(unbounded.values()):
+        names = [name for name, most in unbounded.items() if most == high]
+        few = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
+        which = (
+            f"the sizes of {', '.join(few[:-1])} and {few[-1]} depend" if few[1:] else f"the size of {few[0]} depends"
+        )
+        have = "have" if few[1:] else "has"
+        log.warning("%s on data and %s no upper bound; engines take up to %d", which, have, high)
+
+
 def _data_dependent(
-    node: torch.fx.Node, given: object, shapes: ShapeEnvironment, examples: Mapping[str, torch.Tensor]
+    node: torch.fx.Node,
+    given: object,
+    shapes: ShapeEnvironment,
+    examples: Mapping[str, torch.Tensor],
+    unbounded: dict[str, int],
 ) -> Symbol:
     """A size or number that the data of a node decides: no more than the elements that it chooses among; a multiple of
-    the example's if nothing bounds it."""
+    the example's if nothing bounds it, and then it is noted as ``unbounded``."""
     low, high = _ends(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -270,7 +288,7 @@ def _data_dependent(
     if high is None:
         known = max(_largest(node, shapes), largest_size(node, examples))
         high = max(UNBOUNDED_FACTOR * known, UNKNOWN, low)
-        log.warning("the size of %s depends on data and has no upper bound; engines take up to %d", node.name, high)
+        unbounded[node.name] = high
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
 
 

@@ -12,13 +12,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
-from pipeline.shapes.environment import expression, shape_of
+from pipeline.shapes.environment import expression, on_host, shape_of
 from pipeline.shapes.operator_conditions import of_one_query
 from pipeline.shapes.questions import ATTENTION, MASKS, MODULE, TORCH, asked
 
-_PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
-_OPERATORS = tuple(f"{TORCH}/{part}" for part in _PARTS)
-"""Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
+_PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
+_EXPORTS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
+_OPERATORS = tuple(f"{TORCH}/{part}" for part in (*_PARTS, *_EXPORTS))
+"""Where torch is in the midst of an operator; in the mode of torch.export, or in Dynamo, of one that is written in
+C++."""
 
 _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"))
 """The functions of torch that lay out what a Fourier transform gives, by the order of strides."""
@@ -47,6 +49,15 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
     yield from (expr for expr in others if expr.free_symbols & hidden)
     if alone:
         yield from of_one_query(graph)
+
+
+def fixes_numbers(graph: torch.fx.Graph) -> bool:
+    """Whether an int that the model makes of a quotient of sizes is a constant: ``int(rows / (h * w / 16))`` is one
+    where Python runs."""
+    mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
+    found = [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
+    equal = [e.args for e in found if isinstance(e, sympy.Eq)]
+    return any((on_host(a) and b.is_number) or (on_host(b) and a.is_number) for a, b in equal)
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
@@ -104,10 +115,15 @@ def _asks_for_one(expr: object) -> bool:
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
         alike = ((a, b) for a, b in ((one, other), (other, one)) if b != 0)
-        return 1 in expr.args or any(sympy.cancel(a / b).is_Symbol for a, b in alike)
+        return 1 in expr.args or any(map(_is_a_size, (sympy.cancel(a / b) for a, b in alike)))
     if isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         return bool(expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2))
     return False
+
+
+def _is_a_size(expr: sympy.Expr) -> bool:
+    """Whether an expression is a size, or one in a stride, which counts 1 for a size of 0."""
+    return bool(expr.is_Symbol or (isinstance(expr, sympy.Max) and 1 in expr.args))
 
 
 def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:

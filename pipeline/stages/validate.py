@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, zip_longest
 
@@ -25,7 +24,7 @@ from pipeline.decomposition.fold import fold
 from pipeline.decomposition.rewriter import Rewriter
 from pipeline.decomposition.unreached import unreached
 from pipeline.decomposition.ways import Ways
-from pipeline.errors import UnreachedWarning, source_line
+from pipeline.errors import UnreachedWarning, source_line, warn
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.flow import new_symbols
 from pipeline.program import READS_DATA, Program, Validated, Verdict
@@ -83,7 +82,7 @@ class Validate:
             program, verdicts = further, _verdicts(further, claims.lookup)
         unused = unreached(program, verdicts, claims, ways, refusals)
         for each in unused:
-            warnings.warn(str(each), UnreachedWarning, stacklevel=2)
+            warn(str(each), UnreachedWarning)
         return Validated(evolve(program, unreached=unused) if unused else program, verdicts)
 
 

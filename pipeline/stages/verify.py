@@ -6,7 +6,6 @@ requested, one in which the nodes at fault run in another form, with their rows 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal, get_args
 
 from attrs import Attribute, evolve, field, frozen
@@ -16,7 +15,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters import DYNAMO_CONVERTERS
-from pipeline.errors import AgreementError, AgreementWarning
+from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
 from pipeline.stages.partition import partition
@@ -93,7 +92,7 @@ class Verify:
         if not agreement.holds:
             if self.on_failure != "warn":
                 raise AgreementError(agreement)
-            warnings.warn(str(AgreementError(agreement)), AgreementWarning, stacklevel=2)
+            warn(str(AgreementError(agreement)), AgreementWarning)
         return evolve(compiled, agreement=agreement)
 
     def _again(self, executor: Executor) -> tuple[Again, Again]:

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, Max, Min, Mod, ToFloat, TruncToInt
 
 from pipeline.frozen import FrozenDict
-from pipeline.shapes.environment import (
-    POINTS,
-    Range,
-    ShapeEnvironment,
-    Symbol,
-    always,
-    bounds,
-    function_of,
-    solved,
-    value_of,
-)
+from pipeline.shapes.environment import POINTS, Range, ShapeEnvironment, Symbol, always, bounds, function_of, value_of
+from pipeline.shapes.lines import solved
 
 S = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
 
@@ -130,6 +121,15 @@ def test_a_relation_of_two_symbols_is_kept() -> None:
     assert str(both) == "s0: 1..6..30 (0.shape[0])\ns1: 1..2..4 (1.shape[0])\n0.shape[0] >= 1.shape[0]"
     assert both["s0"] == Range(1, 6, 30)
     assert list(both) == ["s0", "s1"]
+
+
+def test_a_relation_of_two_symbols_leaves_ends_that_occur() -> None:
+    a, b = sympy.symbols("a b", integer=True)
+    env = ShapeEnvironment.of({"a": Range(1, 2, 9), "b": Range(1, 2, 4)})
+    assert env.related(sympy.Eq(a, 2 * b, evaluate=False))["a"] == Range(2, 2, 8)
+    both = env.related(sympy.Eq(a + b, 3, evaluate=False), sympy.Eq(a * b, 2, evaluate=False), sympy.Ge(a, 2))
+    assert (both["a"], both["b"]) == (Range(2, 2, 2), Range(1, 1, 1))
+    assert env.related(sympy.Eq(a + b, 30, evaluate=False))["a"] == Range(1, 2, 9)
 
 
 def test_what_always_holds_is_seen() -> None:

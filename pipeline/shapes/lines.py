@@ -1,0 +1,37 @@
+"""Solve expressions that are lines in one symbol (``4*s + 1``) for the symbol."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import sympy
+
+
+@lru_cache(maxsize=4096)
+def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
+    """Slope and offset of an expression of this symbol alone that is a line; None for others."""
+    if [s.name for s in expr.free_symbols] != [name]:
+        return None
+    (symbol,) = expr.free_symbols
+    slope, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)
+    line = slope.is_Integer and slope != 0 and sympy.expand(expr - slope * symbol - offset) == 0
+    return (int(slope), int(offset)) if line and offset.is_Integer else None
+
+
+def solved(expr: object, name: str, value: int) -> int | None:
+    """The symbol's value for which a linear expression (``4*s + 1``) has a value; None if no integer does."""
+    line = line_of(expr, name)
+    if line is None or (value - line[1]) % line[0] != 0:
+        return None
+    return (value - line[1]) // line[0]
+
+
+def solved_in_words(expr: object, name: str, place: str) -> list[str]:
+    """How to read the symbol from a place that has a linear expression of it (``x.shape[1] // 4``); empty if it has
+    none."""
+    line = line_of(expr, name)
+    if line is None:
+        return []
+    slope, offset = line
+    whole = f"({place} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else place
+    return [f"({whole} // {slope})" if slope != 1 else whole]
