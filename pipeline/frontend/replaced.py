@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from typing import Final
 
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.export import _trace, exported_program
 from torch.fx.experimental import proxy_tensor, symbolic_shapes
+from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.converters.overlap import unfold_backward
@@ -32,6 +34,7 @@ from pipeline.frontend import (
     packed,
     quiet,
     recurrences,
+    seeds,
     stale_constants,
     symbolic_kernels,
     untold,
@@ -41,7 +44,6 @@ from pipeline.frontend import (
 from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Kernel, Replacement
-from pipeline.frontend.untouched import hooked
 from pipeline.shapes import questions
 
 aten = torch.ops.aten
@@ -52,6 +54,12 @@ def _overridden(own: Kernel) -> Kernel:
     own = effects.indexing(known_numbers.indexing(own))
     return legacy.legacy(packed.packing(data_checks.holding(own)))
 
+
+SEEDS: Final = (
+    *((owner, ("manual_seed", "seed", "set_rng_state")) for owner in (torch, torch.random)),
+    (torch.cuda, ("manual_seed", "manual_seed_all")),
+)
+"""The functions that seed a generator, and where models find them."""
 
 TABLE: Final = (
     Replacement(
@@ -244,10 +252,9 @@ TABLE: Final = (
     Replacement(
         _trace,
         "register_buffer_assignment_hook",
-        hooked,
-        "leaves its hook on the buffers of all modules behind where it fails",
+        lambda _: lambda module, assigned: RemovableHandle(OrderedDict()),
+        "writes the buffers of the model itself where it assigns them, and not those of its parts",
         during="export",
-        before=(2, 13),
     ),
     Replacement(
         _trace,
@@ -323,6 +330,17 @@ TABLE: Final = (
             during="called",
         )
         for name in ("is_compiling", "is_exporting")
+    ),
+    *(
+        Replacement(
+            owner,
+            name,
+            seeds.refused,
+            "seeds as it traces, and gives a graph that draws other numbers in each call",
+            during="export",
+        )
+        for owner, names in SEEDS
+        for name in names
     ),
     Replacement(
         torch.cuda,
