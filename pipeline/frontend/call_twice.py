@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import define, field
@@ -19,6 +19,9 @@ from pipeline.frontend.aliases import mutates
 
 Node: TypeAlias = torch.fx.Node
 Key: TypeAlias = tuple[object, ...]
+
+COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
+"""Operators that change at most where values lie, and their dtype."""
 
 
 def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
@@ -117,12 +120,25 @@ class _Values:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
             self.nodes[node] = self.number("size", str(value))
             return
+        if _keeps_values(node):
+            self.nodes[node] = self.nodes[node.all_input_nodes[0]]
+            return
         arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
         depends = any(self.nodes[each] in self.of_inputs for each in node.all_input_nodes)
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
         if mutates(node):
             for written in _written(node):
                 self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
+
+
+def _keeps_values(node: Node) -> bool:
+    """Whether a call is a cast or copy of a tensor that is of this dtype already: a second call casts what is cast."""
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    if name not in COPIES or not node.all_input_nodes:
+        return False
+    made, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    both = isinstance(made, torch.Tensor) and isinstance(given, torch.Tensor)
+    return both and (made.dtype, made.device) == (given.dtype, given.device)
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:

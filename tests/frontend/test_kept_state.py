@@ -226,7 +226,7 @@ def test_a_buffer_that_is_a_view_of_one_that_is_written() -> None:
 def repeats(m: Keeps, x: torch.Tensor) -> torch.Tensor:
     """Counts, notes sizes, fills caches in, and leaves a result for others; a second call computes the same."""
     m.calls += 1
-    m.shape = tuple(x.shape)
+    m.shape, m.layer, m.plain = tuple(x.shape), m.layer.to(x.dtype), m.plain.to(x.dtype)
     if m.state is None:
         m.state = torch.arange(3.0)
     if x.shape[0] not in m.table:
@@ -253,6 +253,7 @@ def test_what_each_call_computes_anew_is_no_state(
     own = torch.export.export
     monkeypatch.setattr(torch.export, "export", lambda *args, **kwargs: (made.append(1), own(*args, **kwargs))[1])
     model = keeping(step)
+    model.layer.double()
     eager = copy.deepcopy(model)
     with caplog.at_level(logging.WARNING):
         compiled = pipeline.default(min_block_size=1)(model, args=(torch.ones(2, 3),))
