@@ -32,7 +32,7 @@ NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
 
 GENERATOR: Final = (
     "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
-    "(torch.manual_seed sets its state), or give the numbers as an input"
+    "(torch.manual_seed before a call sets its state), or give the numbers as an input"
 )
 
 _SPEAKS_OF_DTYPES = re.compile(

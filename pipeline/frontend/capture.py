@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument, Spec
-from pipeline.errors import CaptureError
+from pipeline.errors import CaptureError, source_line
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import GENERATOR, check_dtypes
@@ -35,6 +35,7 @@ from pipeline.frontend.functional import functional
 from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
 from pipeline.frontend.profiles import resolved, stated
+from pipeline.frontend.shared import check_views
 from pipeline.frontend.stand_ins import attributes
 from pipeline.frontend.strided import without_gaps
 from pipeline.frontend.subclasses import flattened
@@ -181,6 +182,11 @@ def _program(
 ) -> Program:
     parameters, constants, buffers = _lifted(exported, signature, own)
     graph = graph_module.graph
+    names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
+    read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
+    changed = zip(signature.output_specs, results(graph), strict=True)
+    lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
+    check_views(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     tuned = _tuned(leaves)
@@ -280,7 +286,9 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
     }
     if spec.kind == OutputKind.PARAMETER_MUTATION:
         hint = "keep it as a buffer; where only the first call writes, as in RWKV, call the model once before"
-        raise CaptureError(f"the model writes to its parameter {spec.target} when it is called", hint)
+        where = source_line(value)
+        place = f" ({where})" if where else ""
+        raise CaptureError(f"the model writes to its parameter {spec.target} when it is called{place}", hint)
     if spec.kind not in kinds:
         raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
     constant = not isinstance(value, torch.fx.Node)

@@ -32,6 +32,7 @@ from pipeline.frontend.data_checks import collected, is_caught
 from pipeline.frontend.decisions import has_values, with_outputs
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.held_numbers import exported_again, held_numbers
+from pipeline.frontend.kept_state import noted, state_kept, watched
 from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frontend.tracing import by_the_example, exporting, exporting_by
@@ -76,9 +77,10 @@ def traced(
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
     by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
-    with collected() as found, held_numbers() as held, of_one_size(by_example):
+    with state_kept(model) as kept, collected() as found, held_numbers() as held, of_one_size(by_example):
         try:
             exported, shapes = export("python")
+            kept.check()
             if found.caught:
                 why = f"the model checks its data at {found.caught}, and may catch the error: data decides its way"
                 raise CaptureError(why, "torch.where(condition, one, other) has both ways")
@@ -88,8 +90,9 @@ def traced(
         else:
             _check_training(model, exported)
             return Traced(exported, shapes, found.places, held.names)
-    with collected() as found, held_numbers() as held:
+    with state_kept(model) as kept, collected() as found, held_numbers() as held:
         (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
+        kept.check()
     _check_training(model, exported)
     return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
 
@@ -162,7 +165,8 @@ def _exported(
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
-    with torch.no_grad(), warnings.catch_warnings(), exporting(), untouched(model), quantizers_whole():
+    watch = nullcontext() if way == "bytecode" else watched(model, way == "example")
+    with torch.no_grad(), warnings.catch_warnings(), exporting(), untouched(model), quantizers_whole(), watch:
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":
@@ -180,6 +184,7 @@ def _exported(
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)
     packed.settled(exported)
+    noted(partial(_exported, model, args, kwargs, shapes, device, way))
     return exported
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from pipeline.aten.types import Argument, Target
+from pipeline.frontend.assigned_data import set_data
 
 
 def legacy(override: Callable[..., object]) -> Callable[..., object]:
@@ -16,6 +17,8 @@ def legacy(override: Callable[..., object]) -> Callable[..., object]:
     def override_older(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
             return override(self, torch.Tensor.detach, args[:1], {})
+        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+            return set_data, args, {}
         if func is torch.where or func is torch.Tensor.where:
             args, kwargs = _by_bools(func, args, kwargs or {})
         return override(self, func, args, kwargs)

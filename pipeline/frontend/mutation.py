@@ -25,6 +25,7 @@ from torch.fx.node import map_arg
 from pipeline.aten.graphs import copied_node, over, results
 from pipeline.aten.naming import origin, unlike
 from pipeline.aten.types import Argument, Target
+from pipeline.errors import CaptureError, source_line
 from pipeline.frontend.aliases import Unknown, mutates, touched, viewed
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.frontend.views import MULTIPLE, View
@@ -177,6 +178,10 @@ class _Rewriter:
 
 
 def _change(spec: InputSpec, value: Node) -> OutputSpec:
+    if spec.kind == InputKind.CONSTANT_TENSOR:
+        where = source_line(value)
+        why = f"the model writes to {spec.target}, a tensor that is no buffer{where and f' ({where})'}"
+        raise CaptureError(why, f"self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …) makes it one")
     if spec.kind not in KINDS:
         raise Unknown(value)
     target = spec.target if spec.kind == InputKind.BUFFER else spec.arg.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.export import _trace, exported_program
 from torch.fx.experimental import proxy_tensor, symbolic_shapes
+from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.converters.overlap import unfold_backward
@@ -34,6 +36,7 @@ from pipeline.frontend import (
     quiet,
     recurrences,
     scalar_indices,
+    seeds,
     spectra,
     stale_constants,
     symbolic_kernels,
@@ -44,7 +47,6 @@ from pipeline.frontend import (
 from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Kernel, Replacement
-from pipeline.frontend.untouched import hooked
 from pipeline.shapes import questions
 
 aten = torch.ops.aten
@@ -55,6 +57,12 @@ def _overridden(own: Kernel) -> Kernel:
     own = effects.indexing(scalar_indices.writing(known_numbers.indexing(own)))
     return legacy.legacy(spectra.of_any_length(packed.packing(data_checks.holding(own))))
 
+
+SEEDS: Final = (
+    *((owner, ("manual_seed", "seed", "set_rng_state")) for owner in (torch, torch.random)),
+    (torch.cuda, ("manual_seed", "manual_seed_all")),
+)
+"""The functions that seed a generator, and where models find them."""
 
 TABLE: Final = (
     Replacement(
@@ -253,10 +261,9 @@ TABLE: Final = (
     Replacement(
         _trace,
         "register_buffer_assignment_hook",
-        hooked,
-        "leaves its hook on the buffers of all modules behind where it fails",
+        lambda _: lambda module, assigned: RemovableHandle(OrderedDict()),
+        "writes the buffers of the model itself where it assigns them, and not those of its parts",
         during="export",
-        before=(2, 13),
     ),
     Replacement(
         _trace,
@@ -332,6 +339,17 @@ TABLE: Final = (
             during="called",
         )
         for name in ("is_compiling", "is_exporting")
+    ),
+    *(
+        Replacement(
+            owner,
+            name,
+            seeds.refused,
+            "seeds as it traces, and gives a graph that draws other numbers in each call",
+            during="export",
+        )
+        for owner, names in SEEDS
+        for name in names
     ),
     Replacement(
         torch.cuda,

@@ -3,7 +3,7 @@ object, say) as a constant, even if it is a buffer as well; a write to one is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.export import ExportedProgram
@@ -11,7 +11,9 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from pipeline.aten.graphs import copied_node, over
 from pipeline.aten.types import Argument
+from pipeline.errors import CaptureError
 from pipeline.frontend.aliases import storage_of
+from pipeline.runtime.overlap import overlap
 
 
 def shared(
@@ -41,6 +43,20 @@ def _twins(exported: ExportedProgram) -> Mapping[str, str]:
     lifted = [(s.arg.name, exported.constants.get(str(s.target))) for s in specs if s.kind == InputKind.CONSTANT_TENSOR]
     found = {name: known.get(_place(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
     return {name: buffer for name, buffer in found.items() if buffer is not None}
+
+
+def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str], read: Collection[str]) -> None:
+    """Raise an error if a model writes one of its tensors, at a line, and reads another that lies in the same memory.
+
+    Raises:
+        CaptureError: it does: a program keeps each by itself, and the other would stay as it is.
+    """
+    for name, line in written.items():
+        for other in read:
+            if other != name and overlap(tensors[name], tensors[other]):
+                writes = f"the model writes to {name}{line and f' ({line})'}"
+                why = f"{writes}, and reads {other}, which lies in the same memory"
+                raise CaptureError(f"{why}: a program keeps each by itself", f"make {other} in forward, of {name}")
 
 
 def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:

@@ -13,7 +13,7 @@ from pipeline.frontend import gpu_answers, moved, stale_constants
 from pipeline.frontend.replaced import TABLE
 from pipeline.frontend.replacement import Places
 from pipeline.frontend.transforms import levels_left
-from pipeline.frontend.untouched import checks_left, hooks_removed
+from pipeline.frontend.untouched import checks_left
 
 _places = Places(TABLE)
 one_export: Final = threading.RLock()
@@ -32,7 +32,7 @@ def tracing() -> Iterator[None]:
 @contextmanager
 def _as_before() -> Iterator[None]:
     """A context after which torch has what it had before: where an export fails, it leaves some of it changed."""
-    with levels_left(), checks_left(), hooks_removed():
+    with levels_left(), checks_left():
         yield
 
 

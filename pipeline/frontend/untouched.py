@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
 from logging import Logger
@@ -26,20 +25,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.types import Argument
-from pipeline.frontend.undoing import set_to, undoing
+from pipeline.frontend.undoing import undoing
 from pipeline.program import version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
+PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
 MOST: Final = 1_000
 """The most elements of a container in which objects are looked for."""
 OBJECTS: Final = 10_000
 """So many objects are looked at: a module may hold what holds a whole program (a trainer, a set of data)."""
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
-
-_hooks: ContextVar[list[RemovableHandle]] = ContextVar("hooks on buffers")
 
 
 @contextmanager
@@ -48,9 +45,9 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
     modules. What other objects hold is theirs, unless it is fake: then they hold what they held before, and a
     ``functools.lru_cache`` is empty."""
-    spaces, others = [_Space.of(vars(module)) for module in model.modules()], _others(model)
-    objects = [_Space.of(vars(each)) for each in others]
-    caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), others))]
+    spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
+    objects = [Space.of(vars(each)) for each in beside]
+    caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
     buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
 
     def restore() -> None:
@@ -82,43 +79,24 @@ def checks_left() -> Iterator[None]:
         yield
 
 
-def hooked(own: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle]:
-    """Wrap torch's `register_buffer_assignment_hook` to know its hooks, which are for all modules of the process."""
-
-    def register(*args: Argument) -> RemovableHandle:
-        hook = own(*args)
-        _hooks.get().append(hook)
-        return hook
-
-    return register
-
-
-@contextmanager
-def hooks_removed() -> Iterator[None]:
-    """A context after which no hook is left that torch set on buffers: a failed export leaves its own, and the model
-    then fails where it sets a buffer."""
-    hooks: list[RemovableHandle] = []
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    with undoing(remove), set_to(_hooks, hooks):
-        yield
-
-
-def _others(model: torch.nn.Module) -> list[object]:
-    """The objects of other classes that a model's modules hold, and those hold, themselves or in containers."""
-    found: dict[int, object] = {}
-    left = [value for module in model.modules() for value in vars(module).values()]
+def others(model: torch.nn.Module) -> list[tuple[str, object]]:
+    """The objects of other classes that a model's modules hold, and those hold, themselves or in containers, each
+    with the attributes that lead to it."""
+    found: dict[int, tuple[str, object]] = {}
+    left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
     while left and len(found) < OBJECTS:
-        value = left.pop()
+        place, value = left.pop()
         if type(value) in (*CONTAINERS, tuple) and len(value) <= MOST:
-            left.extend(value.values() if isinstance(value, dict) else value)
+            left.extend((place, each) for each in (value.values() if isinstance(value, dict) else value))
         elif id(value) not in found and _is_plain(value):
-            found[id(value)] = value
-            left.extend(vars(value).values())
+            found[id(value)] = place, value
+            left.extend((within(place, name), each) for name, each in vars(value).items())
     return [*found.values()]
+
+
+def within(path: str, name: str) -> str:
+    """The path of an attribute."""
+    return f"{path}.{name}" if path else name
 
 
 def _is_plain(value: object) -> bool:
@@ -154,32 +132,75 @@ def _has_fakes(value: object, deep: bool = True) -> bool:
 
 
 @frozen
-class _Space:
+class Space:
     """The attributes of an object, and what was in them."""
 
     now: dict[str, Argument]
     before: dict[str, Argument]
-    contents: Sequence[tuple[Argument, Argument]]
+    contents: Mapping[int, tuple[Argument, Argument]]
 
     @classmethod
-    def of(cls, space: dict[str, Argument]) -> _Space:
+    def of(cls, space: dict[str, Argument]) -> Space:
         """What is there at the moment."""
-        return cls(space, dict(space), [(v, v.copy()) for v in space.values() if type(v) in CONTAINERS])
+        held = (each for value in space.values() for each in _containers(value))
+        return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
     def has_fakes(self) -> bool:
         """Whether a fake tensor is there that was not."""
         new = (value for name, value in self.now.items() if self.before.get(name) is not value)
-        return any(map(_has_fakes, (*new, *(container for container, _ in self.contents))))
+        return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
+
+    def changed(self) -> Iterator[tuple[str, object]]:
+        """The attributes that are another object than before, or have others in them; not those of equal numbers."""
+        for name in {**self.before, **self.now}:
+            value, before = self.now.get(name), self.before.get(name)
+            if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
+                yield name, value
+
+    def filled_in(self, name: str) -> Sequence[object] | None:
+        """What is new in an attribute that held nothing, or a dict that has kept its entries; None if more changed."""
+        value, before = self.now.get(name), self.before.get(name)
+        if before is None:
+            return [value]
+        if value is not before or type(value) is not dict or any(map(self._is_filled, [*_containers(value)][1:])):
+            return None
+        _, old = self.contents[id(value)]
+        return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
+
+    def _is_filled(self, container: Argument) -> bool:
+        """Whether a container has other contents than before."""
+        _, before = self.contents.get(id(container), (None, container))
+        return not _same(_rows(container), _rows(before))
 
     def restore(self) -> None:
         """Put back what was there."""
         for name in self.now.keys() - self.before.keys():
             del self.now[name]
         self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
-        for container, before in self.contents:
+        for container, before in self.contents.values():
             if not _same(_rows(container), _rows(before)):
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(before)
+
+
+def _containers(value: Argument) -> Iterator[Argument]:
+    """A list, dict or set, and those in it."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if type(each) in CONTAINERS:
+            yield each
+        if type(each) in (*CONTAINERS, tuple) and len(each) <= MOST:
+            left.extend(each.values() if isinstance(each, dict) else each)
+
+
+def _equal(one: Argument, other: Argument) -> bool:
+    """Whether two values are one object, or the same number, text or tuple of these."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return isinstance(one, PLAIN) and one == other
 
 
 def _rows(container: Argument) -> Iterable[tuple[object, object]]:

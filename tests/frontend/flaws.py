@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import pipeline
 from pipeline.aten.whole import RECURRENT
 from pipeline.frontend import tracing
+from pipeline.frontend.replaced import SEEDS
 from pipeline.frontend.violations import kept_violations
 from tests.frontend.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, differs
 from tests.frontend.made_up import adds_elements, there_are_two
@@ -244,26 +245,36 @@ def reads_what_was_before() -> bool:
     return any(node.args[1] == [0, 1] for node in program.graph.nodes if node.target is aten.repeat.default)
 
 
-class SetsAndFails(torch.nn.Module):
-    """Sets a buffer, and then fails."""
+class Swaps(torch.nn.Module):
+    """Exchanges two buffers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("one", torch.zeros(1))
+        self.register_buffer("other", torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls = self.calls + 1
-        raise ValueError("no result")
+        self.one, self.other = self.other, self.one
+        return x
 
 
-def leaves_hooks() -> bool:
-    hooks = torch.nn.modules.module._global_buffer_registration_hooks
-    before = set(hooks)
-    assert fails(lambda: pipeline.capture(SetsAndFails(), (ROW,)))
-    left = hooks.keys() - before
-    for key in left:
-        del hooks[key]
-    return bool(left)
+def loses_exchanged_buffers() -> bool:
+    program = pipeline.capture(Swaps(), (ROW,))
+    return len({output.value for output in program.outputs}) < 3
+
+
+def seeds(name: str) -> Callable[[], bool]:
+    """Whether a model that calls a function which seeds, somewhere, is not refused with the line that does."""
+
+    def is_missed(owner: Any) -> bool:
+        given = (torch.get_rng_state(),) if name == "set_rng_state" else () if name == "seed" else (0,)
+        try:
+            pipeline.capture(Calls(lambda x: (getattr(owner, name)(*given), x)[1]), (ROW,))
+        except pipeline.CaptureError as error:
+            return "flaws.py" not in error.message
+        return True
+
+    return lambda: any(is_missed(owner) for owner, names in SEEDS if name in names)
 
 
 def holding(function: Callable[..., Any]) -> Callable[[], bool]:
@@ -340,7 +351,8 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_remove_unnecessary_copy_op_pass": copy_is_lost,
     "_remove_unneccessary_copy_op_pass": copy_is_lost,
     "produce_guards_and_solve_constraints": gives_no_program,
-    "register_buffer_assignment_hook": leaves_hooks,
+    "register_buffer_assignment_hook": loses_exchanged_buffers,
+    **{name: seeds(name) for name in ("manual_seed", "manual_seed_all", "seed", "set_rng_state")},
     "get_class_if_classified_error": is_printed,
     "handle": is_logged,
     "__call__": lambda: bool(higher_order(lambda x: flex_attention(*[x[None, None]] * 3)[0, 0])),
