@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -43,6 +44,7 @@ from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.recipes import Recipe
 from pipeline.runtime.inputs import children
+from pipeline.runtime.opened_file import FileWeights, OpenedFile
 from pipeline.runtime.plan import LayoutBuilder
 from pipeline.runtime.snapshot import AbsentWeights
 from pipeline.trt import has_gpu
@@ -145,7 +147,12 @@ class Loader:
         self.manifest = manifest_of(self.reader)
         self.missing = ""
         digests = {name: self.digest(name) for name in self.long()}
+        self.opened = self.watched(file, digests)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
+
+    def watched(self, file: BinaryIO, digests: Mapping[str, str]) -> tuple[OpenedFile, ...]:
+        """The file, which notices from now on that it is overwritten."""
+        return (_opened_file(file, self.path, lambda again: _has(Reader(again, str(self.path)), digests)),)
 
     def long(self) -> list[str]:
         """The entries that threads check against their digests."""
@@ -203,7 +210,7 @@ class Loader:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
         rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
-        return tuple(engine_of(engine, memory[at.data : at.end]) for engine, at in rows)
+        return tuple(evolve(engine_of(e, memory[at.data : at.end]), file=self.opened[0]) for e, at in rows)
 
     def tensors(self) -> Callable[[Kept], torch.Tensor]:
         """What gives the tensors: the file itself, and the one beside it."""
@@ -223,6 +230,8 @@ class Loader:
             with opened(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
+                same = partial(_has_digest, digest=kept.sha256, size=kept.size)
+                self.opened = (*self.opened, _opened_file(file, beside, same))
                 return self.mapped(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
         return Source()
@@ -237,7 +246,9 @@ class Loader:
     def named(self, kept: Mapping[str, Kept]) -> FrozenDict[str, torch.Tensor]:
         """Tensors by their names in the program."""
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
-        return AbsentWeights(found, self.missing) if self.missing else FrozenDict(found)
+        if self.missing:
+            return AbsentWeights(found, self.missing, self.opened)
+        return FileWeights(found, self.opened) if self.opened else FrozenDict(found)
 
     def partitioned(self) -> Partitioned:
         """The program in its segments."""
@@ -296,6 +307,24 @@ class Loader:
         for node, row in zip(made.graph.nodes, rows, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return made
+
+
+def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:
+    """A file that stays open when the loader is done; ``same`` says whether it still has the same bytes."""
+    again = os.fdopen(os.dup(file.fileno()), "rb")
+    return OpenedFile(again, str(path), lambda: same(again))
+
+
+def _has(reader: Reader, digests: Mapping[str, str]) -> bool:
+    """Whether a file has these entries."""
+    try:
+        return all(reader.verify(name, digest) for name, digest in digests.items())
+    except ArtifactError:
+        return False
+
+
+def _has_digest(file: BinaryIO, digest: str, size: int) -> bool:
+    return SharedFile(file).digest(0, size) == digest
 
 
 def check_recipes(recipes: Iterable[Recipe], libraries: Collection[str] | None = ()) -> None:

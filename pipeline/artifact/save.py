@@ -40,6 +40,7 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Verdict, version
 from pipeline.runtime.atomic import replacing
+from pipeline.runtime.opened_file import check_files
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 
@@ -67,11 +68,14 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         ArtifactError: something of the program cannot be kept; the message names it.
         OSError: the file cannot be written.
     """
-    place, tensors = Path(path), Tensors()
-    with replacing(place) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
+    check_files(compiled.program.parameters)
+    place, tensors, entries = Path(path), Tensors(), dict[str, Any]()
+    size = lambda: sum(size for _, size, _ in entries.values())  # noqa: E731 - known when it is asked
+    with replacing(place, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
         plans = _kept_engines(compiled)[1]
         begun = thread.submit(_add_all, writer, plans)
-        manifest, entries = described(compiled, tensors)
+        manifest, found = described(compiled, tensors)
+        entries.update(found)
         stored = _stored(_checked(weights), place, *_parted(compiled.program, tensors), entries)
         ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
         begun.result()
@@ -142,7 +146,7 @@ def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" has them in it')
     header = tensors.header()
     size = len(header) + tensors.nbytes
-    with replacing(path) as file, SummedWriter(file) as summed:
+    with replacing(path, size=lambda: size) as file, SummedWriter(file) as summed:
         sha256, _ = summed.write(_chain(header, tensors), size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
@@ -209,7 +213,7 @@ def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
     """The manifest's record of an engine, whose plan becomes an entry, one for all engines that have it."""
     name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
-    entries.setdefault(name, ([memoryview(engine.plan)], engine.nbytes, known))
+    entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
     names = engine.bindings, engine.weights, engine.stripped
     return KeptEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
 

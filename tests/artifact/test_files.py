@@ -229,7 +229,7 @@ LEFT_OUT = {
     Partitioned: {"program"},
     Compiled: {"partitioned", "took"},
     Verdict: {"choice", "others"},
-    Engine: {"plan", "key"},
+    Engine: {"plan", "key", "file"},
 }
 
 
