@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact.allocations import largest, most_of
 from pipeline.artifact.codec import at
+from pipeline.artifact.consistency import check_manifest, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import KeptNode
 from pipeline.artifact.json_data import decoded
@@ -28,7 +30,6 @@ from pipeline.artifact.manifest import (
     KeptSource,
     KeptVerdict,
     Manifest,
-    check_names,
 )
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import stand_in
@@ -114,7 +115,7 @@ def manifest_of(reader: Reader) -> Manifest:
         )
     found = _read(reader, data, Manifest, "manifest.json")
     try:
-        check_names(found)
+        check_manifest(found)
     except ArtifactError as error:
         raise reader.broken(error.message) from None
     return found
@@ -145,7 +146,8 @@ class Loader:
         self.file, self.path, self.threads, self.libraries = file, path, threads, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
-        self.missing = ""
+        self.missing, kept = "", self.manifest
+        self.most = most_of((each.nbytes for each in kept.parameters.values()), kept.computed)
         digests = {name: self.digest(name) for name in self.long()}
         self.opened = self.watched(file, digests)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
@@ -166,9 +168,11 @@ class Loader:
         self.kept_source = self.entry(kept.source, KeptSource) if kept.source else None
         self.tensor = self.tensors()
         try:
-            check_recipes([*kept.constants.values(), *kept.refit_map.values()], self.libraries)
+            check_weights(networks, kept)
+            partitioned = self.partitioned()
+            check_recipes([*kept.constants.values(), *kept.refit_map.values()], kept, self.libraries, self.most)
             compiled = Compiled(
-                partitioned=self.partitioned(),
+                partitioned=partitioned,
                 networks=networks,
                 engines=self.engines(),
                 refit_map=kept.refit_map,
@@ -303,7 +307,7 @@ class Loader:
         """A graph of nodes, over the graphs and tensors that segments have."""
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}
-        made = graphs.Reader(self.tensor, self.libraries).module(rows, inner.items(), tensors.items())
+        made = graphs.Reader(self.tensor, self.libraries, self.most).module(rows, inner.items(), tensors.items())
         for node, row in zip(made.graph.nodes, rows, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return made
@@ -327,10 +331,14 @@ def _has_digest(file: BinaryIO, digest: str, size: int) -> bool:
     return SharedFile(file).digest(0, size) == digest
 
 
-def check_recipes(recipes: Iterable[Recipe], libraries: Collection[str] | None = ()) -> None:
-    """Raise an error if a recipe calls what no file may call."""
+def check_recipes(recipes: Sequence[Recipe], kept: Manifest, libraries: Collection[str] | None, most: int) -> None:
+    """Raise an error if a recipe calls what no file may call, or computes a tensor of more than ``most`` bytes."""
     for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
         at("a weight's recipe", lambda name: target_of(name, libraries), target)
+    size = largest(recipes, {name: (each.dtype, each.shape) for name, each in kept.parameters.items()})
+    if size > most:
+        why = f"a weight's recipe computes {size} bytes, and its file says that no tensor has more than {most}"
+        raise MalformedError(why)
 
 
 def check_whole(compiled: Compiled, reader: Reader) -> None:

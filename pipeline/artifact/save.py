@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve
 
-from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact import allocations, codec, graphs, kept_settings, pytrees
 from pipeline.artifact.adapters import is_adapter
+from pipeline.artifact.consistency import check_names
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.json_data import encoded
@@ -28,7 +29,6 @@ from pipeline.artifact.manifest import (
     KeptWeights,
     Manifest,
     Versions,
-    check_names,
 )
 from pipeline.artifact.sums import SummedWriter
 from pipeline.artifact.tensors import Tensors
@@ -197,6 +197,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         modules=FrozenDict(_modules(program)),
         source=SOURCE if source is not None else "",
         profiles=program.profiles,
+        computed=_computed(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries
@@ -243,6 +244,20 @@ def _source(program: Program, tensors: Tensors) -> KeptSource | None:
 def _verdict(verdict: Verdict) -> KeptVerdict:
     converter = verdict.choice.support.name if verdict.choice is not None else ""
     return KeptVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
+
+
+def _computed(compiled: Compiled) -> int:
+    """The bytes of the largest tensor that the program computes as a constant, where that is worth saying."""
+    program = compiled.program
+    engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
+    parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
+    found = allocations.largest([*program.constants.values(), *compiled.refit_map.values()], parameters)
+    for each in filter(None, (program, program.source)):
+        graphs = (m.graph for m in each.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
+        nodes = (node for graph in graphs for node in graph.nodes if node.name not in engines or each is not program)
+        found = max([found, *(allocations.filled(n.target, n.args, n.kwargs) for n in nodes)])
+    needs_no_word = allocations.most_of((tensor.nbytes for tensor in program.parameters.values()), 0)
+    return found if found > needs_no_word else 0
 
 
 def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:

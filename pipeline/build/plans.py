@@ -132,7 +132,7 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 @contextmanager
 def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
-    """A context in which temporary files are written; one that is too large for the disk is a `BuildError` that says so.
+    """A context in which temporary files are written; one too large for the disk is a `BuildError` that says so.
     ``written``: the file of a plan, or how many bytes there are to write."""
     try:
         yield
