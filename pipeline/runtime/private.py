@@ -8,6 +8,9 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Final
 
+ROOT: Final = 0
+"""The user who can change everything anyway."""
+
 MODE: Final = 0o600
 """The permissions of the files of a cache."""
 
@@ -67,5 +70,5 @@ def _check(found: os.stat_result, path: Path) -> None:
 
 
 def _check_owner(found: os.stat_result, path: Path) -> None:
-    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
+    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), ROOT):
         raise OSError(f"{path} belongs to another user ({found.st_uid}): choose a folder of your own")

@@ -81,6 +81,23 @@ def test_a_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: Path, ca
     assert attached(path).handle.data == MAGIC + b"one"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_kernels_that_others_could_write_are_not_read(tmp_path: Path, caplog: Any) -> None:
+    path = tmp_path / "a.kernels"
+    first = attached(path)
+    first.handle.data += b"one"
+    assert first.save()
+    path.chmod(0o666)
+    with caplog.at_level(logging.WARNING):
+        assert attached(path).handle.data == MAGIC
+    assert "others can write to" in caplog.text
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes().replace(b"one", b"two"))
+    with caplog.at_level(logging.WARNING):
+        assert attached(path).handle.data == MAGIC
+    assert "were altered" in caplog.text
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "file").write_text("not a folder")
     cache = attached(tmp_path / "file" / "a.kernels")
