@@ -64,10 +64,8 @@ class Recipe:
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters it reads, in order of first use."""
         made = {step.name for step in self.steps}
-        refs = [r for step in self.steps for r in _refs((step.args, tuple(v for _, v in step.kwargs)))] + [
-            self.result.name
-        ]
-        return tuple(dict.fromkeys(r for r in refs if r not in made))
+        read = [r for step in self.steps for r in refs((step.args, tuple(v for _, v in step.kwargs)))]
+        return tuple(dict.fromkeys(r for r in (*read, self.result.name) if r not in made))
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The constant for these parameters, on the CPU and contiguous; the parameters are not changed.
@@ -162,11 +160,12 @@ def _resolve(value: object, values: Mapping[str, object], device: torch.device) 
     return device if value == CPU and isinstance(value, str) else value
 
 
-def _refs(value: object) -> list[str]:
+def refs(value: object) -> list[str]:
+    """The names that an argument refers to."""
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):
-        return [name for v in value for name in _refs(v)]
+        return [name for v in value for name in refs(v)]
     return []
 
 

@@ -164,7 +164,7 @@ class Cached:
         if not self.keep:
             return made
         try:
-            files.write(wanted.key, packed(wanted.entry(made), made.plan))
+            files.write(wanted.key, packed(wanted.entry(made), made.checked()))
         except Exception as error:
             warn(f"{wanted.order.name} cannot be kept in the engine cache: {type(error).__name__}: {error}")
             return made

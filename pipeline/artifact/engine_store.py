@@ -20,6 +20,7 @@ from pipeline.artifact.engine_entry import Buffer
 from pipeline.errors import ArtifactWarning
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.engine_cache import cache_folder
+from pipeline.runtime.private import MODE, make_private, opened_private
 
 SUFFIX = ".engine"
 ABANDONED = 3600.0
@@ -111,8 +112,9 @@ class DiskStore:
     """An engine cache in a folder. Beyond its size, the least recently used entries are deleted.
 
     Any number of threads and processes may share it. An entry appears complete or not at all, even if a process is
-    killed; one that was altered is deleted with a warning. While one process builds an engine, others that want the
-    same one wait for it.
+    killed; one that was altered is deleted with a warning. The folder and its entries belong to the user, and nobody
+    else can write to them; otherwise a warning says so, and nothing is read. While one process builds an engine, others
+    that want the same one wait for it.
 
     folder: its path; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
     size: the most bytes that all entries may have together.
@@ -143,14 +145,12 @@ class DiskStore:
         """Return an entry's file, which counts as used now, and its size; in the file, its SHA-256 follows it."""
         path = self._path(key)
         try:
-            file = path.open("rb")
+            file = opened_private(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             warn(f"the engine cache {self.folder} cannot be read: {error}")
             return None
-        with suppress(OSError):  # evicted meanwhile, or in a folder that this process cannot write to
-            os.utime(path)
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
@@ -163,8 +163,8 @@ class DiskStore:
             )
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
+            make_private(self.folder)
+            with replacing(path, mode=MODE, size=lambda: size) as file:
                 sha256 = hashlib.sha256()
                 for view in views:
                     sha256.update(view)
@@ -199,7 +199,8 @@ class DiskStore:
         folder = self.folder / "locks"
         lock = filelock.FileLock(folder / name)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
+            make_private(folder)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
             warn(f"the engine cache {self.folder} cannot be locked ({error}): an engine may be built twice")
@@ -228,6 +229,6 @@ class DiskStore:
 
 def _stat(path: Path) -> os.stat_result | None:
     try:
-        return path.stat()
+        return path.lstat()
     except FileNotFoundError:
         return None

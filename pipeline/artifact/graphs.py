@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from torch.fx.node import map_aggregate
 
 from pipeline.artifact import codec, operators, values
+from pipeline.artifact.allocations import filled
 from pipeline.artifact.codec import Json, at
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.malformed import MalformedError
@@ -159,11 +160,12 @@ class Reader:
     """Makes graphs of their rows.
 
     held: gives a tensor. libraries: the namespaces of other libraries whose operators are allowed; `operators.ANY` for
-    all.
+    all. most: the bytes of the largest tensor that a node may fill.
     """
 
     held: Held
-    libraries: Collection[str] | None = ()
+    libraries: Collection[str] | None
+    most: int
 
     def module(
         self,
@@ -186,7 +188,7 @@ class Reader:
         for path, tensor in held.items():
             parent, name = _parent(root, path)
             parent.register_buffer(name, tensor, persistent=False)
-        nodes = Nodes(inner.keys(), held.keys(), self.libraries)
+        nodes = Nodes(inner.keys(), held.keys(), self.libraries, self.most)
         for row in rows:
             at(f"node {row.name[:80]}", nodes.add, row)
         return GraphOfFile(root, nodes.graph)
@@ -209,8 +211,10 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 class Nodes:
     """Adds nodes to a new graph in order. ``graphs`` and ``tensors`` are the paths that nodes may read."""
 
-    def __init__(self, graphs: Collection[str], tensors: Collection[str], libraries: Collection[str] | None) -> None:
-        self.graphs, self.tensors, self.libraries = graphs, tensors, libraries
+    def __init__(
+        self, graphs: Collection[str], tensors: Collection[str], libraries: Collection[str] | None, most: int
+    ) -> None:
+        self.graphs, self.tensors, self.libraries, self.most = graphs, tensors, libraries, most
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
 
@@ -264,6 +268,8 @@ class Nodes:
             known = set()
         if strange := sorted(kwargs.keys() - known):
             raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
+        if (size := filled(target, args, kwargs)) > self.most:
+            raise MalformedError(f"it fills {size} bytes, and its file says that no tensor has more than {self.most}")
         if isinstance(target, torch._ops.HigherOrderOperator):
             count = operators.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args

@@ -62,6 +62,8 @@ def _lines(made: Description) -> Iterator[str]:
         refit = ", refittable" * engine.refittable + ", without weights" * engine.stripped
         yield f"engine {engine.name}: {in_bytes(made.sizes[engine.entry])}, {engine.library}{targets}{refit}"
     yield _weights(made)
+    if kept.computed:
+        yield f"constants are computed, the largest has {in_bytes(kept.computed)}"
     yield from (f"in PyTorch: {fallback}" for fallback in kept.fallbacks)
     yield from (f"needs the library {name}, imported before it is loaded" for name in kept.libraries)
     if versions.gpu:

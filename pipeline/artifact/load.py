@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -14,7 +15,9 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact.allocations import largest, most_of
 from pipeline.artifact.codec import at
+from pipeline.artifact.consistency import check_manifest, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import KeptNode
 from pipeline.artifact.json_data import decoded
@@ -27,7 +30,6 @@ from pipeline.artifact.manifest import (
     KeptSource,
     KeptVerdict,
     Manifest,
-    check_names,
 )
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import stand_in
@@ -43,6 +45,7 @@ from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.recipes import Recipe
 from pipeline.runtime.inputs import children
+from pipeline.runtime.opened_file import FileWeights, OpenedFile
 from pipeline.runtime.plan import LayoutBuilder
 from pipeline.runtime.snapshot import AbsentWeights
 from pipeline.trt import has_gpu
@@ -112,7 +115,7 @@ def manifest_of(reader: Reader) -> Manifest:
         )
     found = _read(reader, data, Manifest, "manifest.json")
     try:
-        check_names(found)
+        check_manifest(found)
     except ArtifactError as error:
         raise reader.broken(error.message) from None
     return found
@@ -143,9 +146,15 @@ class Loader:
         self.file, self.path, self.threads, self.libraries = file, path, threads, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
-        self.missing = ""
+        self.missing, kept = "", self.manifest
+        self.most = most_of((each.nbytes for each in kept.parameters.values()), kept.computed)
         digests = {name: self.digest(name) for name in self.long()}
+        self.opened = self.watched(file, digests)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
+
+    def watched(self, file: BinaryIO, digests: Mapping[str, str]) -> tuple[OpenedFile, ...]:
+        """The file, which notices from now on that it is overwritten."""
+        return (_opened_file(file, self.path, lambda again: _has(Reader(again, str(self.path)), digests)),)
 
     def long(self) -> list[str]:
         """The entries that threads check against their digests."""
@@ -159,9 +168,11 @@ class Loader:
         self.kept_source = self.entry(kept.source, KeptSource) if kept.source else None
         self.tensor = self.tensors()
         try:
-            check_recipes([*kept.constants.values(), *kept.refit_map.values()], self.libraries)
+            check_weights(networks, kept)
+            partitioned = self.partitioned()
+            check_recipes([*kept.constants.values(), *kept.refit_map.values()], kept, self.libraries, self.most)
             compiled = Compiled(
-                partitioned=self.partitioned(),
+                partitioned=partitioned,
                 networks=networks,
                 engines=self.engines(),
                 refit_map=kept.refit_map,
@@ -203,7 +214,7 @@ class Loader:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
         rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
-        return tuple(engine_of(engine, memory[at.data : at.end]) for engine, at in rows)
+        return tuple(evolve(engine_of(e, memory[at.data : at.end]), file=self.opened[0]) for e, at in rows)
 
     def tensors(self) -> Callable[[Kept], torch.Tensor]:
         """What gives the tensors: the file itself, and the one beside it."""
@@ -223,6 +234,8 @@ class Loader:
             with opened(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
+                same = partial(_has_digest, digest=kept.sha256, size=kept.size)
+                self.opened = (*self.opened, _opened_file(file, beside, same))
                 return self.mapped(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
         return Source()
@@ -237,7 +250,9 @@ class Loader:
     def named(self, kept: Mapping[str, Kept]) -> FrozenDict[str, torch.Tensor]:
         """Tensors by their names in the program."""
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
-        return AbsentWeights(found, self.missing) if self.missing else FrozenDict(found)
+        if self.missing:
+            return AbsentWeights(found, self.missing, self.opened)
+        return FileWeights(found, self.opened) if self.opened else FrozenDict(found)
 
     def partitioned(self) -> Partitioned:
         """The program in its segments."""
@@ -292,16 +307,38 @@ class Loader:
         """A graph of nodes, over the graphs and tensors that segments have."""
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}
-        made = graphs.Reader(self.tensor, self.libraries).module(rows, inner.items(), tensors.items())
+        made = graphs.Reader(self.tensor, self.libraries, self.most).module(rows, inner.items(), tensors.items())
         for node, row in zip(made.graph.nodes, rows, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return made
 
 
-def check_recipes(recipes: Iterable[Recipe], libraries: Collection[str] | None = ()) -> None:
-    """Raise an error if a recipe calls what no file may call."""
+def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:
+    """A file that stays open when the loader is done; ``same`` says whether it still has the same bytes."""
+    again = os.fdopen(os.dup(file.fileno()), "rb")
+    return OpenedFile(again, str(path), lambda: same(again))
+
+
+def _has(reader: Reader, digests: Mapping[str, str]) -> bool:
+    """Whether a file has these entries."""
+    try:
+        return all(reader.verify(name, digest) for name, digest in digests.items())
+    except ArtifactError:
+        return False
+
+
+def _has_digest(file: BinaryIO, digest: str, size: int) -> bool:
+    return SharedFile(file).digest(0, size) == digest
+
+
+def check_recipes(recipes: Sequence[Recipe], kept: Manifest, libraries: Collection[str] | None, most: int) -> None:
+    """Raise an error if a recipe calls what no file may call, or computes a tensor of more than ``most`` bytes."""
     for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
         at("a weight's recipe", lambda name: target_of(name, libraries), target)
+    size = largest(recipes, {name: (each.dtype, each.shape) for name, each in kept.parameters.items()})
+    if size > most:
+        why = f"a weight's recipe computes {size} bytes, and its file says that no tensor has more than {most}"
+        raise MalformedError(why)
 
 
 def check_whole(compiled: Compiled, reader: Reader) -> None:

@@ -12,7 +12,6 @@ from attrs import field, frozen
 from pipeline.agreement import Agreement, Healed
 from pipeline.artifact.codec import Json
 from pipeline.artifact.graphs import KeptGraph, KeptNode
-from pipeline.artifact.json_data import check_name
 from pipeline.artifact.tensors import Kept
 from pipeline.aten.support import Rejection
 from pipeline.compiled import RefitMap
@@ -102,7 +101,7 @@ class Versions:
 class Manifest:
     """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
     PyTorch; ``modules`` has the class of each module that made a node, by its path; ``source`` is the entry of the
-    program that was decomposed."""
+    program that was decomposed; ``computed`` the bytes of the largest tensor that is computed as a constant."""
 
     format: str
     schema: int
@@ -138,11 +137,4 @@ class Manifest:
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
     profiles: tuple[FrozenDict[str, Range], ...] = ()
     source: str = ""
-
-
-def check_names(kept: Manifest) -> None:
-    """Raise an error if a name does not print on one line: names stand in reports, pages and configurations."""
-    for part in (*kept.inputs, *kept.outputs, *kept.segments, *kept.engines):
-        check_name(part.name)
-    for name in (*kept.parameters, *kept.shapes, *kept.libraries, *kept.modules, kept.weights.file):
-        check_name(name)
+    computed: int = 0

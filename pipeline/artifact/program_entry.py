@@ -4,10 +4,10 @@ and without the captured program's own tensors."""
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from attrs import evolve
@@ -24,6 +24,7 @@ from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Program
+from pipeline.runtime.opened_file import OpenedFile
 from pipeline.stages.decompose import source_of
 
 GIVEN = "captured "
@@ -69,6 +70,10 @@ class EntryLoader(Loader):
     def long(self) -> list[str]:
         """The tensors of the entry; the engine cache checks the plans."""
         return [*filter(None, [self.manifest.weights.entry])]
+
+    def watched(self, file: BinaryIO, digests: Mapping[str, str]) -> tuple[OpenedFile, ...]:
+        """None: the entry is in memory."""
+        return ()
 
     def tensors(self) -> Callable[[Kept], torch.Tensor]:
         """The sources of tensors: the captured program and the entry."""

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve
 
-from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact import allocations, codec, graphs, kept_settings, pytrees
 from pipeline.artifact.adapters import is_adapter
+from pipeline.artifact.consistency import check_names
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.json_data import encoded
@@ -28,7 +29,6 @@ from pipeline.artifact.manifest import (
     KeptWeights,
     Manifest,
     Versions,
-    check_names,
 )
 from pipeline.artifact.sums import SummedWriter
 from pipeline.artifact.tensors import Tensors
@@ -40,6 +40,7 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Verdict, version
 from pipeline.runtime.atomic import replacing
+from pipeline.runtime.opened_file import check_files
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 
@@ -67,11 +68,14 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         ArtifactError: something of the program cannot be kept; the message names it.
         OSError: the file cannot be written.
     """
-    place, tensors = Path(path), Tensors()
-    with replacing(place) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
+    check_files(compiled.program.parameters)
+    place, tensors, entries = Path(path), Tensors(), dict[str, Any]()
+    size = lambda: sum(size for _, size, _ in entries.values())  # noqa: E731 - known when it is asked
+    with replacing(place, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
         plans = _kept_engines(compiled)[1]
         begun = thread.submit(_add_all, writer, plans)
-        manifest, entries = described(compiled, tensors)
+        manifest, found = described(compiled, tensors)
+        entries.update(found)
         stored = _stored(_checked(weights), place, *_parted(compiled.program, tensors), entries)
         ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
         begun.result()
@@ -142,7 +146,7 @@ def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" has them in it')
     header = tensors.header()
     size = len(header) + tensors.nbytes
-    with replacing(path) as file, SummedWriter(file) as summed:
+    with replacing(path, size=lambda: size) as file, SummedWriter(file) as summed:
         sha256, _ = summed.write(_chain(header, tensors), size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
@@ -193,6 +197,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         modules=FrozenDict(_modules(program)),
         source=SOURCE if source is not None else "",
         profiles=program.profiles,
+        computed=_computed(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries
@@ -209,7 +214,7 @@ def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
     """The manifest's record of an engine, whose plan becomes an entry, one for all engines that have it."""
     name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
-    entries.setdefault(name, ([memoryview(engine.plan)], engine.nbytes, known))
+    entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
     names = engine.bindings, engine.weights, engine.stripped
     return KeptEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
 
@@ -239,6 +244,20 @@ def _source(program: Program, tensors: Tensors) -> KeptSource | None:
 def _verdict(verdict: Verdict) -> KeptVerdict:
     converter = verdict.choice.support.name if verdict.choice is not None else ""
     return KeptVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
+
+
+def _computed(compiled: Compiled) -> int:
+    """The bytes of the largest tensor that the program computes as a constant, where that is worth saying."""
+    program = compiled.program
+    engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
+    parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
+    found = allocations.largest([*program.constants.values(), *compiled.refit_map.values()], parameters)
+    for each in filter(None, (program, program.source)):
+        graphs = (m.graph for m in each.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
+        nodes = (node for graph in graphs for node in graph.nodes if node.name not in engines or each is not program)
+        found = max([found, *(allocations.filled(n.target, n.args, n.kwargs) for n in nodes)])
+    needs_no_word = allocations.most_of((tensor.nbytes for tensor in program.parameters.values()), 0)
+    return found if found > needs_no_word else 0
 
 
 def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:

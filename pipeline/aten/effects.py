@@ -29,8 +29,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "changes or exposes the memory of tensors": """
         set set_ data set_data resize_* resize_as* sparse_resize* _resize_output* _copy_from* copy_sparse_to_sparse
         *pin_memory record_stream _reshape_from_tensor _lazy_clone is_set_to _has_same_storage_numel storage_offset
-        prims.copy_* prims.resize prims.device_put prims.as_strided* prims._* prims.inductor_* prims.sink_tokens
-        prims.rng_prims* prims.fft_* prims.prepare_* prims.is_value*
+        prims.copy_* prims.resize prims.device_put prims.as_strided* prims._* prims.inductor_*
+        prims.fft_* prims.prepare_*
     """,
     "takes positions or sizes that nothing checks": """
         *_unsafe _nested* nested_* *_jagged_* _jagged_* *_padded_dense_* segment_reduce _segment_reduce* _cslt_*

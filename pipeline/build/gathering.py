@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import TypeAlias
@@ -52,11 +53,16 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
 
 
 def _kept(job: Job, found: Plan | SentPlan) -> Plan:
-    """The plan, whose bytes are at the job's path now."""
-    if isinstance(found, Plan):
-        return found
-    job.path.write_bytes(found.data)
-    return found.plan
+    """The plan, whose bytes are at the job's path now, as its builder had them."""
+    if isinstance(found, SentPlan):
+        job.path.write_bytes(found.data)
+        found = found.plan
+    with job.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != found.digest:
+        hint = "build it again; if it happens again, look for a fault of the worker, its disk or the network"
+        raise BuildError(f"{job.order.name}: the plan is not the one that its builder reports", hint)
+    return found
 
 
 def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:

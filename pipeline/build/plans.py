@@ -23,6 +23,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network, Profile
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Segment
+from pipeline.runtime.atomic import FULL, full
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
 
@@ -111,17 +112,39 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         if order.replaceable(weight):
             handle.net.mark_weights_refittable(weight)
     _name_in_plan(handle.net)
-    with interruptible(monitor), _repeated(handle.leave_memory), _renamed(handle.net, names):
+    with (
+        room_for(f"{order.name}: its plan", plan),
+        interruptible(monitor),
+        _repeated(handle.leave_memory),
+        _renamed(handle.net, names),
+    ):
         mark = handle.log.mark()
         while not (built := _written(handle, _config(handle.builder, order, names, monitor), plan)):
             if not _rename(handle, names, handle.log.said_since(mark)):
                 break
             mark = handle.log.mark()
+        plan.file.flush()
     return_free_memory()
     if not built:
         raise refused(order, handle.log.said_since(mark))
-    plan.file.flush()
     return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
+
+
+@contextmanager
+def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
+    """A context in which temporary files are written; one too large for the disk is a `BuildError` that says so.
+    ``written``: the file of a plan, or how many bytes there are to write."""
+    try:
+        yield
+        if isinstance(written, PlanFile) and written.full is not None:
+            raise written.full
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        size = written.size if isinstance(written, PlanFile) else written
+        place = getattr(written, "place", None) or tempfile.gettempdir()
+        hint = "set TMPDIR to a folder with more room"
+        raise BuildError(f"{what} cannot be written: {full(error, place, size)}", hint) from error
 
 
 def refused(order: Order, said: str) -> BuildError:
@@ -217,13 +240,19 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
         # Open as long as this lives: TensorRT writes from elsewhere, and `__del__` closes it.
         self.file: Any = path.open("w+b") if path else tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115
         self.sha256 = hashlib.sha256()
+        self.size, self.place = 0, path
+        self.full: OSError | None = None
 
     def write(self, data: object) -> int:
         """Write a piece (TensorRT calls this); return the number of bytes written."""
         beside = threading.Thread(target=self.sha256.update, args=(data,))  # as long as writing it: both at once
         beside.start()
         try:
+            self.size += memoryview(data).nbytes  # type: ignore[arg-type]
             return int(self.file.write(data))
+        except OSError as error:
+            self.full = error  # TensorRT would say that it failed, and not why
+            raise
         finally:
             beside.join()
 

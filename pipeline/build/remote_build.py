@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
-from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
+from pipeline.build.plans import Order, Plan, PlanFile, mapped, room_for, serialize
 from pipeline.errors import BuildError
 from pipeline.network.codes import PACKED
 from pipeline.network.description import Network, Weight, describe
@@ -87,7 +87,7 @@ def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, 
     """Write the tensors one after the other, without copying them first; codes of 4 bits in the dtype that networks
     use."""
     index: dict[str, Stored] = {}
-    with path.open("wb") as file:
+    with room_for("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
         for name, tensor in weights.items():
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             dtype = dtypes.get(name, str(tensor.dtype).removeprefix("torch."))

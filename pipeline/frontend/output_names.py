@@ -24,7 +24,8 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
 
     Raises:
         TypeError: ``given`` is not a sequence of strings.
-        ValueError: the number of names is not that of the outputs, or a name is empty, is used twice, or has a control character.
+        ValueError: the number of names is not that of the outputs, or a name is empty, used twice, or not on one
+            line.
     """
     if given is None:
         taken: set[str] = set()

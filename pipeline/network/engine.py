@@ -17,7 +17,7 @@ class Engine:
     ``bindings`` and ``weights``: the plan's names of inputs, outputs and weights, by the network's names, if they
     differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan has no weights:
     the program supplies them when the engine is loaded. ``key`` is the key of its entry in an engine cache, if it has
-    one.
+    one. ``file`` is the file that ``plan`` maps, if that may be overwritten (`pipeline.runtime.opened_file`).
     """
 
     name: str
@@ -29,6 +29,17 @@ class Engine:
     weights: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
     stripped: bool = False
     key: str = field(default="", eq=False, repr=False)
+    file: Any = field(default=None, eq=False, repr=False)
+
+    def checked(self) -> Any:
+        """The plan, after a look at the file that it maps.
+
+        Raises:
+            ArtifactError: the file was overwritten.
+        """
+        if self.file is not None:
+            self.file.check()
+        return self.plan
 
     @property
     def nbytes(self) -> int:
@@ -36,4 +47,4 @@ class Engine:
         return memoryview(self.plan).nbytes
 
     def __bytes__(self) -> bytes:
-        return bytes(memoryview(self.plan))
+        return bytes(memoryview(self.checked()))

@@ -110,7 +110,7 @@ def _layers(
 
 def _steps(engine: Engine) -> tuple[Kernel, ...]:
     try:
-        return steps(engine.plan)
+        return steps(engine.checked())
     except ValueError:
         return ()
 

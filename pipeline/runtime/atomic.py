@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+FULL: Final = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""The errors of a disk, a quota or a limit that is full."""
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
     """A context with a new file, which replaces the path in one step when the block ends, and is deleted if it fails. A
-    process that is killed meanwhile leaves the old file, and one named ``.NAME.….part``."""
+    process that is killed meanwhile leaves the old file, and one named ``.NAME.….part``.
+
+    mode: its permissions, less the umask. size: says how many bytes it was to have, for the error of a full disk.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        OSError: the file cannot be written; the message names it.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), mode)
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder to write {path.name} to", str(path.parent)) from None
+    except OSError as error:
+        why = f"{path.name} cannot be written to the folder: {error.strerror}"
+        raise type(error)(error.errno, why, str(path.parent)) from None
     try:
         with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
+        written = part.stat().st_size if part.exists() else 0
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise full(error, path, max(size(), written)) from error
         raise
     _sync_folder(path.parent)
+
+
+def full(error: OSError, path: object, size: int) -> OSError:
+    """The error of a disk that is too full for a file of ``size`` bytes."""
+    why = f"{error.strerror}: {size} bytes are to be written; free as much there, or choose another place"
+    return OSError(error.errno, why, str(path))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ Making the first context of ResNet-50 takes 1.6 s on an H200 without the cache a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -18,10 +19,15 @@ import torch
 
 from pipeline.network.description import Network
 from pipeline.runtime.atomic import replacing
+from pipeline.runtime.private import MODE, make_private, opened_private
 from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 log = logging.getLogger(__name__)
 
+FORMAT = "kernels 2"
+"""What keys and files are made of. Another number where either changes: older files are then never found."""
+
+_DIGEST = 32
 KEPT = 256
 """So many programs' kernels stay on disk; those not used for longest are deleted."""
 
@@ -51,6 +57,7 @@ def cache_key(networks: Iterable[Network]) -> str:
         f"{gpu.name} {gpu.major}.{gpu.minor}",
         f"driver {driver}, CUDA {torch.version.cuda}",
         LIBRARY,
+        FORMAT,
         f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}",
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -60,8 +67,9 @@ class RuntimeCache:
     """The compiled kernels of a program's engines, in memory for all their contexts and, unless ``path`` is None, in a
     file. A kernel that two of them have is compiled once.
 
-    The file is written under another name and renamed, so that concurrent processes see a complete one. A file
-    that TensorRT cannot read is ignored with a warning and replaced.
+    The file is written under another name and renamed, so that concurrent processes see a complete one; its SHA-256
+    follows the kernels. A file that was altered, that others could have written, or that TensorRT cannot read is
+    ignored with a warning and replaced.
     """
 
     def __init__(self, path: Path | None, given: bytes = b"") -> None:
@@ -101,10 +109,19 @@ class RuntimeCache:
 
     def _stored(self) -> bytes | None:
         try:
-            if self.path is None or not self.path.exists():
+            if self.path is None:
                 return self._given or None
-            os.utime(self.path)
-            return self.path.read_bytes()
+            with opened_private(self.path) as file:
+                data = file.read()
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+            kept, digest = data[:-_DIGEST], data[-_DIGEST:]
+            if hashlib.sha256(kept).digest() == digest:
+                return kept
+            log.warning("the kernels in %s were altered; they are compiled again", self.path)
+            return None
+        except FileNotFoundError:
+            return self._given or None
         except OSError as error:
             log.warning("the kernels in %s cannot be read (%s); they are compiled again", self.path, error)
             return None
@@ -133,9 +150,10 @@ class RuntimeCache:
 
     @staticmethod
     def _replace(path: Path, data: memoryview) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        make_private(path.parent)
+        with replacing(path, mode=MODE, size=lambda: data.nbytes) as file:
             file.write(data)
+            file.write(hashlib.sha256(data).digest())
         _forget_oldest(path.parent)
 
 
@@ -147,6 +165,6 @@ def _forget_oldest(folder: Path) -> None:
 
 def _last_used(path: Path) -> float:
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except FileNotFoundError:
         return 0.0

@@ -60,7 +60,8 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     if flavour != CAPABILITIES.flavour:
         raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", _rebuild(flavour))
     with _loading, listening() as said:
-        loaded = _runtime().deserialize_cuda_engine(engine.plan)
+        loaded = _runtime().deserialize_cuda_engine(engine.checked())
+        engine.checked()  # it may have been overwritten meanwhile
         if loaded is None:
             if engine.library != LIBRARY:
                 raise ExecutionError(_unloadable(engine, said()), _rebuild(flavour))

@@ -24,6 +24,7 @@ from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
+from pipeline.runtime.opened_file import FileWeights, check_files
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.program_engines import loaded_engine, weights_of
@@ -65,6 +66,7 @@ class CompiledModule(torch.nn.Module):
         self.executor: Executor = executor or _default_executor(compiled.engines)
         if self.executor == "tensorrt" and not has_gpu():
             raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
+        check_files(compiled.program.parameters)
         on_gpu = self.executor == "tensorrt"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.program: Program = self.compiled.program
@@ -74,7 +76,8 @@ class CompiledModule(torch.nn.Module):
         self._attach_state()
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         unchanged = Unchanged(compiled.program)
-        weight = partial(_weight, unchanged, self.device, self.settings.copy_weights)
+        copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
+        weight = partial(_weight, unchanged, self.device, copied)
         self._weights = {slot: weight(self.program.constants[name]) for slot, name in self._layout.weights}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
@@ -86,6 +89,7 @@ class CompiledModule(torch.nn.Module):
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
+        check_files(compiled.program.parameters)  # what was read of it while this module was made
         self._written, self._same = written_inputs(self.program), Constants(self.program)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)

@@ -16,6 +16,7 @@ from pipeline.recipes import held
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_this_gpu, listening
 from pipeline.runtime.engine_refit import supply
+from pipeline.runtime.opened_file import FileWeights
 from pipeline.runtime.snapshot import Snapshot, present
 from pipeline.runtime.weight_streaming import stream_weights
 from pipeline.settings import CompilationSettings
@@ -111,6 +112,12 @@ def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, to
     return {
         w.name: held(compiled.refit_map[w.name].evaluate(parameters))
         if w.name in compiled.refit_map
-        else present(compiled.literals, w.name)
+        else _literal(compiled.literals, w.name)
         for w in network.weights
     }
+
+
+def _literal(literals: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A constant of a network, in memory of the module's own if it is in a file's."""
+    found = present(literals, name)
+    return found.clone() if isinstance(literals, FileWeights) else found

@@ -11,6 +11,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, version
+from pipeline.runtime.opened_file import FileWeights, OpenedFile
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
@@ -49,14 +50,14 @@ class Snapshot(Unchanged):
         return self.copies[name]
 
 
-class AbsentWeights(FrozenDict[str, torch.Tensor]):
+class AbsentWeights(FileWeights):
     """The meta tensors of a program that was loaded without weights, and the reason."""
 
     __slots__ = ("reason",)
     reason: str
 
-    def __init__(self, items: Mapping[str, torch.Tensor], reason: str) -> None:
-        super().__init__(items)
+    def __init__(self, items: Mapping[str, torch.Tensor], reason: str, files: tuple[OpenedFile, ...] = ()) -> None:
+        super().__init__(items, files)
         object.__setattr__(self, "reason", reason)
 
     def __reduce__(self) -> tuple[object, ...]:

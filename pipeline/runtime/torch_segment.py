@@ -71,13 +71,17 @@ class _Steps:
         self.steps = Builder((port.name for port in segment.inputs), self.moved)
         self.updated: set[str] = set()
 
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of control flow in memory of the segment's own."""
+        return tensor.detach().to(self.device, copy=True)
+
     def add(self, node: torch.fx.Node) -> None:
         """Add a node, after the numbers it reads that are not inputs of the segment."""
         if node.name in self.steps.places:
             return
         if node.op == "get_attr":
             graph = held_by(self.program.graph_module, str(node.target))
-            self.steps.constant(node.name, placed(graph, lambda tensor: tensor.to(self.device), self.moved))
+            self.steps.constant(node.name, placed(graph, self._copied, self.moved))
             return
         for source in node.all_input_nodes:
             self.add(source)

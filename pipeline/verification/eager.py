@@ -18,6 +18,7 @@ from pipeline.aten.traits import CONTRACTIONS, Does, does
 from pipeline.aten.types import Argument
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
+from pipeline.runtime.opened_file import check_files
 
 INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
 INEXACT_NAMES = frozenset(
@@ -58,6 +59,7 @@ class Eager:
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
         """Return the program's outputs, including writes to buffers and inputs, for its inputs in order. The inputs are
         not changed."""
+        check_files(self.program.parameters)
         given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():

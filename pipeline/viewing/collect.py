@@ -165,7 +165,7 @@ class _Collector:
         """The kernels of one engine; none if its plan has no text."""
         own = compiled.layer_names(engine, network)
         try:
-            found = kernels(engine.plan)
+            found = kernels(engine.checked())
         except ValueError:
             return
         for kernel in found:

@@ -119,11 +119,12 @@ def test_engines_and_weights_are_mapped(tmp_path: Path) -> None:
 
 def test_an_operator_that_is_not_there_is_named_with_its_library(tmp_path: Path) -> None:
     path = saved(lambda m, x: own_operators.twice(m.linear(x)), tmp_path / "p.trtp", min_block_size=1)
-    load = "import sys, torch, pipeline; x = torch.ones(2, 8); print(pipeline.load(*sys.argv[1:2], {'tests_artifact'})(x).shape)"
+    load = """import sys, torch, pipeline
+print(pipeline.load(sys.argv[1], {"tests_artifact"})(torch.ones(2, 8)).shape)"""
     failed = elsewhere(load, path)
     assert "the operator tests_artifact.twice.default is not there" in failed.stderr
     assert "import tests.artifact.own_operators, which defines it, before loading" in failed.stderr
-    assert checked(f"import tests.artifact.own_operators; {load}", path) == "torch.Size([2, 8])\n"
+    assert checked(f"import tests.artifact.own_operators\n{load}", path) == "torch.Size([2, 8])\n"
     described = checked("import sys, pipeline.cli; sys.exit(pipeline.cli.main(['inspect', sys.argv[1]]))", path)
     assert "needs the library tests.artifact.own_operators" in described
 

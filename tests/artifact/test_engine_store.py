@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
+import stat
 import subprocess
 import sys
 import time
@@ -106,6 +108,70 @@ def test_a_folder_that_is_only_read_serves(tmp_path: Path, monkeypatch: pytest.M
         assert store.load(KEY) == b"plan"
     with pytest.warns(pipeline.ArtifactWarning, match="was altered"):
         assert store.load(OTHER) is None
+
+
+def _group(path: Path) -> None:
+    path.chmod(0o664)
+
+
+def _linked(path: Path) -> None:
+    path.rename(path.with_suffix(".other"))
+    path.symlink_to(path.with_suffix(".other"))
+
+
+def _piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(_group, "others can write to"), (_linked, "is a symbolic link"), (_piped, "is no file"), (Path.unlink, "")],
+)
+def test_an_entry_that_others_could_write_is_not_read(damage: Any, words: str, tmp_path: Path) -> None:
+    store = pipeline.DiskStore(tmp_path)
+    store.save(KEY, b"plan")
+    assert stat.S_IMODE((tmp_path / f"{KEY}.engine").stat().st_mode) == 0o600
+    damage(tmp_path / f"{KEY}.engine")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert store.load(KEY) is None
+    assert [words in str(warning.message) for warning in said] == [True] * bool(words)
+    store.save(KEY, b"again")
+    assert store.load(KEY) == b"again"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_a_folder_that_others_could_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = pipeline.DiskStore(tmp_path / "engines")
+    store.save(KEY, b"plan")
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    store.folder.chmod(0o777)
+    with pytest.warns(pipeline.ArtifactWarning, match=r"others can write to .*engines \(mode 777\).*: chmod go-w"):
+        assert store.load(KEY) is None
+    with pytest.warns(pipeline.ArtifactWarning, match="cannot be kept in .*others can write"):
+        store.save(OTHER, b"plan")
+    store.folder.chmod(0o700)
+    with monkeypatch.context() as another:
+        another.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr("pipeline.runtime.private.ROOT", None)
+        with pytest.warns(pipeline.ArtifactWarning, match="belongs to another user"):
+            assert store.load(KEY) is None
+    assert store.load(KEY) == b"plan"
+
+
+def test_a_full_disk_is_told_with_the_place_and_the_size(tmp_path: Path) -> None:
+    store, before = pipeline.DiskStore(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.warns(
+            pipeline.ArtifactWarning, match=rf"cannot be kept in {tmp_path}: .*5032 bytes are to be written"
+        ):
+            store.save(KEY, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.glob("*.engine")) and not list(tmp_path.glob(".*.part"))
 
 
 def test_what_killed_processes_left_is_deleted(tmp_path: Path) -> None:

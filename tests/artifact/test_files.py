@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
+import resource
 import warnings
 import zipfile
 from pathlib import Path
@@ -215,6 +216,19 @@ def test_a_model_that_changed_in_place_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
+    program, before = compiled(CASES["whole"]), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(FileNotFoundError, match=f"there is no folder to write p.trtp to: '{tmp_path / 'none'}'"):
+        program.save(tmp_path / "none" / "p.trtp")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"\d{4,} bytes are to be written; free as much there.*p\.trtp"):
+            program.save(tmp_path / "p.trtp")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
 def test_loading_says_where_it_runs(tmp_path: Path) -> None:
     compiled(CASES["whole"]).save(tmp_path / "p.trtp")
     with warnings.catch_warnings(record=True) as said:
@@ -229,7 +243,7 @@ LEFT_OUT = {
     Partitioned: {"program"},
     Compiled: {"partitioned", "took"},
     Verdict: {"choice", "others"},
-    Engine: {"plan", "key"},
+    Engine: {"plan", "key", "file"},
 }
 
 

@@ -64,6 +64,7 @@ def test_what_is_written_to_keeps_its_name() -> None:
         ({"a", "b"}, TypeError, "takes a sequence of names"),
         (("a",), ValueError, r"has 1 names, the model 2 outputs: output\.0, output\.1"),
         (("a", "a"), ValueError, "'a' is there twice"),
+        (("a", "b\nc"), ValueError, "does not print on one line"),
         (("a", ""), ValueError, "is empty"),
         ((1, 2), TypeError, "takes a sequence of names"),
     ],

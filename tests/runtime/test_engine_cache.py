@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import subprocess
@@ -70,14 +71,31 @@ def test_nothing_is_written_without_anything_new(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: Path, caplog: Any) -> None:
     path = tmp_path / "a.kernels"
-    path.write_bytes(b"rubbish")
+    path.write_bytes(b"rubbish" + hashlib.sha256(b"rubbish").digest())
     with caplog.at_level(logging.WARNING):
         cache = attached(path)
     assert "a.kernels holds no kernels that" in caplog.text
     assert cache.handle.data == MAGIC
     cache.handle.data += b"one"
     assert cache.save()
-    assert path.read_bytes() == MAGIC + b"one"
+    assert attached(path).handle.data == MAGIC + b"one"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_kernels_that_others_could_write_are_not_read(tmp_path: Path, caplog: Any) -> None:
+    path = tmp_path / "a.kernels"
+    first = attached(path)
+    first.handle.data += b"one"
+    assert first.save()
+    path.chmod(0o666)
+    with caplog.at_level(logging.WARNING):
+        assert attached(path).handle.data == MAGIC
+    assert "others can write to" in caplog.text
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes().replace(b"one", b"two"))
+    with caplog.at_level(logging.WARNING):
+        assert attached(path).handle.data == MAGIC
+    assert "were altered" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: Any) -> None:

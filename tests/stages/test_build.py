@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -24,6 +26,7 @@ from pipeline.build.gathering import gathered
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, PlanFile, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
+from pipeline.build.sent import SentJob
 from pipeline.compose.events import report
 from pipeline.network.description import describe
 from pipeline.network.handle import NetworkHandle
@@ -208,6 +211,44 @@ def test_progress_tells_the_builders_phases() -> None:
     compile = pipeline.default().observed_by(lambda event: told.append(event.detail) if event.stage == "build" else 0)
     compile(nn.Linear(4, 4).eval(), args=(torch.ones(2, 4),))
     assert any(detail.startswith("engine_0: ") for detail in told)
+
+
+class Forging(Executor):
+    """Builds here, and changes a byte of each plan: in the file, or of the bytes that it returns."""
+
+    def __init__(self, sends: bool) -> None:
+        self.sends = sends
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do the work at once."""
+        future: Future[Any] = Future()
+        job = SentJob.of(work) if self.sends else work
+        found = job()
+        if self.sends:
+            found = attrs.evolve(found, data=b"?" + found.data[1:])
+        else:
+            work.path.write_bytes(b"?" + work.path.read_bytes()[1:])
+        future.set_result(found)
+        return future
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_plan_other_than_its_builders_is_an_error(sends: bool, converted: Converted) -> None:
+    with pytest.raises(BuildError, match="engine_0: the plan is not the one that its builder reports"):
+        Build(Forging(sends))(converted)
+
+
+def test_a_full_disk_is_told_with_the_place_and_a_hint(converted: Converted) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(
+            BuildError, match=rf"its plan cannot be written: .* bytes .*{tempfile.gettempdir()}"
+        ) as told:
+            build(converted)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "TMPDIR" in told.value.hint
 
 
 class Odd(Executor):

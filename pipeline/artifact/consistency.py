@@ -1,0 +1,79 @@
+"""Check that the parts of a manifest fit each other, and that its names are names, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pipeline.artifact.json_data import check_name
+from pipeline.artifact.malformed import MalformedError
+from pipeline.artifact.manifest import Manifest
+from pipeline.errors import ArtifactError
+from pipeline.network.description import Network
+from pipeline.program import Port
+from pipeline.recipes import Recipe, refs
+from pipeline.shapes.environment import Range
+
+
+def check_names(kept: Manifest) -> None:
+    """Raise an error if a name does not print on one line: names stand in reports, pages and configurations."""
+    for part in (*kept.inputs, *kept.outputs, *kept.segments, *kept.engines):
+        check_name(part.name)
+    for name in (*kept.parameters, *kept.shapes, *kept.libraries, *kept.modules, kept.weights.file):
+        check_name(name)
+
+
+def check_manifest(kept: Manifest) -> None:
+    """Raise an error if the manifest is none that `save` writes."""
+    check_names(kept)
+    if fault := next(_faults(kept), ""):
+        raise ArtifactError(fault)
+
+
+def check_weights(networks: Iterable[Network], kept: Manifest) -> None:
+    """Raise an error if a network has a weight of which the manifest does not say what it is."""
+    known = kept.refit_map.keys() | kept.literals.keys()
+    for network in networks:
+        if absent := [weight.name for weight in network.weights if weight.name not in known]:
+            raise MalformedError(f"nothing makes the weight {absent[0][:80]!r} of network {network.name[:80]!r}")
+
+
+def _faults(kept: Manifest) -> Iterator[str]:
+    ports = (*kept.inputs, *(port for segment in kept.segments for port in (*segment.inputs, *segment.outputs)))
+    yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _of_port(port)))
+    if strange := [each for each in kept.outputs if not each.constant and not isinstance(each.value, str)]:
+        yield f"the value of output {strange[0].name[:80]!r} is no name"
+    for row in (*kept.constants.items(), *kept.refit_map.items()):
+        if why := _of_recipe(row[1], kept.parameters.keys()):
+            yield f"the recipe of {row[0][:80]!r} {why}"
+    for buffer in kept.buffers.values():
+        if buffer not in kept.parameters:
+            yield f"it writes to {buffer[:80]!r}, which it has not"
+    sizes = (
+        *(symbol.range for symbol in kept.shapes.symbols.values()),
+        *(r for p in kept.profiles for r in p.values()),
+    )
+    if any(not _is_range(each) for each in sizes):
+        yield "a range of a size is empty"
+
+
+def _of_port(port: Port) -> str:
+    """What is wrong with a port; empty if nothing is."""
+    if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
+        return "has no dtype, or not one range for each dim"
+    return "" if all(map(_is_range, port.ranges)) else "has an empty range"
+
+
+def _is_range(each: Range) -> bool:
+    return each.min <= each.opt <= each.max
+
+
+def _of_recipe(recipe: Recipe, parameters: Iterable[str]) -> str:
+    """What is wrong with a recipe: it reads what is not there before it."""
+    known = {*parameters}
+    for step in recipe.steps:
+        if absent := [name for name in refs((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:
+            return f"reads {absent[0][:80]!r}, which is not there before it"
+        if step.name in known:
+            return f"has two values called {step.name[:80]!r}"
+        known.add(step.name)
+    return "" if recipe.result.name in known else f"gives {recipe.result.name[:80]!r}, which it does not make"

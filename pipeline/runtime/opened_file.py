@@ -1,0 +1,65 @@
+"""Notice that a memory-mapped file was overwritten: what a process maps changes with it, and may be gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from pipeline.errors import ArtifactError
+from pipeline.frozen import FrozenDict
+
+
+class OpenedFile:
+    """A file that is memory-mapped. A file that takes its name by a rename leaves it as it is; one that is written over
+    it does not.
+
+    file: stays open here. verify: whether the file, which was written to, has the same bytes all the same.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, verify: Callable[[], bool]) -> None:
+        self.file, self.name, self.verify = file, name, verify
+        self.lock = threading.Lock()
+        self.state = self._state()
+
+    def check(self) -> None:
+        """Raise an error if the file does not have the bytes any more that were loaded."""
+        if (found := self._state()) == self.state:
+            return
+        with self.lock:
+            if found[0] == self.state[0] and self.verify():
+                self.state = found
+                return
+        raise ArtifactError(
+            f"{self.name} was overwritten while this process uses it",
+            "load it again; write a new file under another name, and put it in place in one step: os.replace, mv",
+        )
+
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self.file.fileno())
+        return found.st_size, found.st_mtime_ns
+
+
+def check_files(parameters: object) -> None:
+    """Raise an error if a file was overwritten that a program maps, whose parameters these are."""
+    for file in parameters.files if isinstance(parameters, FileWeights) else ():
+        file.check()
+
+
+class FileWeights(FrozenDict[str, Any]):
+    """Tensors that are memory-mapped; a file is checked whenever one is read by its name."""
+
+    __slots__ = ("files",)
+    files: tuple[OpenedFile, ...]
+
+    def __init__(self, items: Any, files: tuple[OpenedFile, ...]) -> None:
+        super().__init__(items)
+        object.__setattr__(self, "files", files)
+
+    def __getitem__(self, name: str) -> Any:
+        check_files(self)
+        return super().__getitem__(name)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FrozenDict, (dict(self),)
