@@ -210,6 +210,9 @@ WITH_STATES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 OF_ONE_ROW: Final = ("bloom", "gemma2", "llama", "phi3", "qwen2", "stablelm", "t5", "whisper")
 """Families that differ in what is before and behind their linear layers."""
 
+ALIKE: Final = ("qwen2", "olmo2", "granite", "smollm3", "stablelm")
+"""Families whose code is that of another, but for a bias, a factor or the place of a norm."""
+
 
 def model(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     """A small model with random weights, large enough for its tokens to differ; ``more`` of its configuration."""

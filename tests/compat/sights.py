@@ -160,6 +160,9 @@ SIGHTS: Final[Mapping[str, Callable[[], Made]]] = {
     for each in (llava, llava_next, mistral3, smolvlm, internvl, gemma3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl)
 } | {each.__name__: each for each in (qwen2_audio, florence2, *MORE)}
 
+ALIKE: Final = ("llava", "mistral3", "internvl", "qwen2_vl")
+"""Models whose code is that of another: a tower, a projection, and hidden states in the place of tokens; or grids."""
+
 
 def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, torch.Tensor]]:
     """A small model, and what a processor gives for a prompt."""

@@ -20,6 +20,7 @@ from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import Kept, kept_by
 from pipeline.impl.attention import MANY
 from tests.compat import families
+from tests.in_turn import in_turn
 
 EVERYDAY = ("llama", "gemma2", "t5")
 SIZES = {"max_cache_len": 160, "max_batch": 3, "max_prompt_len": 16}
@@ -55,7 +56,7 @@ def test_tokens_are_eagers_with_few_positions() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY}))
+@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY, *families.ALIKE}))
 def test_tokens_are_eagers_in_every_family(family: str) -> None:
     check(family)
 
@@ -85,8 +86,7 @@ def test_one_row_has_no_norm_and_no_sum_of_its_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", sorted({**families.FAMILIES, **families.WITH_STATES}))
+@in_turn("family, dtype", families.OF_ONE_ROW, (torch.float16, torch.bfloat16))
 def test_logits_of_one_row_are_eagers(family: str, dtype: torch.dtype) -> None:
     check_one_row(family, dtype)
 

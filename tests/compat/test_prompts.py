@@ -28,8 +28,8 @@ def test_a_long_prompt_takes_several_calls(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY}))
-def test_a_long_prompt_takes_several_calls_in_every_family(family: str) -> None:
+@pytest.mark.parametrize("family", ["bloom", "deepseek_v3", "gpt2", "mistral", "whisper"])
+def test_a_long_prompt_takes_several_calls_whatever_the_positions(family: str) -> None:
     check_in_pieces(family)
 
 

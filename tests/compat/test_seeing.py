@@ -38,7 +38,7 @@ def others(given: Given) -> Given:
     return {name: -2 * x if x.is_floating_point() else x for name, x in given.items()}
 
 
-@pytest.mark.parametrize("name", sights.SIGHTS)
+@pytest.mark.parametrize("name", [name for name in sights.SIGHTS if name not in sights.ALIKE])
 def test_tokens_are_eagers(name: str) -> None:
     (model, compiled, given), calls = made(name), []
     handle = compiled.runners["tower"].register_forward_pre_hook(lambda *_: calls.append(1))
@@ -56,13 +56,13 @@ def test_tokens_are_eagers(name: str) -> None:
     handle.remove()
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
 def test_beams_see_the_same(name: str) -> None:
     model, compiled, given = made(name)
     agree(*(each.generate(**given, num_beams=3, **SCORED) for each in (compiled, model)))
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
 def test_another_turn_goes_on(name: str) -> None:
     """Also while another sequence is generated."""
     model, compiled, given = made(name)
@@ -78,7 +78,7 @@ def test_another_turn_goes_on(name: str) -> None:
     agree(*found)
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
 def test_another_turn_has_another_image(name: str) -> None:
     model, compiled, given = made(name)
     found = []
@@ -98,7 +98,7 @@ def test_another_turn_has_another_image(name: str) -> None:
     agree(*found)
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
 def test_two_prompts_with_an_image_each(name: str) -> None:
     model, compiled, given = made(name)
     pad = torch.nn.functional.pad

@@ -9,13 +9,13 @@ from torch import Tensor
 import pipeline
 from pipeline.stages.unbuilt import unbuilt
 from tests.frontend.counting import FUNCTIONS, INPUTS, Calls, Counting, beside, some_or_all
+from tests.in_turn import in_turn
 
 compile = pipeline.default().replace("build", unbuilt)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("device", [None, "cuda"])
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: each.__name__)
+@in_turn("function, device", FUNCTIONS)
 def test_they_give_what_eager_gives(function: Counting, device: str | None, dtype: torch.dtype) -> None:
     given = [x.to(dtype) for x in INPUTS]
     run = compile(pipeline.capture(Calls(function).eval(), (given[0],), device=device)).module("reference")

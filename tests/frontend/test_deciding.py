@@ -22,6 +22,7 @@ from pipeline.stages import unbuilt
 from tests.frontend import deciding, deciding_refused
 from tests.frontend.deciding import RIGHT, Deciding, Decorated, Doubled, Forward
 from tests.frontend.deciding_refused import REFUSED
+from tests.in_turn import in_turn
 
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
 DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)
@@ -48,8 +49,7 @@ def agrees(model: Deciding, device: str | None) -> None:
             torch.testing.assert_close(a, b, equal_nan=True)
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
-@pytest.mark.parametrize("function", RIGHT, ids=lambda f: f.__name__)
+@in_turn("function, device", RIGHT)
 def test_both_branches_are_computed(function: Forward, device: str | None) -> None:
     agrees(Deciding(function).eval(), device)
 

@@ -13,6 +13,7 @@ import pipeline
 from pipeline import Compiled
 from pipeline.stages.unbuilt import unbuilt
 from tests.frontend.packed_models import IN_PYTORCH, LISTED, ONE_ENGINE, Recurrent, Scripted, packed, whole
+from tests.in_turn import in_turn
 
 LENGTHS: Final = ([2, 5, 1], [1, 1, 1], [3, 2, 5], [5, 5, 5])
 OTHER_SIZES: Final = ([4, 2], [7, 1, 1, 20, 2], [1])
@@ -37,15 +38,13 @@ def agrees(result: Compiled, model: Any, *lengths: list[int]) -> None:
             torch.testing.assert_close(ours, wanted)
 
 
-@DEVICES
-@pytest.mark.parametrize("name", ONE_ENGINE)
+@in_turn("name, device", ONE_ENGINE)
 def test_in_one_engine(name: str, device: str | None) -> None:
     model = Recurrent(ONE_ENGINE[name])
     agrees(compiled(model, device, require_full_compilation=True), model, *LENGTHS)
 
 
-@DEVICES
-@pytest.mark.parametrize("name", ONE_ENGINE)
+@in_turn("name, device", ONE_ENGINE, ("cuda", None))
 def test_of_any_size(name: str, device: str | None) -> None:
     model = Recurrent(ONE_ENGINE[name])
     agrees(compiled(model, device, DIMS, require_full_compilation=True), model, *LENGTHS, *OTHER_SIZES)

@@ -29,8 +29,8 @@ def test_a_random_script_is_what_torch_computes(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 200))
-def test_two_hundred_random_scripts_are_what_torch_computes(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(10, 60))
+def test_more_random_scripts_are_what_torch_computes(seed: int) -> None:
     check(seed)
 
 

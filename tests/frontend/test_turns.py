@@ -10,6 +10,7 @@ from pipeline.frontend.branching import turns
 from pipeline.stages import unbuilt
 from tests.frontend import experts
 from tests.frontend.experts import REFUSED, RIGHT, Forward, Mixture
+from tests.in_turn import in_turn
 
 DIMS = ({0: torch.export.Dim("n", min=2, max=64)},)
 SIZES = {"aten.where.default", "aten.index.Tensor", "aten.nonzero.default", "aten.slice.Tensor"}
@@ -23,8 +24,7 @@ def calls() -> list[torch.Tensor]:
     return [x, x[:2] * 2, torch.randn(17, 8), x[:1].repeat(5, 1), -x[:1].repeat(3, 1), x.abs()]
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
-@pytest.mark.parametrize("function", RIGHT, ids=lambda f: f.__name__)
+@in_turn("function, device", RIGHT)
 def test_turns_are_what_python_computes(function: Forward, device: str | None) -> None:
     model = Mixture(function).eval()
     compile = pipeline.default(min_block_size=1, device=device).replace("build", unbuilt)

@@ -14,6 +14,7 @@ from torch._higher_order_ops.scan import scan
 import pipeline
 from pipeline.aten.kinds import branches
 from pipeline.decomposition import control_flow
+from tests.in_turn import in_turn
 from tests.stages.flows import (
     ANY_SIZE,
     DIMS,
@@ -37,8 +38,7 @@ def agrees(run: Callable[[Tensor], Any], model: nn.Module, *inputs: Tensor) -> N
         torch.testing.assert_close(run(x), model(x), equal_nan=True)
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
-@pytest.mark.parametrize("name", [*ANY_SIZE, *ONE_SIZE])
+@in_turn("name, device", [*ANY_SIZE, *ONE_SIZE])
 def test_engines_have_it(name: str, device: str | None) -> None:
     model = Flow({**ANY_SIZE, **ONE_SIZE}[name]).eval()
     compile = pipeline.default(require_full_compilation=True, min_block_size=1, device=device)

@@ -44,7 +44,7 @@ class Seen:
         return [compiled.coverage.total for compiled in self.compiled]
 
 
-@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize("chunk", range(3))
 def test_random_programs_equal_eager(chunk: int) -> None:
     seen = Seen()
     profile = hypothesis.settings()
