@@ -72,7 +72,7 @@ def flux(positions: Tensor) -> tuple[Tensor, Tensor]:
 
 def hidream(positions: Tensor) -> Tensor:
     """Matrices of rotations."""
-    angles = torch.einsum("n,d->nd", positions, RATES)
+    angles = torch.einsum("n,d->nd", positions, RATES.to(positions.device))
     turned = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1)
     return turned.view(-1, 16, 2, 2).float()
 
@@ -86,7 +86,7 @@ def lumina(x: Tensor) -> Tensor:
 
 def pixart(positions: Tensor) -> Tensor:
     """Sines beside cosines, and the positions themselves, in periods."""
-    angles = positions[:, None] / (1 / RATES[:4])
+    angles = positions[:, None] / (1 / RATES[:4].to(positions.device))
     return torch.cat([angles.sin(), angles.cos(), positions[:, None]], 1).float()
 
 

@@ -1,0 +1,26 @@
+"""Angles in float64 as parts of float32, on a GPU: TensorRT's kernels round as the reference executor's operators do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.utils._pytree import tree_leaves
+
+import pipeline
+from tests.improvements.test_split_doubles import EPS, MODELS, Calls
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", [*MODELS][:4])
+def test_angles_are_as_exact_as_float64(name: str) -> None:
+    model, of = MODELS[name]
+    x = torch.rand(64, generator=torch.Generator().manual_seed(0)).cuda() - 0.25
+    compile = pipeline.default(require_full_compilation=True)
+    run = compile(Calls(model), (of(x * 64),), dynamic_shapes=({0: Dim("rows", max=64)},)).module("tensorrt")
+    for size in (1.0, 64.0, 2.0**16, 2.0**22):
+        positions = of(x * size)
+        for ours, wanted in zip(tree_leaves(run(positions)), tree_leaves(model(positions)), strict=True):
+            eps = torch.finfo(wanted.dtype).eps
+            torch.testing.assert_close(ours.double(), wanted.double(), rtol=eps, atol=EPS)
