@@ -1,4 +1,4 @@
-"""Angles in float64 as parts of float32, on a GPU: TensorRT's kernels round as the reference executor's operators do."""
+"""Angles in float64 as parts of float32, on a GPU: its kernels may round a product and a sum once, or twice."""
 
 from __future__ import annotations
 
