@@ -75,7 +75,7 @@ QUIRKS: Final = (
     ),
     Quirk(
         id="rounded-convolutions",
-        fault="A convolution of float32 whose kernel rounds to float16 and goes on is wrong: NaN, or 18 times the error.",
+        fault="A convolution of float32 whose kernel rounds to float16 and goes on is wrong (NaN).",
         since=(1, 6),
         gpus="H200 (9.0)",
         trigger="a convolution of float32 between casts to float16, before an activation (YOLOv8, DPT, EfficientNet)",
@@ -136,7 +136,7 @@ QUIRKS: Final = (
     ),
     Quirk(
         id="slow-attention",
-        fault="Takes about twice as long as PyTorch for an attention of halves: 375 µs for 186, 4,096 by 4,096, head 64.",
+        fault="Takes twice as long as PyTorch for an attention of halves: 375 µs for 186, 4,096 by 4,096, head 64.",
         gpus="H200 (9.0)",
         capabilities=("9.0",),
         trigger="1,024 queries and keys or more",
