@@ -128,8 +128,9 @@ class Convolution:
 def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
     """The convolution of a node, if it is one of float16 by constant weights, over sizes that data does not decide."""
     x, weight = node.args[:2]
-    plain = isinstance(x, Node) and isinstance(weight, Node) and not argument(node, "transposed")
-    if not plain or dtype_of(node) != torch.float16 or rank_of(x) != rank_of(weight):
+    if not isinstance(x, Node) or not isinstance(weight, Node) or argument(node, "transposed"):
+        return None
+    if dtype_of(node) != torch.float16 or rank_of(x) != rank_of(weight):
         return None
     if not rewriting.is_constant(weight) or rewriting.is_constant(x):
         return None
