@@ -10,13 +10,14 @@ import contextlib
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import transformers as hf
 from attrs import frozen
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.signals import Given
@@ -24,8 +25,8 @@ from benchmarks.signals import Given
 LAYER_SCALES = ("layer_scale", "lambda1", "lambda_", "gamma_", "ls1.", "ls2.")
 """Parts of the names of parameters that scale a branch, which libraries begin with next to nothing."""
 PRODUCTS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
-GAIN = 0.7
-"""The least that a product keeps of its inputs' standard deviation."""
+GAINS = (0.7, 1.5)
+"""The least and the most that a product makes of its inputs' standard deviation."""
 FAMILIES = ("diffusion", "vision", "detection", "text", "decoders", "audio", "multimodal")
 Inputs = dict[str, torch.Tensor]
 
@@ -124,24 +125,63 @@ def lively(model: torch.nn.Module) -> None:
             terms = weight[0].numel()
             if getattr(module, "transposed", False):
                 terms = weight[:, 0].numel() // math.prod(module.stride)
-            weight.mul_(max(1.0, GAIN / (float(weight.float().std()) * terms**0.5)))
+            gain = float(weight.float().std()) * terms**0.5
+            weight.mul_(min(max(gain, GAINS[0]), GAINS[1]) / gain)
 
 
 def calibrated(model: torch.nn.Module, inputs: Inputs) -> None:
-    """Give batch normalizations the statistics that the inputs have there, so that deep networks do not explode."""
-
-    def calibrate(module: Any, args: tuple[torch.Tensor, ...]) -> None:
-        dims = [dim for dim in range(args[0].dim()) if dim != 1]
-        variance, mean = torch.var_mean(args[0].float(), dims, correction=0)
-        module.running_mean.copy_(mean)
-        module.running_var.copy_(variance.clamp(min=1e-3))
-
+    """Give batch normalizations the statistics that the inputs have there, and weights around 1, or around 0.2 where
+    their results are added to a shortcut: deep networks neither explode nor enlarge each rounding many times."""
     found = [each for each in model.modules() if isinstance(getattr(each, "running_var", None), torch.Tensor)]
-    hooks = [each.register_forward_pre_hook(calibrate) for each in found]
-    if hooks:
+    if not found:
+        return
+    for each in found:
+        each.weight.uniform_(0.8, 1.2)
+    with Shortcuts() as shortcuts, _hooks(found, "register_forward_hook", shortcuts.note):
         model(**inputs)
-    for hook in hooks:
-        hook.remove()
+    for each in shortcuts.beside:
+        each.weight.mul_(0.2)
+    with _hooks(found, "register_forward_pre_hook", _calibrate):
+        model(**inputs)
+
+
+@contextlib.contextmanager
+def _hooks(modules: Iterable[Any], register: str, hook: Callable[..., None]) -> Iterator[None]:
+    """Within it, the modules have the hook."""
+    handles = [getattr(each, register)(hook) for each in modules]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def _calibrate(module: Any, args: tuple[torch.Tensor, ...]) -> None:
+    dims = [dim for dim in range(args[0].dim()) if dim != 1]
+    variance, mean = torch.var_mean(args[0].float(), dims, correction=0)
+    module.running_mean.copy_(mean)
+    module.running_var.copy_(variance.clamp(min=1e-3))
+
+
+class Shortcuts(TorchFunctionMode):
+    """Notes the modules whose result is added to what is not another's result.
+
+    The results are kept, so that no other tensor has the memory of one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: dict[int, tuple[torch.nn.Module, torch.Tensor]] = {}
+        self.beside = set[Any]()
+
+    def note(self, module: torch.nn.Module, args: object, result: torch.Tensor) -> None:
+        """Remember whose result this is."""
+        self.results[result.data_ptr()] = module, result
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("add", "add_", "__add__", "__iadd__", "__radd__"):
+            added = [self.results.get(each.data_ptr()) for each in args[:2] if isinstance(each, torch.Tensor)]
+            if len(added) == 2 and None in added:
+                self.beside |= {each[0] for each in added if each}
+        return func(*args, **(kwargs or {}))
 
 
 def of_transformers(model: str, config: str, **fields: Any) -> Callable[[], torch.nn.Module]:

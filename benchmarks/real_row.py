@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import pipeline
 from benchmarks.environment import environment
 from benchmarks.gpu import HostMemory
-from benchmarks.methods import Call, Clock, eager_graph, inductor
+from benchmarks.methods import METHODS, Call, Clock, inductor
 from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
@@ -28,11 +29,7 @@ from pipeline.cli.sources import first_line
 from pipeline.verification.eager import products_in_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
-OTHERS = {
-    "torch.compile reduce-overhead": "reduce-overhead",
-    "torch.compile max-autotune": "max-autotune",
-}
-"""The modes of torch.compile, by the names of their results."""
+HOW = {**METHODS, "torch.compile max-autotune": partial(inductor, mode="max-autotune")}
 ROUNDS, WARM_UP, AT_MOST = 3, 3, 50
 SECONDS = 0.25
 """How long the calls of one turn take, if they are at least 3 and at most ``AT_MOST``."""
@@ -198,21 +195,23 @@ def _stages(report: Report) -> Callable[[pipeline.Event], object]:
 
 
 def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, turns: Turns) -> None:
-    """Add the times of our module, of eager in a graph, and of torch.compile in the modes that are asked for."""
+    """Add the times of our module, and of other methods; eager's without a graph if it cannot be recorded in one."""
     model, inputs, module = given["model"], given["inputs"], given["module"]
     calls: dict[str, Call] = {OURS: lambda: module(**inputs)}
     refused: dict[str, str] = {}
     ready = time.monotonic()
-    for method in methods:
+    waiting = list(methods)
+    while waiting:
+        method = waiting.pop(0)
         try:
-            with contextlib.ExitStack() as held:
-                if method != "torch.compile reduce-overhead":
-                    held.enter_context(turns.held())
-                with report.phase(method):
-                    calls[method] = _prepared(method, model, inputs)
+            # Most of torch.compile's time is the host's: the GPU is not kept for it.
+            turn = contextlib.nullcontext() if method == "torch.compile reduce-overhead" else turns.held()
+            with turn, report.phase(method):
+                calls[method] = _prepared(method, model, inputs)
         except Exception as error:
             refused[method] = f"{type(error).__name__}: {first_line(error)}"[:300]
             report.write(refused=refused)
+            waiting += ["eager"] * (method == "eager + graph")
     time.sleep(max(0.0, REST - (time.monotonic() - ready)))
     with turns.held(alone=True), report.phase("measure"):
         report.write(ms=measured(calls))
@@ -220,8 +219,7 @@ def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, tur
 
 def _prepared(method: str, model: torch.nn.Module, inputs: Inputs) -> Call:
     """A call that has given results: torch.compile records its graph at a later one than the first."""
-    how = {"mode": OTHERS[method]} if method in OTHERS else {}
-    call = (inductor if how else eager_graph)(model, inputs, Clock(), **how)
+    call = HOW[method](model, inputs, Clock())
     for _ in range(WARM_UP):
         call()
     torch.cuda.synchronize()

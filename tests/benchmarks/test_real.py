@@ -168,8 +168,8 @@ def test_errors_are_relative_to_each_output() -> None:
 
 
 def test_what_is_measured_and_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object, **how: object) -> Any:
-        raise RuntimeError(f"no {how}")
+    def refuses(*_: object) -> Any:
+        raise RuntimeError("no graph\nat all")
 
     counts = list[int]()
 
@@ -177,16 +177,17 @@ def test_what_is_measured_and_what_is_refused(tmp_path: Path, monkeypatch: pytes
         counts.append(count)
         return {name: {"gpu_ms": 2.0, "calls_per_second": 400.0} for name in calls}
 
-    for name, value in {"inductor": refuses, "in_turns": in_turns, "REST": 0.1}.items():
-        monkeypatch.setattr(real_row, name, value)
-    monkeypatch.setattr(real_row, "eager_graph", lambda model, inputs, clock: lambda: model(**inputs))
+    monkeypatch.setattr(real_row, "in_turns", in_turns)
+    monkeypatch.setattr(real_row, "REST", 0.1)
+    for method in real.METHODS:
+        monkeypatch.setitem(real_row.HOW, method, refuses)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     report, module = real_row.Report(tmp_path / "row.json"), torch.nn.ReLU()
     given = {"model": module, "inputs": {"input": torch.ones(2)}, "module": module}
     real_row._measured(given, real.METHODS, report, real_row.Turns(tmp_path))
-    assert report.found["ms"].keys() == {"pipeline + graph", "eager + graph"}
-    assert report.found["ms"]["eager + graph"] == {"gpu_ms": 2.0, "queued_ms": 2.5}
-    assert report.found["refused"] == {real.METHODS[1]: "RuntimeError: no {'mode': 'reduce-overhead'}"}
+    assert report.found["ms"].keys() == {"pipeline + graph", "eager"}
+    assert report.found["ms"]["eager"] == {"gpu_ms": 2.0, "queued_ms": 2.5}
+    assert report.found["refused"] == dict.fromkeys(real.METHODS, "RuntimeError: no graph")
     assert counts == [real_row.AT_MOST]
 
 

@@ -25,5 +25,5 @@ def test_a_model_at_real_size(
     found = real_row.row(row, dtype, "cuda", real_row.Report(tmp_path / "row.json"), real_row.Turns(tmp_path))
     record_property("real", json.dumps(found))
     assert "failed" not in found, json.dumps(found["failed"], indent=1)
-    assert found["moved"] > 10 * found["eager_error"], "the outputs hardly depend on the inputs"
+    assert found["moved"] > 0.01, "an output hardly depends on the inputs"
     assert found["ratio"] <= row.bound, {name: found[name] for name in ("error", "eager_error", "ratio")}
