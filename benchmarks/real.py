@@ -62,7 +62,8 @@ class Running:
         self.job, self.gpu = job, gpu
         self.report, self.log = folder / "row.json", folder / "log.txt"
         self.until = time.monotonic() + limit
-        own = {"CUDA_VISIBLE_DEVICES": _visible(gpu), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        caches = {name: str(folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "PIPELINE_CACHE")}
+        own = {"CUDA_VISIBLE_DEVICES": _visible(gpu), **caches}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [*job.command, str(self.report)],
@@ -179,11 +180,9 @@ def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Give one row, in this process."""
     from benchmarks import real_row
 
-    name, dtype, locks, file = options.child
-    folder = Path(locks) / os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    folder.mkdir(parents=True, exist_ok=True)
+    name, dtype, file = options.child
     [row] = [each for each in rows() if each.name == name]
-    report, turns = real_row.Report(Path(file)), real_row.Turns(folder)
+    report, turns = real_row.Report(Path(file)), real_row.Turns(real_row.of_this_gpu())
     found = real_row.row(row, dtype, options.device, report, turns, methods, options.exact)
     return 1 if "failed" in found else 0
 
@@ -212,16 +211,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--exact", action="store_true", help="compile with use_fp32_acc=True; rows of their own")
     made.add_argument("--retry", action="store_true", help="run rows again that failed")
     made.add_argument("--list", action="store_true", help="print the rows, and run none")
-    made.add_argument("--child", nargs=4, metavar=("NAME", "DTYPE", "LOCKS", "REPORT"), help=argparse.SUPPRESS)
+    made.add_argument("--child", nargs=3, metavar=("NAME", "DTYPE", "REPORT"), help=argparse.SUPPRESS)
     return made
 
 
-def jobs(options: argparse.Namespace, locks: Path, arguments: Sequence[str]) -> list[Job]:
+def jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[Job]:
     """What is to run: a job for each row and dtype that the file has not."""
     before = finished(options.out, failed=not options.retry)
     command = (sys.executable, "-m", "benchmarks.real", *arguments, "--child")
     made = [
-        Job(row.name, dtype, (*command, row.name, dtype, str(locks)), row.heavy, options.exact)
+        Job(row.name, dtype, (*command, row.name, dtype), row.heavy, options.exact)
         for dtype in options.dtypes.split(",")
         for row in chosen(options.rows, options.small)
     ]
@@ -243,10 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.real: --out names the file for the rows", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory() as locks:
-        found = jobs(options, Path(locks), arguments)
-        how = {name: getattr(options, name) for name in ("processes", "gpus", "seconds", "limit", "most")}
-        left = run(found, options.out, environment=_shares(options.processes), **how)
+    found = jobs(options, arguments)
+    how = {name: getattr(options, name) for name in ("processes", "gpus", "seconds", "limit", "most")}
+    left = run(found, options.out, environment=_shares(options.processes), **how)
     print(f"{len(found) - left} rows added, {left} left: {options.out}")
     return 1 if left else 0
 

@@ -139,6 +139,19 @@ class MaskRCNN(nn.Module):
         return self.proposals(levels), self.predictor(self.boxes(regions)), self.mask_predictor(self.masks(masked))
 
 
+class Detections(nn.Module):
+    """RT-DETR's scores and boxes: what else it returns has infinities, for places at the edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = of_transformers("RTDetrForObjectDetection", "RTDetrConfig", **RT_DETR)()
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, 3, H, W] -> [N, queries, classes], [N, queries, 4]"""
+        found = self.model(pixel_values=pixel_values)
+        return found.logits, found.pred_boxes
+
+
 RT_DETR = {
     "use_timm_backbone": False,
     "anchor_image_size": [640, 640],
@@ -159,7 +172,7 @@ ROWS = (
     Row(
         "rt-detr-r50",
         "whole, 42 M; 640², batch 4",
-        of_transformers("RTDetrForObjectDetection", "RTDetrConfig", **RT_DETR),
+        Detections,
         {"pixel_values": floats(4, 3, 640, 640)},
         convolutions=True,
         routed=True,

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,8 @@ Outputs = Sequence[torch.Tensor]
 class Turns:
     """Who uses the GPU of several processes: many at once for short things, one alone to measure time.
 
-    A process that waits to be alone keeps others from coming in meanwhile. Locks end with their process.
+    A process that waits to be alone keeps others from coming in meanwhile. Locks end with their process; those of other
+    users do not count.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,6 +55,15 @@ class Turns:
                 fcntl.flock(gate, fcntl.LOCK_EX)
                 fcntl.flock(door, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             yield
+
+
+def of_this_gpu() -> Path:
+    """The folder with the locks of the GPU that this process sees, the same for all runs on this machine."""
+    folder = (
+        Path(tempfile.gettempdir()) / f"benchmarks-real-{os.getuid()}" / os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 class Report:
@@ -121,7 +132,7 @@ def _installed(library: str) -> bool:
 
 def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: Turns) -> dict[str, Any]:
     """The model, its inputs and our module, after the errors of both were found."""
-    with report.phase("make"):
+    with turns.held(), report.phase("make"):
         model, inputs = row.built(device, dtype)
     with turns.held(), report.phase("reference"):
         best, moved = reference(model, inputs)
@@ -186,7 +197,7 @@ def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Repor
     )
     with report.phase("module"):
         executor = "reference" if device == "cpu" else "tensorrt"
-        return compiled.module(executor, cuda_graphs=device != "cpu", runtime_cache=False)
+        return compiled.module(executor, cuda_graphs=device != "cpu")
 
 
 def _stages(report: Report) -> Callable[[pipeline.Event], object]:

@@ -64,7 +64,7 @@ def test_rows_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
 
     def asked(*more: str) -> list[tuple[str, bool]]:
         options = real.parser().parse_args(["--out", str(out), "--rows", "^resnet", *more])
-        return [(job.dtype, job.exact) for job in real.jobs(options, tmp_path, [])]
+        return [(job.dtype, job.exact) for job in real.jobs(options, [])]
 
     assert asked() == [("bfloat16", False)]
     assert asked("--retry") == [("float16", False), ("bfloat16", False)]
