@@ -217,8 +217,13 @@ def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, tur
         try:
             # Most of torch.compile's time is the host's: the GPU is not kept for it.
             turn = contextlib.nullcontext() if method == "torch.compile reduce-overhead" else turns.held()
-            with turn, report.phase(method):
-                calls[method] = _prepared(method, model, inputs)
+            with turn:
+                with report.phase(method):
+                    call = HOW[method](model, inputs, Clock())
+                    call()
+                    torch.cuda.synchronize()
+                _repeated(call)  # torch.compile records its graph at a later call than the first
+            calls[method] = call
         except Exception as error:
             refused[method] = f"{type(error).__name__}: {first_line(error)}"[:300]
             report.write(refused=refused)
@@ -228,21 +233,16 @@ def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, tur
         report.write(ms=measured(calls))
 
 
-def _prepared(method: str, model: torch.nn.Module, inputs: Inputs) -> Call:
-    """A call that has given results: torch.compile records its graph at a later one than the first."""
-    call = HOW[method](model, inputs, Clock())
+def _repeated(call: Call) -> None:
     for _ in range(WARM_UP):
         call()
     torch.cuda.synchronize()
-    return call
 
 
 def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
     """Two measures of each call: ms of the GPU for one that is awaited, and ms for one of many that are not."""
     for call in calls.values():
-        for _ in range(WARM_UP):
-            call()
-    torch.cuda.synchronize()
+        _repeated(call)
     start = time.perf_counter()
     calls[OURS]()
     torch.cuda.synchronize()
