@@ -183,7 +183,7 @@ def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
     name, dtype, file = options.child
     [row] = [each for each in rows() if each.name == name]
     report, turns = real_row.Report(Path(file)), real_row.Turns(real_row.of_this_gpu())
-    found = real_row.row(row, dtype, options.device, report, turns, methods, options.exact)
+    found = real_row.run(row, dtype, options.device, report, turns, methods, options.exact)
     return 1 if "failed" in found else 0
 
 

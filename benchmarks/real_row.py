@@ -89,7 +89,7 @@ class Report:
         self.found["seconds"][name] = round(time.perf_counter() - start, 2)
 
 
-def row(
+def run(
     row: Row,
     dtype: str,
     device: str,
@@ -98,7 +98,7 @@ def row(
     methods: Sequence[str] | None = None,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """The row, whose ``failed`` says in which phase what happened, if it did.
+    """Return the row's results; ``failed`` says in which phase what happened, if it did.
 
     methods: what is timed beside ours; None: nothing is timed. exact: compile with ``use_fp32_acc=True``, with which
     networks of convolutions have the bound of others.

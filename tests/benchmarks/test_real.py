@@ -121,7 +121,7 @@ SMALL = Row("small", "of a test", Small, {"x": floats(2, 3, 8, 8)}, convolutions
 
 def test_a_row_says_what_was_found(tmp_path: Path) -> None:
     report = real_row.Report(tmp_path / "row.json")
-    found = real_row.row(SMALL, "float16", "cpu", report, real_row.Turns(tmp_path), exact=True)
+    found = real_row.run(SMALL, "float16", "cpu", report, real_row.Turns(tmp_path), exact=True)
     assert json.loads(report.path.read_text()) == found
     assert "failed" not in found, found["failed"]
     assert (found["phase"], found["bound"]) == ("done", 2)
@@ -152,7 +152,7 @@ def test_a_row_that_fails_says_where(tmp_path: Path) -> None:
 
     report = real_row.Report(tmp_path / "row.json")
     row = Row("broken", "", broken, {"input": floats(2, 5)})
-    found = real_row.row(row, "float16", "cpu", report, real_row.Turns(tmp_path))
+    found = real_row.run(row, "float16", "cpu", report, real_row.Turns(tmp_path))
     assert found["failed"]["phase"] == "reference"
     assert found["failed"]["error"].startswith("RuntimeError: mat1 and mat2")
 

@@ -22,7 +22,7 @@ def test_a_model_at_real_size(
     row: Row, dtype: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     pytest.importorskip(row.library or "torch")
-    found = real_row.row(row, dtype, "cuda", real_row.Report(tmp_path / "row.json"), real_row.Turns(tmp_path))
+    found = real_row.run(row, dtype, "cuda", real_row.Report(tmp_path / "row.json"), real_row.Turns(tmp_path))
     record_property("real", json.dumps(found))
     assert "failed" not in found, json.dumps(found["failed"], indent=1)
     assert found["moved"] > 0.01, "an output hardly depends on the inputs"
