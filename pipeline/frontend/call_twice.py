@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import define, field
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -167,10 +168,9 @@ def _printed(module: torch.nn.Module) -> str:
 
 
 def _digest(value: object) -> Key:
-    """What distinguishes a constant: a literal is another tensor in each call."""
+    """What distinguishes a constant: a literal is another tensor in each call. A fake one has no values to tell."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
-    try:
-        return (value.dtype, tuple(value.shape), value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    except Exception:  # a fake one has no values
-        return (id(value),)
+    values = value.constant if isinstance(value, FakeTensor) else value
+    known = b"" if values is None else values.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return (value.dtype, tuple(value.shape), known)

@@ -146,16 +146,7 @@ def _captured(
     if needed := dict.fromkeys(counted(exported)):
         why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
         log.warning(why, ", ".join(needed))
-    try:
-        with warnings.catch_warnings():  # torch's own, of its own code
-            warnings.simplefilter("ignore")
-            exported, graph_module, signature = functional(exported)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
-        ) from error
+    exported, graph_module, signature = _functional(exported)
     graph_module = without_gaps(graph_module)
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
     program = held(told_apart(program, found.decisions), constants)
@@ -163,6 +154,19 @@ def _captured(
     read = ((name, program.parameters[name]) for name in sorted(reads & program.parameters.keys()))
     numbers = FrozenDict({place: number for name, buffer in read for place, number in numbers_of(name, buffer)})
     return evolve(program, numbers=numbers, profiles=resolved(wishes, program))
+
+
+def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+    try:
+        with warnings.catch_warnings():  # torch's own, of its own code
+            warnings.simplefilter("ignore")
+            return functional(exported)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
+        ) from error
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:

@@ -231,7 +231,8 @@ def repeats(m: Keeps, x: torch.Tensor) -> torch.Tensor:
         m.state = torch.arange(3.0)
     if x.shape[0] not in m.table:
         m.table[x.shape[0]] = m.state + m.layer.bias
-    m.result = m.layer(x) * m.table[x.shape[0]] + m.state
+    m.result = m.layer(x) * m.table[x.shape[0]] + m.state * torch.tensor(0.5)
+    m.result[0] = 2.0
     return m.result
 
 
