@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from pipeline.artifact.json_data import check_name
 from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.manifest import Manifest
+from pipeline.aten.tensor_type import TensorType
+from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.program import Port
@@ -35,6 +38,21 @@ def check_weights(networks: Iterable[Network], kept: Manifest) -> None:
     for network in networks:
         if absent := [weight.name for weight in network.weights if weight.name not in known]:
             raise MalformedError(f"nothing makes the weight {absent[0][:80]!r} of network {network.name[:80]!r}")
+
+
+def check_program(compiled: Compiled) -> None:
+    """Raise an error if networks do not fit their segments, or buffers their graph."""
+    for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
+        counts = (len(segment.inputs), len(segment.outputs)), (len(network.inputs), len(network.outputs))
+        if counts[0] != counts[1]:
+            raise MalformedError(f"segment {segment.name[:80]!r} has other inputs or outputs than its network")
+    program = compiled.program
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for name, buffer in program.buffers.items():
+        value = values.get(name)
+        sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
+        if min(sizes, default=0) < 0 or math.prod(sizes) > program.parameters[buffer].numel():
+            raise MalformedError(f"{name[:80]!r} is no view of the buffer {buffer[:80]!r}")
 
 
 def _faults(kept: Manifest) -> Iterator[str]:

@@ -26,6 +26,7 @@ MOST_BITS = 8192
 """No number of an expression can have more bits, whatever the sizes."""
 SYMBOL = 64
 POWER = MOST_BITS // 2
+DIVISIONS = ("FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "FloatTrueDiv", "Mod", "PythonMod", "ModularIndexing")
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
 NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 ASSUMPTIONS = ("integer", "nonnegative", "nonzero", "positive", "real")
@@ -156,6 +157,8 @@ class _Measure:
             return max(bits)
         if head not in FUNCTIONS or (head == "RoundDecimal" and not _is_small(args[-1:])):
             raise ArtifactError(f"{str([head, *args])[:80]} is no expression")
+        if head in DIVISIONS and any(arg == 0 and type(arg) is not bool for arg in args[1:]):
+            raise ArtifactError(f"{str([head, *args])[:80]} divides by 0")
         if head in POWERS and len(args) == 2:
             largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(bits[1], 64)
             if _has_symbol(args[1]):  # `pipeline.aten.calls.power` looks when it is computed

@@ -208,6 +208,16 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     return root, name
 
 
+def _misfit(schema: Sequence[Any], count: int, kwargs: Mapping[str, Any]) -> str:
+    """Why an operator does not take so many arguments and these keywords; empty if it does."""
+    positional = [argument for argument in schema if not argument.kwarg_only]
+    if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
+        return f"takes {len(positional)} arguments, and is given more"
+    given = {*kwargs, *(argument.name for argument in positional[:count])}
+    missing = [a.name for a in schema if a.name not in given and not a.has_default_value()]
+    return f"needs its argument {missing[0]!r}" if missing else ""
+
+
 class Nodes:
     """Adds nodes to a new graph in order. ``graphs`` and ``tensors`` are the paths that nodes may read."""
 
@@ -262,12 +272,11 @@ class Nodes:
         if not row.calls:
             return operators.FUNCTIONS.get(row.target) or operators.Named(row.target)
         target = operators.target_of(row.target, self.libraries, row.library)
-        if isinstance(target, torch._ops.OpOverload):
-            known = {argument.name for argument in target._schema.arguments}
-        else:
-            known = set()
-        if strange := sorted(kwargs.keys() - known):
+        schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else None
+        if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
             raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
+        if schema is not None and (why := _misfit(schema, len(args), kwargs)):
+            raise MalformedError(f"{row.target} {why}")
         if (size := filled(target, args, kwargs)) > self.most:
             raise MalformedError(f"it fills {size} bytes, and its file says that no tensor has more than {self.most}")
         if isinstance(target, torch._ops.HigherOrderOperator):

@@ -17,7 +17,7 @@ from attrs import evolve
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
 from pipeline.artifact.allocations import largest, most_of
 from pipeline.artifact.codec import at
-from pipeline.artifact.consistency import check_manifest, check_weights
+from pipeline.artifact.consistency import check_manifest, check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import KeptNode
 from pipeline.artifact.json_data import decoded
@@ -355,8 +355,11 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")
     try:
+        check_program(compiled)
         LayoutBuilder(program, compiled.partitioned.segments).layout()
         compiled.report()
+    except MalformedError as error:
+        raise reader.broken(error.message) from None
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         raise reader.broken(f"its parts do not fit each other ({type(error).__name__}: {error})") from None
 

@@ -193,12 +193,20 @@ def _context(kind: str, data: JsonData, count: int) -> Any:
     if kind == "deque":
         wrong = context is not None and type(context) is not int
     elif CONTAINERS[kind] in (dict, OrderedDict, immutable_dict):
-        wrong = not isinstance(context, list) or len(context) != count
+        wrong = not isinstance(context, list) or len(context) != count or not all(map(_is_key, context))
     else:
         wrong = context is not None
     if wrong:
         raise MalformedError(f"a {kind} of {count} parts has no {str(context)[:60]}")
     return context
+
+
+def _is_key(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _default_context(data: JsonData, count: int) -> Any:
