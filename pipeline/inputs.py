@@ -21,6 +21,8 @@ _GRAMMAR = (
 
 def _to_shape(value: object) -> object:
     """Whole numbers of any kind (NumPy's) become Python's."""
+    if isinstance(value, torch.Tensor):
+        raise TypeError("Input: shape is a tensor: pipeline.Input.from_tensor(x) describes one")
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         return value
     return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)

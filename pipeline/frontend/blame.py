@@ -104,6 +104,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
         _misplaced(error, model, inputs)
         or _by_data(error, model)
         or _unsupported(error, model, inputs)
+        or _shape_for_a_tensor(error, model, inputs)
         or CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
     )
 
@@ -172,7 +173,7 @@ def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Capt
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
     every, line = {*homes, *(str(device) for _, device in given)}, deciding(error)
     if len(every) == 1 and line is not None:
-        where = "a tensor that the model makes is on another device than the model and its inputs"
+        where = "a tensor that the model makes, or holds as an attribute, is on another device than it and its inputs"
         hint = "make it where the others are: torch.tensor(…, device=x.device)"
         return CaptureError(f"{where}: {place_of(line[0].co_filename, line[1])}: {worded(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
@@ -195,6 +196,24 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
         hint = f"return tensors, numbers or containers of these; {known}"
         return CaptureError(f"{type(model).__name__} returns a {returned}, which torch.export does not know", hint)
     return None
+
+
+def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """The error for a shape where a tensor is expected, if it is one."""
+    if re.search("must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute", str(error)) is None:
+        return None
+    leaves = tree_flatten_with_path(
+        inputs, is_leaf=lambda v: type(v) in (tuple, list) and all(type(s) is int for s in v)
+    )
+    for path, value in leaves[0]:
+        if type(value) in (tuple, list) and value:
+            hint = f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
+            return CaptureError(f"input {_name(model, path)} is {value}, and the model expects a tensor", hint)
+    return None
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, tuple | list) and bool(value) and all(type(size) is int for size in value)
 
 
 def _returned(error: Exception) -> str | None:

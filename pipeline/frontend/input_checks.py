@@ -126,7 +126,7 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
 
 
 def check_examples(
-    inputs: Mapping[str, object], shapes: object, ends_of: Callable[[Argument], tuple[Argument, Argument]]
+    inputs: Mapping[str, object], shapes: Argument, ends_of: Callable[[Argument], tuple[Argument, Argument]]
 ) -> None:
     """Raise an error if a tensor is no example of the range that its dim is given: the program would refuse it.
 

@@ -69,7 +69,9 @@ def _too_small(units: Units, in_torch: Sequence[bool], level: Sequence[int], lea
     counts = sizes(units, in_torch, level)
     for unit, inside in enumerate(units.members):
         if not in_torch[unit] and counts[level[unit]] < least:
-            reason = f"its engine would have only {counts[level[unit]]} operators, min_block_size is {least}"
+            count = counts[level[unit]]
+            number = "1 operator" if count == 1 else f"{count} operators"
+            reason = f"its engine would have only {number}, fewer than min_block_size={least}"
             yield from ((i, reason) for i in inside)
 
 

@@ -359,3 +359,10 @@ def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypat
     found = kept_by(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
     assert found == [dict.fromkeys(("key", "value"), Kept((1, 2, 1, 16), torch.float32, 2))]
     assert Distribution._validate_args
+
+
+def test_what_is_no_language_model_is_told() -> None:
+    with pytest.raises(TypeError, match=r"model is a Linear: .* takes a language model of transformers"):
+        compile_for_generation(torch.nn.Linear(2, 2), max_cache_len=4)
+    with pytest.raises(TypeError, match=r"takes no 'max_batchsize': did you mean max_batch\?"):
+        compile_for_generation(families.model("llama"), max_cache_len=4, max_batchsize=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +60,7 @@ def test_an_index_that_data_has_is_named_as_one(name: str) -> None:
 
 def test_a_tensor_that_a_model_makes_elsewhere_is_named() -> None:
     made = Calls(lambda m, x: m.layers[0](x) + torch.ones(4, device="cpu")).eval()
-    says = (
-        r"(?s)makes is on another device than the model and its inputs: test_words\.py:\d+, made = .*device=x\.device"
-    )
+    says = r"(?s)is on another device than it and its inputs: test_words\.py:\d+, made = .*device=x\.device"
     with pytest.raises(pipeline.CaptureError, match=says) as caught:
         pipeline.capture(made, (X,), device="cuda")
     assert "input x" not in str(caught.value)
@@ -146,3 +145,16 @@ def test_decompositions_that_are_not_the_users_are_named_so() -> None:
         pipeline.ConversionError, match=r"PyTorch's decomposition of it fails: it gives float64\[2, 4\]"
     ):
         compile(Calls(lambda m, x: nn.functional.silu(x)).eval(), (X,))
+
+
+def test_what_new_users_pass_is_explained(tmp_path: Path) -> None:
+    """A file of torch.save, a tensor for a shape, a shape for a tensor, and a misspelled argument."""
+    torch.save({"a": X}, tmp_path / "weights.pt")
+    with pytest.raises(pipeline.ArtifactError, match=r"weights\.pt is a file of torch\.save(?s:.*)torch\.load"):
+        pipeline.load(tmp_path / "weights.pt")
+    with pytest.raises(TypeError, match=r"Input\.from_tensor\(x\)"):
+        pipeline.Input(X)
+    says = r"input input is .2, 4., and the model(?s:.*)Input\(shape=\(2, 4\)"
+    for shape in ((2, 4), [2, 4]):
+        with pytest.raises(pipeline.CaptureError, match=says):
+            pipeline.capture(nn.Linear(4, 4).eval(), (shape,))

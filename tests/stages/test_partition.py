@@ -56,7 +56,7 @@ def test_small_segments_run_in_pytorch_and_say_so() -> None:
     partitioned = pipeline.default(torch_executed_ops={"aten.mul.Tensor"}).until("partition")(model, args=x)
     assert [s.kind for s in partitioned.segments] == ["torch"]
     reasons = [f.reason for f in partitioned.fallbacks]
-    assert "its engine would have only 1 operators, min_block_size is 5" in reasons
+    assert "its engine would have only 1 operator, fewer than min_block_size=5" in reasons
     whole = pipeline.default().until("partition")(model, args=x)
     assert [s.kind for s in whole.segments] == ["engine"]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, Final, TypeAlias
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 from transformers import GenerationMixin
 
 import pipeline.defaults
@@ -39,6 +41,7 @@ from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
 from pipeline.frontend.profiles import Tuned
 from pipeline.improvements import FOR_ONE_ROW
+from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
 from pipeline.stages.improve import Improve
 from pipeline.stages.partition import in_pieces, partition
@@ -157,14 +160,28 @@ def compile_for_generation(
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
-    if compile is None:  # engines that are cut by layers, and share caches, are not cut at attentions as well
-        compile = pipeline.defaults.default(**{"faster_in_torch": False, **settings})
+    compile = _compile(model, compile, settings)
     step = _with_shared_weights(compile) if shared_weights else compile
     seen, heard, calls = _samples(model.eval(), encoder_example)
     compiled = _programs(model, step, sizes, seen, heard or encoder_example)
     seeing, towers = _towers(model, compile, step, calls)
     runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
     return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
+
+
+def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any]) -> Stages:
+    """The pipeline: the default with settings if none is given; `TypeError` for what is no language model, and for a
+    misspelled argument of `compile_for_generation`."""
+    if not isinstance(model, GenerationMixin):
+        why = f"model is a {type(model).__name__}: compile_for_generation takes a language model of transformers"
+        raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained gives)")
+    own = set(signature(compile_for_generation).parameters) - {"settings"}
+    for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
+        for like in get_close_matches(name, own, 1):
+            raise TypeError(f"compile_for_generation takes no {name!r}: did you mean {like}?")
+    if compile is None:  # engines that are cut by layers, and share caches, are not cut at attentions as well
+        compile = pipeline.defaults.default(**{"faster_in_torch": False, **settings})
+    return compile
 
 
 def _towers(
