@@ -179,9 +179,9 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any])
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):
             raise TypeError(f"compile_for_generation takes no {name!r}: did you mean {like}?")
-    # engines that are cut by layers, and share caches, are not cut at attentions as well
-    whole = {"faster_in_torch": False, **settings}
-    return pipeline.defaults.default(**whole) if compile is None else compile
+    if compile is None:  # engines that are cut by layers, and share caches, are not cut at attentions as well
+        compile = pipeline.defaults.default(**{"faster_in_torch": False, **settings})
+    return compile
 
 
 def _towers(
