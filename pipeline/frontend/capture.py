@@ -141,11 +141,7 @@ def _captured(
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
     exported, reads = found.exported, found.reads
-    if unchecked := {**found.checks, **dict.fromkeys(asserted(exported))}:
-        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
-    if needed := dict.fromkeys(counted(exported)):
-        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
-        log.warning(why, ", ".join(needed))
+    _warn_of_unchecked(found)
     exported, graph_module, signature = _functional(exported)
     graph_module = without_gaps(graph_module)
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
@@ -154,6 +150,15 @@ def _captured(
     read = ((name, program.parameters[name]) for name in sorted(reads & program.parameters.keys()))
     numbers = FrozenDict({place: number for name, buffer in read for place, number in numbers_of(name, buffer)})
     return evolve(program, numbers=numbers, profiles=resolved(wishes, program))
+
+
+def _warn_of_unchecked(found: Traced) -> None:
+    """Warn of conditions on the data that the program assumes."""
+    if unchecked := {**found.checks, **dict.fromkeys(asserted(found.exported))}:
+        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
+    if needed := dict.fromkeys(counted(found.exported)):
+        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
+        log.warning(why, ", ".join(needed))
 
 
 def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:

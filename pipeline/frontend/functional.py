@@ -60,7 +60,8 @@ def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
     """The inputs and dims whose sizes vary, and what they are."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
-    sizes = {(n, d): expression(s) for n, v in inputs.items() if isinstance(v, torch.Tensor) for d, s in enumerate(v.shape)}
+    shapes = {name: value.shape for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    sizes = {(name, dim): expression(size) for name, shape in shapes.items() for dim, size in enumerate(shape)}
     ranges = exported.range_constraints
     return {p: s for p, s in sizes.items() if not isinstance(s, int) and not (s in ranges and ranges[s].is_singleton())}
 

@@ -1,5 +1,7 @@
-"""Write where tensors of rank 0 say: ``cache[:, i] = x``. torch.export reads such an index as a number, which only a call
-has, and fails; an index of one element is one that it writes by."""
+"""Write at indices of rank 0: ``cache[:, i] = x``.
+
+torch.export reads such an index as a number, which only a call has, and fails; it writes at an index of one element.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch.istft`` of a length that varies, which torch takes as a Python int alone: written in operators that take any."""
+"""``torch.istft`` of a length that varies, which torch takes as a Python int alone, in operators that take any."""
 
 from __future__ import annotations
 

@@ -44,12 +44,13 @@ def finishing(own: Callable[..., object]) -> Callable[..., object]:
 
 def _places(shape_env: Any) -> str:
     """The lines of the model that compare a size with a number, which it is in the example, as lines of a message."""
-    found = {}
+    found: dict[str, None] = {}
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()
         frame = getattr(guard.sloc, "framework_loc", None)
-        if any(side.is_Integer for side in sides) and isinstance(frame, traceback.FrameSummary):
-            if not frame.filename.startswith(NOT_THE_MODELS):
-                found[place_of(frame.filename, frame.lineno or 0)] = None
-    told = "".join(f"\n  - {place}" for place in found)
-    return f"\nThe model compares sizes with numbers, which may be what it keeps from its last call:{told}" if told else ""
+        numbered = any(side.is_Integer for side in sides) and isinstance(frame, traceback.FrameSummary)
+        if numbered and not frame.filename.startswith(NOT_THE_MODELS):
+            found[place_of(frame.filename, frame.lineno or 0)] = None
+    places = "".join(f"\n  - {place}" for place in found)
+    why = "The model compares sizes with numbers, which may be what it keeps from its last call:"
+    return f"\n{why}{places}" if places else ""

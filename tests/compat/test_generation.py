@@ -20,7 +20,7 @@ from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import Kept, kept_by
 from pipeline.impl.attention import MANY
 from tests.compat import families
-from tests.in_turn import in_turn
+from tests.testing.in_turn import in_turn
 
 EVERYDAY = ("llama", "gemma2", "t5")
 SIZES = {"max_cache_len": 160, "max_batch": 3, "max_prompt_len": 16}

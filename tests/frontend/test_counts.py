@@ -9,7 +9,7 @@ from torch import Tensor
 import pipeline
 from pipeline.stages.unbuilt import unbuilt
 from tests.frontend.counting import FUNCTIONS, INPUTS, Calls, Counting, beside, some_or_all
-from tests.in_turn import in_turn
+from tests.testing.in_turn import in_turn
 
 compile = pipeline.default().replace("build", unbuilt)
 

@@ -22,7 +22,7 @@ from pipeline.stages import unbuilt
 from tests.frontend import deciding, deciding_refused
 from tests.frontend.deciding import RIGHT, Deciding, Decorated, Doubled, Forward
 from tests.frontend.deciding_refused import REFUSED
-from tests.in_turn import in_turn
+from tests.testing.in_turn import in_turn
 
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
 DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)

@@ -13,7 +13,7 @@ import pipeline
 from pipeline import Compiled
 from pipeline.stages.unbuilt import unbuilt
 from tests.frontend.packed_models import IN_PYTORCH, LISTED, ONE_ENGINE, Recurrent, Scripted, packed, whole
-from tests.in_turn import in_turn
+from tests.testing.in_turn import in_turn
 
 LENGTHS: Final = ([2, 5, 1], [1, 1, 1], [3, 2, 5], [5, 5, 5])
 OTHER_SIZES: Final = ([4, 2], [7, 1, 1, 20, 2], [1])

@@ -10,7 +10,7 @@ from pipeline.frontend.branching import turns
 from pipeline.stages import unbuilt
 from tests.frontend import experts
 from tests.frontend.experts import REFUSED, RIGHT, Forward, Mixture
-from tests.in_turn import in_turn
+from tests.testing.in_turn import in_turn
 
 DIMS = ({0: torch.export.Dim("n", min=2, max=64)},)
 SIZES = {"aten.where.default", "aten.index.Tensor", "aten.nonzero.default", "aten.slice.Tensor"}

@@ -14,7 +14,7 @@ from torch._higher_order_ops.scan import scan
 import pipeline
 from pipeline.aten.kinds import branches
 from pipeline.decomposition import control_flow
-from tests.in_turn import in_turn
+from tests.testing.in_turn import in_turn
 from tests.stages.flows import (
     ANY_SIZE,
     DIMS,
