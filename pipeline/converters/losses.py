@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from pipeline.aten.types import Argument
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
 aten = torch.ops.aten
@@ -15,13 +14,13 @@ MEAN = 1
 
 
 @register_torch_trt_decomposition(aten.multilabel_margin_loss.default)
-def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Any:
+def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Argument:
     """multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"""
     return multilabel_margin_loss_forward(self, target, reduction)[0]
 
 
 @register_torch_trt_decomposition(aten.multilabel_margin_loss_forward.default)
-def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int) -> tuple[Any, Tensor]:
+def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int) -> tuple[Argument, Tensor]:
     """multilabel_margin_loss_forward(Tensor self, Tensor target, int reduction) -> (Tensor output, Tensor is_target).
     The labels of a row end before its first negative one; torch (2.13) adds the margins of label 0 for the rest."""
     scores, labels = torch.atleast_2d(self), torch.atleast_2d(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from attrs import define, field
@@ -85,7 +85,9 @@ class _Values:
             return ("slice", *map(self.of, (value.start, value.stop, value.step)))
         return f"{type(value).__name__} {value}"
 
-    def compute(self, module: torch.fx.GraphModule, specs: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
+    def compute(
+        self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
+    ) -> None:
         """Number the nodes of a graph."""
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -95,12 +97,12 @@ class _Values:
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_again()
-                source: Any = node.args[0]
+                source: Argument = node.args[0]
                 self.nodes[node] = self.inputs.get(source, self.nodes[source])
             elif node.op == "call_function":
                 self.call(node)
 
-    def placeholder(self, node: Node, spec: Any, constants: Mapping[str, Any]) -> None:
+    def placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
         """Number an input; a constant by its value."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._C import _functorch
@@ -49,12 +49,12 @@ class DynamoGraph(torch.nn.Module):
         self.numbers |= {node: int(values[node]) for node in rest if not _is_free(values[node])}
         self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
 
-    def forward(self, *inputs: object) -> Any:
+    def forward(self, *inputs: object) -> Argument:
         """Compute the results of Dynamo's graph."""
         known = dict(zip(self.inputs, inputs, strict=True))
         return self.calls(*(self.given(node, known) for node in self.values))
 
-    def given(self, node: Node, known: Mapping[Node, Argument]) -> Any:
+    def given(self, node: Node, known: Mapping[Node, Argument]) -> Argument:
         """The value of one of Dynamo's arguments."""
         if node in known:
             return known[node]
@@ -67,7 +67,7 @@ class DynamoGraph(torch.nn.Module):
 
     def program(self, settings: CompilationSettings) -> Program:
         """The graph, captured with the ranges of its sizes."""
-        dims: dict[str, Any] = {}
+        dims: dict[str, Argument] = {}
         shapes = tuple(_dims(node, dims) for node in self.inputs)
         examples = [_hint(self.values[node]) for node in self.inputs]
         try:
@@ -92,7 +92,7 @@ class DynamoGraph(torch.nn.Module):
                 relation.holds(known)
 
 
-def _computed(module: GraphModule, *args: Argument) -> Any:
+def _computed(module: GraphModule, *args: Argument) -> Argument:
     """The results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no ``no_grad``."""
     has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
     with provenance.preserve_node_meta(), torch.enable_grad() if has_derivatives else nullcontext():
@@ -102,7 +102,7 @@ def _computed(module: GraphModule, *args: Argument) -> Any:
 class _Calls(Interpreter):
     """Dynamo's graph, run node by node: each knows the user's line that it comes from."""
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> Argument:
         """Compute a node."""
         provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
         try:
@@ -112,7 +112,7 @@ class _Calls(Interpreter):
             setattr(error, _PLACE, source_line(n))
             raise
 
-    def call_function(self, target: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Any:
+    def call_function(self, target: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Argument:
         """Call a function; those that Dynamo has for ``x.data`` and ``x.data = y`` as the model wrote them."""
         name = getattr(target, "__name__", "")
         if name == "_get_data_attr":
@@ -158,7 +158,7 @@ def _item(node: Node) -> float | int | None:
     """The number that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
-    items: list[Any] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
+    items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
     if items:
         return _Whole(items[0]) if isinstance(items[0], torch.SymInt | int) else _Number(items[0])
     size: Argument = getattr(node.meta["example_value"], "item_memo", None)  # a whole number of numpy's
@@ -172,7 +172,7 @@ def _is_beside_a_tensor(number: Node, user: Node) -> bool:
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
-def _sizes(node: Node) -> Sequence[Any]:
+def _sizes(node: Node) -> Sequence[Argument]:
     """The sizes of an input as Dynamo knows them, or the number that it is."""
     value = node.meta["example_value"]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
@@ -183,11 +183,11 @@ def _is_free(value: object) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
 
 
-def _hint(value: object) -> Any:
+def _hint(value: object) -> Argument:
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
-def _dims(node: Node, dims: dict[str, Any]) -> object:
+def _dims(node: Node, dims: dict[str, Argument]) -> object:
     """torch.export's dims for an input; a symbol of Dynamo's is one dim, wherever it occurs."""
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC

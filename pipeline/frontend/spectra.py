@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ def istft(
     center: bool = True,
     normalized: bool = False,
     onesided: bool | None = None,
-    length: Any = None,
+    length: Argument = None,
     return_complex: bool = False,
 ) -> torch.Tensor:
     """istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True,
@@ -66,7 +65,7 @@ def istft(
     return signal.squeeze(0) if input.dim() == 2 else signal
 
 
-def _added(windows: torch.Tensor, n_fft: int, hop: int, count: Any) -> torch.Tensor:
+def _added(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
     """Windows that overlap, added up."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():

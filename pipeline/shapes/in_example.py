@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.fx.node import map_arg
+
+from pipeline.aten.types import Argument
 
 
 def largest_size(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
@@ -21,7 +22,7 @@ def largest_size(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> i
     return max((size for t in found if isinstance(t, torch.Tensor) for size in t.shape), default=0)
 
 
-def _values(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Any:
+def _values(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Argument:
     """What eager gives for a node, computed from all that it needs."""
     needed, waiting = set[torch.fx.Node](), [node]
     while waiting:
@@ -29,7 +30,7 @@ def _values(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Any:
         if each not in needed:
             needed.add(each)
             waiting += each.all_input_nodes
-    known: dict[torch.fx.Node, Any] = {}
+    known: dict[torch.fx.Node, Argument] = {}
     for each in node.graph.nodes:
         if each in needed:
             known[each] = _value(each, known, examples)
@@ -38,7 +39,9 @@ def _values(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Any:
     return known[node]
 
 
-def _value(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any], examples: Mapping[str, torch.Tensor]) -> Any:
+def _value(
+    node: torch.fx.Node, known: Mapping[torch.fx.Node, Argument], examples: Mapping[str, torch.Tensor]
+) -> Argument:
     if node.op == "placeholder":
         return examples[node.name]
     if node.op != "call_function" or getattr(getattr(node.target, "_schema", None), "is_mutable", False):

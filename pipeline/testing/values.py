@@ -148,7 +148,8 @@ unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
 extreme: mostly NaN, ±inf and the greatest finite floats.
 sorted: small whole numbers or extreme ones, sorted along the last dim. no nan: special without it. distinct: no two
-alike. permutation: indices along the last dim, each once. regular: matrices far from singular. definite: symmetric and positive definite matrices. zeros, ones.
+alike. permutation: indices along the last dim, each once. regular: matrices far from singular. definite: symmetric and
+positive definite matrices. zeros, ones.
 """
 
 PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {

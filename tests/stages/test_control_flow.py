@@ -14,7 +14,6 @@ from torch._higher_order_ops.scan import scan
 import pipeline
 from pipeline.aten.kinds import branches
 from pipeline.decomposition import control_flow
-from tests.testing.in_turn import in_turn
 from tests.stages.flows import (
     ANY_SIZE,
     DIMS,
@@ -28,6 +27,7 @@ from tests.stages.flows import (
     recurrence,
     repeated,
 )
+from tests.testing.in_turn import in_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")
 FULL: Final = pipeline.default(require_full_compilation=True, min_block_size=1)
