@@ -139,9 +139,9 @@ def _keeps_values(node: Node) -> bool:
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPIES or not node.all_input_nodes:
         return False
-    made, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-    both = isinstance(made, torch.Tensor) and isinstance(given, torch.Tensor)
-    return both and (made.dtype, made.device) == (given.dtype, given.device)
+    both = [each.meta.get("val") for each in (node, node.all_input_nodes[0])]
+    kinds = [(each.dtype, each.device) for each in both if isinstance(each, torch.Tensor)]
+    return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
