@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from pipeline.artifact.json_data import check_name
 from pipeline.artifact.malformed import MalformedError
@@ -19,7 +20,8 @@ from pipeline.shapes.environment import Range
 
 def check_names(kept: Manifest) -> None:
     """Raise an error if a name does not print on one line: names stand in reports, pages and configurations."""
-    for part in (*kept.inputs, *kept.outputs, *kept.segments, *kept.engines):
+    parts: tuple[Any, ...] = (*kept.inputs, *kept.outputs, *kept.segments, *kept.engines)
+    for part in parts:
         check_name(part.name)
     for name in (*kept.parameters, *kept.shapes, *kept.libraries, *kept.modules, kept.weights.file):
         check_name(name)

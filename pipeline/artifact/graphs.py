@@ -21,6 +21,7 @@ from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.tensors import Kept, Tensors
 from pipeline.artifact.values import NodeName
+from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
 from pipeline.errors import ArtifactError, line_of
@@ -270,7 +271,7 @@ class Nodes:
     def target(self, row: KeptNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a node calls; a name alone where an engine runs it."""
         if not row.calls:
-            return operators.FUNCTIONS.get(row.target) or operators.Named(row.target)
+            return FUNCTIONS.get(row.target) or operators.Named(row.target)
         target = operators.target_of(row.target, self.libraries, row.library)
         schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):

@@ -138,22 +138,22 @@ def _resized(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
 
 
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
-_OTHERS: Final = {
+_NEW: Final[Mapping[Any, Any]] = {
+    op: _zeroed(op)
+    for packet in (getattr(aten, name) for name in _EMPTY.split())
+    for op in (getattr(packet, overload) for overload in packet.overloads() if "out" not in overload)
+}
+_ON_NUMBERS: Final[Mapping[Any, Any]] = {
     **{function: _of_numbers(function) for name, function in FUNCTIONS.items() if not name.startswith("torch.")},
-    **dict.fromkeys((operator.pow, pow, math.pow), _of_numbers(power)),
+    **dict.fromkeys((operator.pow, pow), _of_numbers(power)),
     operator.lshift: _of_numbers(shifted),
     round: _of_numbers(_rounded),
     operator.getitem: _item,
 }
 RUNS: Final[Mapping[Any, Any]] = {
     **ANY_LAYOUT,
-    **_OTHERS,
-    **{
-        op: _zeroed(op)
-        for name in _EMPTY.split()
-        for op in (getattr(getattr(aten, name), o) for o in getattr(aten, name).overloads())
-        if "out" not in op._overloadname and "names" not in op._overloadname
-    },
+    **_ON_NUMBERS,
+    **_NEW,
     aten.resize.default: _resized,
 }
 """What runs in the place of operators and functions."""

@@ -120,7 +120,7 @@ def decided(op: OpOverload[..., Any]) -> str | None:
         return f"takes or returns a {strange}"
     kind = does(op)
     if kind is Does.ELSEWHERE:
-        return kind.value
+        return str(kind.value)
     return "" if kind is not None or op.namespace == "pipeline" or _PURE.fullmatch(short) else None
 
 

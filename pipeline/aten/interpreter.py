@@ -127,8 +127,8 @@ class Builder:
         return self._step(_tuple if isinstance(value, tuple) else _list, tuple(value), {})
 
 
-def _holds_nodes(value: object) -> bool:
-    found: list[object] = []
+def _holds_nodes(value: Any) -> bool:
+    found: list[Any] = []
     map_arg(value, found.append)
     return bool(found)
 

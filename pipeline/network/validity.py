@@ -41,8 +41,8 @@ def _faults(network: Network) -> Iterator[str]:
             yield f"layer {layer.name[:80]!r} has the weight {absent[0][:80]!r}, which the network has not"
     if absent := [tensor.name for tensor in network.outputs if tensor.name not in known]:
         yield f"nothing makes its output {absent[0][:80]!r}"
-    made_here = (tensor for layer in network.layers for tensor in layer.outputs)
-    for row in (*network.inputs, *network.outputs, *made_here, *network.weights):
+    rows: list[Tensor | Weight] = [*network.inputs, *network.outputs, *network.weights]
+    for row in (*rows, *(tensor for layer in network.layers for tensor in layer.outputs)):
         if why := _claim(row):
             yield f"{row.name[:80]!r} {why}"
     yield from _circles(network)

@@ -125,6 +125,12 @@ print(pipeline.load(sys.argv[1], {"tests_artifact"})(torch.ones(2, 8)).shape)"""
     assert "the operator tests_artifact.twice.default is not there" in failed.stderr
     assert "import tests.artifact.own_operators, which defines it, before loading" in failed.stderr
     assert checked(f"import tests.artifact.own_operators\n{load}", path) == "torch.Size([2, 8])\n"
+    command = "import sys, pipeline.cli; sys.exit(pipeline.cli.main(['verify', '--executor=reference', *sys.argv[1:]]))"
+    refused = elsewhere(f"import tests.artifact.own_operators; {command}", path)
+    assert "the operator tests_artifact.twice.default is of the library tests_artifact, which is not" in refused.stderr
+    assert "load it with operators={'tests_artifact'} (--allow-operators tests_artifact)" in refused.stderr
+    allowed = checked(f"import tests.artifact.own_operators; {command}", path, "--allow-operators", "tests_artifact")
+    assert allowed.startswith("agrees with eager")
     described = checked("import sys, pipeline.cli; sys.exit(pipeline.cli.main(['inspect', sys.argv[1]]))", path)
     assert "needs the library tests.artifact.own_operators" in described
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -101,8 +102,12 @@ def test_what_cannot_be_joined_has_all_its_dims(tmp_path: Path) -> None:
 
 
 def test_a_program_that_remembers_calls_is_not_batched(tmp_path: Path) -> None:
-    found = serve_config(kept(tmp_path, Counter(), (torch.randn(2, 8),)), tmp_path)
+    found = serve_config(kept(tmp_path, Counter(), (torch.randn(2, 8),)), tmp_path, operators={"torchvision", "mine"})
     assert found.batch is None
+    allowed = {"key": ["ALLOW_OPERATORS"], "value": [{"string_value": ["mine torchvision"]}]}
+    assert allowed in parsed(str(found))["parameters"]
+    told = attrs.evolve(found, obstacle="one line\nanother: [ 1 ]")  # words of an error, which a file may have
+    assert "# requests are not joined: one line another: [ 1 ]" in str(told).splitlines()
 
 
 class Rows(nn.Module):
