@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -74,7 +74,7 @@ def _normal(value: object, places: Mapping[str, int]) -> object:
 def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
     """The bytes of each tensor that a recipe computes. What depends on data is unknown; its literal sizes count."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        values: dict[str, Any] = {
+        values: dict[str, Argument] = {
             name: torch.empty(shape, dtype=dtype)
             for name, (dtype, shape) in parameters.items()
             if name in recipe.parameters
@@ -82,7 +82,7 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
         for step in recipe.steps:
             unknown = False
 
-            def value(each: object) -> Any:
+            def value(each: object) -> Argument:
                 nonlocal unknown
                 if isinstance(each, Ref):
                     unknown = unknown or values.get(each.name) is None
@@ -100,7 +100,7 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
             yield from (t.nbytes for t in tree_iter(values[step.name]) if isinstance(t, torch.Tensor))
 
 
-def _called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _called(target: Callable[..., Argument], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
     """The fake result of a call; None if it depends on data."""
     try:
         return callee(target)(*args, **kwargs)

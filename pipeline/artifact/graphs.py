@@ -24,6 +24,7 @@ from pipeline.artifact.values import NodeName
 from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.types import Argument
 from pipeline.errors import ArtifactError, line_of
 from pipeline.shapes.environment import shape_of
 
@@ -148,10 +149,10 @@ class GraphOfFile(torch.fx.GraphModule):
     """A graph of a file, with the graphs and tensors that its nodes read. It is data: torch.fx would generate Python
     source from it to run it, so it does not run. `pipeline.aten.interpreter` runs its nodes."""
 
-    def recompile(self) -> Any:
+    def recompile(self) -> Argument:
         """Generate nothing."""
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Argument:
         """Raise an error."""
         raise ArtifactError("the graph of a loaded program is data: call the program, or program.module()")
 
@@ -209,7 +210,7 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     return root, name
 
 
-def _misfit(schema: Sequence[Any], count: int, kwargs: Mapping[str, Any]) -> str:
+def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argument]) -> str:
     """Why an operator does not take so many arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
     if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
@@ -248,7 +249,7 @@ class Nodes:
             node.meta["val"] = read_value(row.value)
         self.env[row.name] = node
 
-    def resolved(self, value: object) -> Any:
+    def resolved(self, value: object) -> Argument:
         """The node that an argument names."""
         if not isinstance(value, NodeName):
             return value
@@ -256,7 +257,7 @@ class Nodes:
             raise MalformedError(f"it reads {value.name[:60]!r}, which is not there before it")
         return self.env[value.name]
 
-    def check_plain(self, row: KeptNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def check_plain(self, row: KeptNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
         """Raise an error for a node that calls nothing, and is not as it is written."""
         fits = {
             "placeholder": row.target.isidentifier() and not args,
@@ -268,7 +269,7 @@ class Nodes:
         if kwargs or not fits[row.op]:
             raise MalformedError(f"{row.target[:60]!r} is not there to be read, or has other arguments than a {row.op}")
 
-    def target(self, row: KeptNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def target(self, row: KeptNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
         """What a node calls; a name alone where an engine runs it."""
         if not row.calls:
             return FUNCTIONS.get(row.target) or operators.Named(row.target)

@@ -12,12 +12,12 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pipeline.aten.layouts import ANY_LAYOUT
-from pipeline.aten.types import Target
+from pipeline.aten.types import Argument, Target
 from pipeline.errors import PipelineError
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def qualified_name(target: object) -> str:
     return f"{module}.{getattr(target, '__name__', target)}"
 
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
     qualified_name(function): function
     for module, names in _FUNCTIONS.items()
     for name in names
@@ -63,7 +63,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 """The Python functions that a graph may call, by name: arithmetic on sizes, and `getitem`."""
 
 
-def operator_named(name: str) -> torch._ops.OpOverload[..., Any] | None:
+def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
     """The operator with a name such as ``aten.permute.default``; None if this process has none. Nothing is imported."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
@@ -72,23 +72,23 @@ def operator_named(name: str) -> torch._ops.OpOverload[..., Any] | None:
     packet = getattr(found, short, None) if isinstance(found, torch._ops._OpNamespace) else None
     if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():
         return None
-    made: torch._ops.OpOverload[..., Any] = getattr(packet, overload)
+    made: torch._ops.OpOverload[..., Argument] = getattr(packet, overload)
     return made
 
 
-def callee(target: Target) -> Any:
+def callee(target: Target) -> Argument:
     """The function that runs for a node that calls ``target``."""
     return RUNS.get(target, target)
 
 
-def power(base: Any, exponent: Any) -> Any:
+def power(base: Argument, exponent: Argument) -> Argument:
     """``base ** exponent`` of numbers. `TooLargeError` if a whole number would have more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
         _check(abs(base) > 1)
     return base**exponent
 
 
-def shifted(number: Any, places: Any) -> Any:
+def shifted(number: Argument, places: Argument) -> Argument:
     """``number << places`` of numbers. `TooLargeError` if it would have more than `MOST_BITS` bits."""
     _check(isinstance(places, int) and places > MOST_BITS)
     return number << places
@@ -99,11 +99,11 @@ def _check(too_large: bool) -> None:
         raise TooLargeError(f"a number computed from sizes has more than {MOST_BITS} bits")
 
 
-def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
     """The function for numbers alone: not for texts and lists, which it would join or repeat."""
 
     @wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: Argument) -> Argument:
         if strange := next((a for a in args if isinstance(a, (str, bytes, list, tuple, dict))), None):
             raise TypeError(f"{function.__name__} takes numbers here, not a {type(strange).__name__}")
         result = function(*args)
@@ -113,12 +113,12 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _rounded(number: Any, digits: int = 0) -> Any:
+def _rounded(number: Argument, digits: int = 0) -> Argument:
     """``round(number)``, to at most 64 digits before or after the point."""
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
 
-def _item(values: Any, index: Any) -> Any:
+def _item(values: Argument, index: Argument) -> Argument:
     """``values[index]`` of the results of an operator."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"getitem takes the results of an operator here, not a {type(values).__name__}")
@@ -138,19 +138,19 @@ def _resized(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
 
 
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
-_NEW: Final[Mapping[Any, Any]] = {
+_NEW: Final[Mapping[Argument, Argument]] = {
     op: _zeroed(op)
     for packet in (getattr(aten, name) for name in _EMPTY.split())
     for op in (getattr(packet, overload) for overload in packet.overloads() if "out" not in overload)
 }
-_ON_NUMBERS: Final[Mapping[Any, Any]] = {
+_ON_NUMBERS: Final[Mapping[Argument, Argument]] = {
     **{function: _of_numbers(function) for name, function in FUNCTIONS.items() if not name.startswith("torch.")},
     **dict.fromkeys((operator.pow, pow), _of_numbers(power)),
     operator.lshift: _of_numbers(shifted),
     round: _of_numbers(_rounded),
     operator.getitem: _item,
 }
-RUNS: Final[Mapping[Any, Any]] = {
+RUNS: Final[Mapping[Argument, Argument]] = {
     **ANY_LAYOUT,
     **_ON_NUMBERS,
     **_NEW,

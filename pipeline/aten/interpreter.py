@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from attrs import evolve, field, frozen
 from torch.fx.node import map_aggregate, map_arg
 
 from pipeline.aten.calls import callee
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Argument, Leaf
+
+Change: TypeAlias = Callable[[Argument], Argument]
+"""Returns what takes the place of a constant argument, such as a device."""
+
+
+def _unchanged(value: Argument) -> Argument:
+    return value
 
 
 @frozen(eq=False)
@@ -23,9 +30,9 @@ class Step:
     """A call: the places of its arguments, its constant keywords and the places of the others, the place of its result,
     and those that nothing reads afterwards."""
 
-    call: Callable[..., Any]
+    call: Callable[..., Argument]
     takes: tuple[int, ...]
-    constants: Mapping[str, Any]
+    constants: Mapping[str, Argument]
     keywords: tuple[tuple[str, int], ...]
     result: int
     drops: tuple[int, ...] = ()
@@ -39,17 +46,17 @@ class Interpreter:
     """
 
     count: int
-    template: tuple[Any, ...]
+    template: tuple[Argument, ...]
     steps: tuple[Step, ...]
     returned: int
-    _rows: tuple[tuple[Any, ...], ...] = field(init=False, repr=False)
+    _rows: tuple[tuple[Argument, ...], ...] = field(init=False, repr=False)
 
     @_rows.default
-    def _make_rows(self) -> tuple[tuple[Any, ...], ...]:
+    def _make_rows(self) -> tuple[tuple[Argument, ...], ...]:
         """The steps in the form that a call reads fastest."""
         return tuple((s.call, _getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
-    def __call__(self, *inputs: Leaf) -> Any:
+    def __call__(self, *inputs: Leaf) -> Argument:
         """Return the graph's results, in its own structure."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
@@ -62,7 +69,7 @@ class Interpreter:
         return slots[self.returned]
 
 
-def _getter(places: tuple[int, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+def _getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
     """A function from all values to those in some places."""
     if len(places) > 1:
         return itemgetter(*places)
@@ -75,10 +82,10 @@ class Builder:
     argument: returns what takes the place of a constant argument, such as a device.
     """
 
-    def __init__(self, inputs: Iterable[str], argument: Callable[[Any], Any] = lambda value: value) -> None:
+    def __init__(self, inputs: Iterable[str], argument: Change = _unchanged) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
         self.count, self.argument = len(self.places), argument
-        self.template: list[Any] = []
+        self.template: list[Argument] = []
         self.made: set[int] = set()
         self.steps: list[Step] = []
 
@@ -86,11 +93,11 @@ class Builder:
         """Add a value that is the same at every call."""
         self.places[name] = self._place(value)
 
-    def call(self, name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
         """Add a call; nodes among its arguments stand for their values."""
         self.places[name] = self._step(callee(target), args, kwargs)
 
-    def built(self, results: Any) -> Interpreter:
+    def built(self, results: Argument) -> Interpreter:
         """The interpreter, which returns these values: nodes, constants, and containers of them."""
         returned = self._operand(results)
         read, steps = {returned}, list[Step]()
@@ -104,7 +111,7 @@ class Builder:
         self.template.append(value)
         return self.count + len(self.template) - 1
 
-    def _step(self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    def _step(self, call: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> int:
         takes, named = tuple(map(self._operand, args)), {name: self._operand(arg) for name, arg in kwargs.items()}
         moving = tuple((name, place) for name, place in named.items() if place < self.count or place in self.made)
         fixed = {name: self.template[named[name] - self.count] for name in named.keys() - dict(moving).keys()}
@@ -113,7 +120,7 @@ class Builder:
         self.steps.append(Step(call, takes, fixed, moving, result))
         return result
 
-    def _operand(self, value: Any) -> int:
+    def _operand(self, value: Argument) -> int:
         """The place of an argument; a container with values in it is made by a step of its own."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
@@ -127,8 +134,8 @@ class Builder:
         return self._step(_tuple if isinstance(value, tuple) else _list, tuple(value), {})
 
 
-def _holds_nodes(value: Any) -> bool:
-    found: list[Any] = []
+def _holds_nodes(value: Argument) -> bool:
+    found: list[Argument] = []
     map_arg(value, found.append)
     return bool(found)
 
@@ -142,7 +149,9 @@ def _list(*parts: object) -> list[object]:
 
 
 def interpreter_of(
-    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Callable[[Any], Any] = lambda value: value
+    graph: torch.fx.Graph,
+    attribute: Callable[[str], object],
+    argument: Change = _unchanged,
 ) -> Interpreter:
     """Return a graph as a function. ``attribute`` returns what a node reads by a path: a tensor, or another graph's
     interpreter."""
@@ -157,7 +166,7 @@ def interpreter_of(
     raise AssertionError("a graph without an output")
 
 
-def held_by(module: torch.nn.Module, path: str) -> Any:
+def held_by(module: torch.nn.Module, path: str) -> Argument:
     """The tensor or the module at a path below a module, and nothing else that Python finds there.
 
     Raises:
@@ -175,9 +184,7 @@ def held_by(module: torch.nn.Module, path: str) -> Any:
     raise AttributeError(f"{path[:80]!r} is not in the graph")
 
 
-def placed(
-    module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Any], argument: Callable[[Any], Any]
-) -> Interpreter:
+def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Argument], argument: Change) -> Interpreter:
     """Return a graph that control flow runs, with those inside it, as a function over ``tensor`` of its tensors."""
 
     def attribute(path: str) -> object:

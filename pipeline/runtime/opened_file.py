@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from pipeline.aten.types import Leaf
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
@@ -47,17 +48,17 @@ def check_files(parameters: object) -> None:
         file.check()
 
 
-class FileWeights(FrozenDict[str, Any]):
+class FileWeights(FrozenDict[str, Leaf]):
     """Tensors that are memory-mapped; a file is checked whenever one is read by its name."""
 
     __slots__ = ("files",)
     files: tuple[OpenedFile, ...]
 
-    def __init__(self, items: Any, files: tuple[OpenedFile, ...]) -> None:
+    def __init__(self, items: Leaf, files: tuple[OpenedFile, ...]) -> None:
         super().__init__(items)
         object.__setattr__(self, "files", files)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Leaf:
         check_files(self)
         return super().__getitem__(name)
 
