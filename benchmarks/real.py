@@ -80,6 +80,7 @@ class Running:
         if code is None and not late:
             return None
         self.kill()
+        self.process.wait()
         found: dict[str, Any] = {"name": self.job.name, "dtype": self.job.dtype, "exact": self.job.exact}
         with contextlib.suppress(OSError):
             found |= json.loads(self.report.read_text(encoding="utf-8"))
@@ -95,7 +96,6 @@ class Running:
         """End the process, and those that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def _visible(gpu: int) -> str:
@@ -146,6 +146,8 @@ def run(
         finally:
             for each in running:
                 each.kill()
+            for each in running:
+                each.process.wait()
     return len(waiting) + len(running)
 
 

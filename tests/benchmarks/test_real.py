@@ -52,6 +52,24 @@ def test_what_runs_when_the_time_is_over_has_no_row(tmp_path: Path) -> None:
     assert read(out) == {}
 
 
+def test_an_interrupt_ends_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[real.Running]()
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    def running(*given: Any) -> real.Running:
+        made.append(running_as_before(*given))
+        return made[-1]
+
+    running_as_before = real.Running
+    monkeypatch.setattr(real, "Running", running)
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        real.run([job("stays", STAYS), job("too", STAYS)], tmp_path / "rows.jsonl", processes=2)
+    assert [each.process.poll() for each in made] == [-9, -9]
+
+
 def test_gpus_have_jobs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     real.run([job("a", TELLS), job("b", TELLS)], tmp_path / "rows.jsonl", processes=2, gpus=2)
