@@ -148,7 +148,7 @@ class Reader:
         self.size, self.at = self.file.size, self.file.at
         if self.at(0, 4) != b"PK\x03\x04":
             raise ArtifactError(f"{name} is no kept program", "compiled.save(path) writes one")
-        if self.at(30, *struct.unpack("<H", self.at(26, 2))).endswith(b"/data.pkl"):
+        if self.at(30, int.from_bytes(self.at(26, 2), "little")).endswith(b"/data.pkl"):
             hint = "torch.load or torch.jit.load reads it; compiled.save(path) writes a compiled program"
             raise ArtifactError(f"{name} is a file of torch.save, and no compiled program", hint)
         try:
