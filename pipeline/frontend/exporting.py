@@ -22,7 +22,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend import packed
+from pipeline.frontend import packed, padded
 from pipeline.frontend.blame import blamed
 from pipeline.frontend.branching.effects import of_one_size
 from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
@@ -77,7 +77,7 @@ def traced(
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
     by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
-    with collected() as found, held_numbers() as held, of_one_size(by_example):
+    with collected() as found, held_numbers() as held, of_one_size(by_example), padded.as_called():
         try:
             exported, shapes = export("python")
             if found.caught:
@@ -88,7 +88,7 @@ def traced(
                 raise
         else:
             return Traced(exported, shapes, found.places, held.names)
-    with collected() as found, held_numbers() as held:
+    with collected() as found, held_numbers() as held, padded.as_called():
         (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
     return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
 

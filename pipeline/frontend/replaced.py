@@ -31,6 +31,7 @@ from pipeline.frontend import (
     moved,
     other_threads,
     packed,
+    padded,
     quiet,
     recurrences,
     scalar_indices,
@@ -270,6 +271,13 @@ TABLE: Final = (
         "make_constraints",
         variadic.once,
         "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
+        during="export",
+    ),
+    Replacement(
+        torch.nn.TransformerEncoder,
+        "forward",
+        padded.zeroing,
+        "computes padded places while it traces, where eager gives zeros",
         during="export",
     ),
     Replacement(
