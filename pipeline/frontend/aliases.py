@@ -25,7 +25,7 @@ Node: TypeAlias = torch.fx.Node
 
 FRESH = (
     *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),
-    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS),
+    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS, Does.RESAMPLES),
 )
 """What composite operators do that never return their input; other composites may, even if their schema denies it."""
 

@@ -24,7 +24,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError, source_line
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend import packed
+from pipeline.frontend import packed, padded
 from pipeline.frontend.blame import blamed
 from pipeline.frontend.branching.effects import of_one_size
 from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
@@ -77,7 +77,13 @@ def traced(
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
     by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
-    with state_kept(model) as kept, collected() as found, held_numbers() as held, of_one_size(by_example):
+    with (
+        state_kept(model) as kept,
+        collected() as found,
+        held_numbers() as held,
+        of_one_size(by_example),
+        padded.as_called(),
+    ):
         try:
             exported, shapes = export("python")
             kept.check()
@@ -90,7 +96,7 @@ def traced(
         else:
             _check_training(model, exported)
             return Traced(exported, shapes, found.places, held.names)
-    with state_kept(model) as kept, collected() as found, held_numbers() as held:
+    with state_kept(model) as kept, collected() as found, held_numbers() as held, padded.as_called():
         (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
         kept.check()
     _check_training(model, exported)

@@ -33,6 +33,7 @@ from pipeline.frontend import (
     moved,
     other_threads,
     packed,
+    padded,
     quiet,
     recurrences,
     scalar_indices,
@@ -277,6 +278,13 @@ TABLE: Final = (
         "make_constraints",
         variadic.once,
         "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
+        during="export",
+    ),
+    Replacement(
+        torch.nn.TransformerEncoder,
+        "forward",
+        padded.zeroing,
+        "computes padded places while it traces, where eager gives zeros",
         during="export",
     ),
     Replacement(

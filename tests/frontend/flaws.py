@@ -330,6 +330,20 @@ def calls_a_tracer(model: Any) -> bool:
     return any("_symbolic_trace.py" in frame and "call_module" in frame for frame in seen)
 
 
+def norms_are_of_one_size() -> bool:
+    """Whether a transform can only be captured for one size, whose root its norm divides by."""
+    transform = Calls(lambda x: torch.fft.rfft(torch.relu_(x + 1), norm="ortho").real)
+    return fails(lambda: pipeline.capture(transform, (torch.rand(3, 8),), dynamic_shapes=(({1: Dim("n", min=2)},),)))
+
+
+def padding_has_values() -> bool:
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    encoder, x = torch.nn.TransformerEncoder(layer, 1).eval(), torch.rand(1, 3, 4)
+    with torch.no_grad():
+        run = pipeline.default()(encoder, (x, None, torch.tensor([[False, False, True]]))).module("reference")
+    return bool(run(x, None, torch.tensor([[False, True, True]]))[:, 1:].any())
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_guard_or": refuses_batches_that_are_one,
     "may_turn_const": lambda: has_unknown_sizes(lambda x: x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)),
@@ -372,6 +386,8 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_check_alias_info": lambda: fails(lambda: pipeline.capture(Halves(), (ROW,), settings=BY_EXAMPLE)),
     "set_real_tensor_prop_unbacked_vals": by_the_example(differs),
     "_log_real_tensor_propagation": by_the_example(lambda program: len(program.outputs) == 1),
+    "_apply_norm": norms_are_of_one_size,
+    "forward": padding_has_values,
     "_apply": holding(lambda m, x: m.linear.to(torch.float64)(x.double())),
     "_fakify_params_buffers": holding(lambda m, x: x + 1 if m.flag else x - 1),
     "proxy_call": reads_what_was_before,
