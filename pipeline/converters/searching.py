@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from pipeline.aten.types import Argument
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.shapes.environment import largest
 
@@ -83,7 +84,7 @@ def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Scalar)
-def searchsorted_scalar(sorted_sequence: Tensor, self: Any, **options: Any) -> Tensor:
+def searchsorted_scalar(sorted_sequence: Tensor, self: Argument, **options: Argument) -> Tensor:
     """searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False,
     str? side=None, Tensor? sorter=None) -> Tensor"""
     return searchsorted(sorted_sequence, sorted_sequence.new_full((), self), **options)
@@ -96,13 +97,13 @@ def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, righ
 
 
 @register_torch_trt_decomposition(aten.bucketize.Scalar)
-def bucketize_scalar(self: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+def bucketize_scalar(self: Argument, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
     return searchsorted_scalar(boundaries, self, out_int32=out_int32, right=right)
 
 
 @register_torch_trt_decomposition(aten.repeat_interleave.Tensor)
-def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Argument:
     """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
     if output_size is None:
         return NotImplemented
@@ -130,14 +131,14 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
     return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
 
 
-def _middle(length: Any, nans: Tensor, ignore_nan: bool) -> Tensor:
+def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
     """The position of the median among so many sorted elements; 0 without any."""
-    if ignore_nan:
-        return ((length - nans - 1) // 2).clamp(min=0)
-    return torch.where(nans > 0, length - nans, (length - 1) // 2).clamp(min=0)
+    others: Tensor = length - nans
+    middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
+    return middle.clamp(min=0)
 
 
-def _of_all(self: Tensor, ignore_nan: bool) -> Any:
+def _of_all(self: Tensor, ignore_nan: bool) -> Argument:
     """The median of all elements: NaN without any, which a NaN behind the last element gives."""
     row = self.reshape(-1)
     length = row.shape[0]
@@ -162,12 +163,12 @@ def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
 
 
 @register_torch_trt_decomposition(aten.median.default)
-def median_of_all(self: Tensor) -> Any:
+def median_of_all(self: Tensor) -> Argument:
     """median(Tensor self) -> Tensor"""
     return _of_all(self, ignore_nan=False)
 
 
 @register_torch_trt_decomposition(aten.nanmedian.default)
-def nanmedian_of_all(self: Tensor) -> Any:
+def nanmedian_of_all(self: Tensor) -> Argument:
     """nanmedian(Tensor self) -> Tensor"""
     return _of_all(self, ignore_nan=True)

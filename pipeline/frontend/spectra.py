@@ -71,4 +71,5 @@ def _added(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torc
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))
         return torch.complex(*parts)
-    return aten.unfold_backward(windows, size, 1, n_fft, hop)
+    added: torch.Tensor = aten.unfold_backward(windows, size, 1, n_fft, hop)
+    return added

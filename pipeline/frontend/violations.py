@@ -48,8 +48,9 @@ def _places(shape_env: Any) -> str:
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()
         frame = getattr(guard.sloc, "framework_loc", None)
-        numbered = any(side.is_Integer for side in sides) and isinstance(frame, traceback.FrameSummary)
-        if numbered and not frame.filename.startswith(NOT_THE_MODELS):
+        if not isinstance(frame, traceback.FrameSummary) or not any(side.is_Integer for side in sides):
+            continue
+        if not frame.filename.startswith(NOT_THE_MODELS):
             found[place_of(frame.filename, frame.lineno or 0)] = None
     places = "".join(f"\n  - {place}" for place in found)
     why = "The model compares sizes with numbers, which may be what it keeps from its last call:"

@@ -102,14 +102,6 @@ def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
-def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """The ranges of the inputs' symbols as the trace knew them: torch.export reports nothing else about dims that
-    ``mark_dynamic`` made dynamic."""
-    sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
-    nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
-    return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
-
-
 def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> None:
     """Raise where a dim that was to vary was given one size when the graph was traced again."""
     for name, value in inputs.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Target
 
 
 def largest_size(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
@@ -46,5 +46,6 @@ def _value(
         return examples[node.name]
     if node.op != "call_function" or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
         raise LookupError(node.name)
-    args, kwargs = (map_arg(given, known.__getitem__) for given in (node.args, node.kwargs))
-    return node.target(*args, **kwargs)
+    target: Target = node.target
+    args, kwargs = map_arg(node.args, known.__getitem__), map_arg(dict(node.kwargs), known.__getitem__)
+    return target(*args, **kwargs)

@@ -241,7 +241,7 @@ def test_loading_says_where_it_runs(tmp_path: Path) -> None:
 LEFT_OUT = {
     Program: {"graph_module", "versions", "examples", "decomposed", "origin"},
     Partitioned: {"program"},
-    Compiled: {"partitioned", "took"},
+    Compiled: {"partitioned", "took", "kernels"},
     Verdict: {"choice", "others"},
     Engine: {"plan", "key", "file"},
 }
