@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import sympy
+
 from pipeline.artifact.json_data import check_name
 from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.manifest import Manifest
@@ -15,7 +17,7 @@ from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.program import Port
 from pipeline.recipes import Recipe, refs
-from pipeline.shapes.environment import Range
+from pipeline.shapes.environment import Expr, Range
 
 
 def check_names(kept: Manifest) -> None:
@@ -49,6 +51,12 @@ def check_program(compiled: Compiled) -> None:
         if counts[0] != counts[1]:
             raise MalformedError(f"segment {segment.name[:80]!r} has other inputs or outputs than its network")
     program = compiled.program
+    calls = {node.name for node in program.graph.nodes if node.op in ("call_function", "get_attr")}
+    for segment in compiled.partitioned.segments:
+        if strange := [name for name in segment.nodes if name not in calls]:
+            raise MalformedError(
+                f"segment {segment.name[:80]!r} has {strange[0][:80]!r}, which is no call of the graph"
+            )
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for name, buffer in program.buffers.items():
         value = values.get(name)
@@ -60,8 +68,11 @@ def check_program(compiled: Compiled) -> None:
 def _faults(kept: Manifest) -> Iterator[str]:
     ports = (*kept.inputs, *(port for segment in kept.segments for port in (*segment.inputs, *segment.outputs)))
     yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _of_port(port)))
-    if strange := [each for each in kept.outputs if not each.constant and not isinstance(each.value, str)]:
-        yield f"the value of output {strange[0].name[:80]!r} is no name"
+    known = kept.shapes.keys()
+    if strange := [p for p in ports if any(s.name not in known for size in p.shape for s in _symbols(size))]:
+        yield f"a size of {strange[0].name[:80]!r} is of a symbol that the manifest has not"
+    if unnamed := [each for each in kept.outputs if not each.constant and not isinstance(each.value, str)]:
+        yield f"the value of output {unnamed[0].name[:80]!r} is no name"
     for row in (*kept.constants.items(), *kept.refit_map.items()):
         if why := _of_recipe(row[1], kept.parameters.keys()):
             yield f"the recipe of {row[0][:80]!r} {why}"
@@ -81,6 +92,10 @@ def _of_port(port: Port) -> str:
     if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
         return "has no dtype, or not one range for each dim"
     return "" if all(map(_is_range, port.ranges)) else "has an empty range"
+
+
+def _symbols(size: Expr) -> Iterable[sympy.Symbol]:
+    return () if isinstance(size, int) else size.free_symbols
 
 
 def _is_range(each: Range) -> bool:
