@@ -20,8 +20,8 @@ from pipeline.frontend.undoing import set_to
 log = logging.getLogger(__name__)
 
 OTHERWISE: Final = (
-    "nn.TransformerEncoder gives zeros for padding under torch.no_grad(), and values where gradients are on, as they are "
-    "now: so does the program; capture it under torch.no_grad() to have zeros"
+    "nn.TransformerEncoder gives zeros for padding under torch.no_grad(), and values where gradients are on, as they "
+    "are now: so does the program; capture it under torch.no_grad() to have zeros"
 )
 
 _gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)

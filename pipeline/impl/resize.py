@@ -36,8 +36,8 @@ class Resize:
 def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
     """``x`` with its last dims resized to ``sizes``; or by ``scales``, if given, which then also place the elements.
 
-    A line whose length varies is resized as a plane of one row: RTX 1.4 and 1.6.1 do not build a resize of [N, C, L] that
-    a loop over L has made ("insert_point is not in bb").
+    A line whose length varies is resized as a plane of one row: RTX 1.4 and 1.6.1 do not build a resize of [N, C, L]
+    that a loop over L has made ("insert_point is not in bb").
     """
     if base.rank(x) == 3 and base.dims(x)[2] < 0:
         sizes, scales = [1, *sizes] if sizes else [], None if scales is None else [1.0, *scales]
