@@ -332,8 +332,8 @@ def calls_a_tracer(model: Any) -> bool:
 
 def norms_are_of_one_size() -> bool:
     """Whether a transform can only be captured for one size, whose root its norm divides by."""
-    transform = Calls(lambda x: torch.fft.rfft(torch.relu_(x + 1), norm="ortho").real)
-    return fails(lambda: pipeline.capture(transform, (torch.rand(3, 8),), dynamic_shapes=(({1: Dim("n", min=2)},),)))
+    transform = Calls(lambda x: torch.fft.rfft2(torch.relu_(x + 1), norm="ortho").real)
+    return fails(lambda: pipeline.capture(transform, (torch.rand(3, 8),), dynamic_shapes=({0: Dim("n", min=2)},)))
 
 
 def padding_has_values() -> bool:

@@ -287,3 +287,25 @@ def test_what_a_module_moves_itself_is_moved(called: bool) -> None:
     assert model[0].grid is grid
     for ours, wanted in zip(tree_leaves(compiled.module("reference")(x)), tree_leaves(model(x)), strict=True):
         torch.testing.assert_close(ours, wanted)
+
+
+class Strides(torch.nn.Module):
+    """A head with strides in a plain tensor, which its own ``_apply`` moves, as YOLO's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.stride = torch.nn.Linear(4, 4), torch.tensor([8.0, 16.0])
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.stride = fn(self.stride)
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x) if self.stride[0] > 4 else x
+        return y * torch.full((4,), self.stride[0], device=x.device) + (self.stride * 2)[1].item()
+
+
+def test_numbers_that_a_model_moves_itself_are_known() -> None:
+    compiled = pipeline.default(device="cuda", min_block_size=1)(Strides().eval(), args=(X,))
+    assert not compiled.coverage.fallback

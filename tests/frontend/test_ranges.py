@@ -302,3 +302,21 @@ def test_segments_have_derived_ranges() -> None:
     )
     last = result.partitioned.engine_segments[-1].inputs[0]
     assert str(last.ranges[0]) == "2..9..22"
+
+
+class Remembers(torch.nn.Module):
+    """Remembers the shape of its last call, as heads of detectors do."""
+
+    shape: torch.Size | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shape != x.shape:
+            self.grid, self.shape = torch.arange(x.shape[-1]), x.shape
+        return x * self.grid
+
+
+def test_a_size_that_the_model_fixes_is_an_error_with_its_line() -> None:
+    model, x = Remembers().eval(), torch.rand(2, 3)
+    model(x)
+    with pytest.raises(pipeline.CaptureError, match=r"test_ranges\.py:\d+, if self\.shape != x\.shape:"):
+        pipeline.capture(model, (x,), dynamic_shapes=({0: Dim("n", min=1, max=8)},))

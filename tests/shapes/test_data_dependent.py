@@ -37,6 +37,7 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
     "mask": (lambda x: torch.relu(x[x > 0] * 2 - 1) * 3 + 1, "0..18..36"),
     "mask of rows": (lambda x: torch.softmax(x[x.sum(1) > 0] @ torch.ones(4, 3), -1) * 2 + 1, "0..4..9"),
     "masked_select": (lambda x: torch.relu(x.masked_select(x[:, :1] > 0) * 2 - 1) * 3 + 1, "0..18..36"),
+    "masked_select, broadcast": (lambda x: torch.relu(x[:, :1].masked_select(x[:1] > 0) * 2 - 1) * 3 + 1, "0..18..36"),
     "unique": (lambda x: torch.relu(torch.unique(x.round()) * 2 - 1) * 3 + 1, "0..18..36"),
     "where": (lambda x: torch.relu(torch.where(x > 0)[1] * 2.0 - 1) * 3 + 1, "0..18..36"),
     "suppressed boxes": (lambda x: nms(torch.cat([x[:, :2], x[:, :2] + x[:, 2:].abs() + 0.1], 1)) * 2 + 1, "0..4..9"),
@@ -282,3 +283,17 @@ def test_a_size_beyond_what_profiles_have_is_refused_in_words() -> None:
     why = r"args_0\.shape\[0\]\*args_0\.shape\[1\] of its input reshape has sizes up to 17179869184, and TensorRT takes"
     with pytest.raises(pipeline.BuildError, match=why):
         compiled(lambda x: x.reshape(-1).exp() + 1, [dims], torch.randn(3, 4), torch_executed_ops=executed)
+
+
+SIZED_BY_VALUES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "bincount": (lambda x: torch.bincount(x).float().relu() * 2 + 1, torch.tensor([1, 3001]), torch.tensor([4, 0, 4])),
+    "repeats": (lambda x: x.repeat_interleave(x).float().relu() * 2 + 1, torch.tensor([0, 1500]), torch.tensor([3, 2])),
+}
+
+
+@pytest.mark.parametrize("name", SIZED_BY_VALUES)
+def test_a_program_runs_its_example_though_values_decide_the_size(name: str) -> None:
+    function, example, other = SIZED_BY_VALUES[name]
+    module = compiled(function, [{}], example).module(executor="reference")
+    for x in (example, other[:2]):
+        torch.testing.assert_close(module(x), function(x))

@@ -119,6 +119,18 @@ def gather(draw: Draw, target: object) -> Call:
     return draw(named(call, {0: rest, 1: rest}))
 
 
+@calls(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(draw: Draw, target: object) -> Call:
+    """Indices count from either end."""
+    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)
+    index = draw(tensors(count, torch.int64, ("index", shape[dim] if shape else 1), draw(st.booleans())))
+    value = draw(tensors((), dtype)) if target is aten.index_fill.int_Tensor else draw(st.sampled_from([0, 1, True]))
+    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, index, value)), {0: rest}))
+
+
 @calls(aten.tril.default, aten.triu.default)
 def triangle(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(moved(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4))))))
@@ -167,6 +179,7 @@ STRATEGIES = {
     **index_put,
     **index_select,
     **gather,
+    **index_fill,
     **triangle,
     **one_hot,
     **masked_scatter,
