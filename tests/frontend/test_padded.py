@@ -25,4 +25,4 @@ def test_as_eager(gradients: bool, caplog: pytest.LogCaptureFixture) -> None:
         for mask in (at_the_end, elsewhere, at_the_end[:1]):
             want = model(x[: len(mask)], None, mask)
             torch.testing.assert_close(run.module("reference")(x[: len(mask)], None, mask), want, rtol=1e-4, atol=1e-5)
-    assert ("gives zeros for padding" in caplog.text) == gradients
+    assert ("returns zeros for padding" in caplog.text) == gradients
