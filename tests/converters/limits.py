@@ -20,7 +20,8 @@ LONG, HALF, MASK = torch.int64, torch.bfloat16, torch.bool
 class Limit:
     """``says`` is part of the reason for which ``outside`` is refused. ``fails`` is how it shows that the reason is
     true once nobody refuses: a kind of ``CheckError``, or several. ``measured`` are the words of docs/tensorrt.md that
-    say so, where it does not show on a machine without a GPU.
+    say so, where it does not show on a machine without a GPU. ``before``: versions of TensorRT from this one on build
+    what is refused, which has not run on a GPU.
     """
 
     says: str
@@ -28,6 +29,7 @@ class Limit:
     outside: Call
     fails: str = "converts"
     measured: str = ""
+    before: tuple[int, ...] = (99,)
 
 
 def x(*shape: Any, dtype: torch.dtype = torch.float32, values: Any = "normal", **more: Any) -> TensorSpec:
@@ -207,6 +209,7 @@ LIMITS = (
         "TensorRT samples on grids of planes",
         call(aten.grid_sampler.default, x("n", 2, 4, 5), x("n", 3, 4, 2), 0, 0, False),
         call(aten.grid_sampler.default, x(2, 2, 4, 5, 3), x(2, 3, 4, 2, 3), 0, 0, False),
+        before=(1, 5),
     ),
     Limit(
         "TensorRT interpolates floating-point tensors only",
