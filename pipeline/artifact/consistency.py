@@ -57,6 +57,10 @@ def check_program(compiled: Compiled) -> None:
             raise MalformedError(
                 f"segment {segment.name[:80]!r} has {strange[0][:80]!r}, which is no call of the graph"
             )
+        known = {*segment.nodes, *segment.constants, *(port.name for port in segment.inputs)}
+        made = {port.name for port in segment.outputs if port.kind == "tensor" or port.name not in calls}
+        if segment.kind == "torch" and (absent := sorted(made - known)):
+            raise MalformedError(f"segment {segment.name[:80]!r} does not make its output {absent[0][:80]!r}")
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for name, buffer in program.buffers.items():
         value = values.get(name)

@@ -207,6 +207,10 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
         "it fills",
     ),
     "a layer reads its result": (in_a_circle, "needs its own result|nothing makes"),
+    "a segment makes no such output": (
+        lambda records: [s["outputs"][0].update(name="nobody") for s in records[MANIFEST]["segments"]],
+        "does not make its output|are not those that its manifest|its parts do not fit",
+    ),
     "two layers make a tensor": (through_a_loop, "two tensors are called"),
     "a power of a power": (relation(tower(4)), "more than 8192 bits"),
     "a shift": (relation(["LShift", 1, 2**40]), "more than 8192 bits"),
