@@ -35,6 +35,8 @@ from pipeline.frontend.violations import kept_violations
 log = logging.getLogger(__name__)
 
 REGISTERED: Final = ("_buffers", "_parameters")
+DERIVED: Final = ("_flat_weights", "_flat_weight_refs")
+"""Attributes in which torch's recurrent layers list their parameters; the trace puts others in their place."""
 
 HINT: Final = (
     "register_buffer makes it part of the program, if each call assigns it a tensor of its shape and dtype; or take it "
@@ -339,6 +341,6 @@ class _Before:
                 if name in REGISTERED:
                     known = {row.name for row in self.registered if row.space is value}
                     found |= {within(path, n): t for n, t in space.now[name].items() if n not in known}
-                elif not name.endswith("_hooks"):
+                elif not name.endswith("_hooks") and name not in DERIVED:
                     found[within(path, name)] = value
         return found

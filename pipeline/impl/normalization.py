@@ -10,6 +10,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.reduce import reduce
+from pipeline.impl.shape import product
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
@@ -107,7 +108,9 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
     """``x`` reshaped to [N, groups, all the rest]."""
-    return base.reshape(net, x, [base.size(net, x, 0), groups, -1])
+    others = base.known_sizes(net, x)[2:]
+    rest = -1 if None in others else product([base.dims(x)[1] // groups, *others])  # -1 is nothing if the batch is empty
+    return base.reshape(net, x, [base.size(net, x, 0), groups, rest])
 
 
 @block
