@@ -10,6 +10,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.reduce import reduce
+from pipeline.impl.shape import product
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
@@ -106,8 +107,10 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
-    """``x`` reshaped to [N, groups, all the rest]."""
-    return base.reshape(net, x, [base.size(net, x, 0), groups, -1])
+    """``x`` reshaped to [N, groups, all the rest], which no -1 tells where N is 0."""
+    _, channels, *others = base.known_sizes(net, x)
+    rest = -1 if None in others else product([channels // groups, *others])
+    return base.reshape(net, x, [base.size(net, x, 0), groups, rest])
 
 
 @block
