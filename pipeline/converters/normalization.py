@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -127,7 +128,7 @@ def _inference(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps
     return (x.to(dtype) * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 
-def _vector(of_channels: Any) -> Any:
+def _vector(of_channels: Argument) -> Argument:
     """A number for each channel in one dim; eager takes any shape of so many elements."""
     return of_channels if of_channels is None or of_channels.dim() == 1 else of_channels.reshape(-1)
 

@@ -155,10 +155,14 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
     """The error for a number of the data that Python takes as an index (of a list, in ``range``), if it is one."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
-    why = f"{model} has an index in Python, or a count, which only data has: {place} (torch.export: data-dependent)"
+    why = (
+        f"{model} decides by data: it has an index in Python, or a count, which only data has: {place} "
+        "(torch.export: data-dependent)"
+    )
     hint = (
         "tensors take it as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]; what never changes can be "
-        "an attribute, or an input as pipeline.Constant(value)"
+        'an attribute, or an input as pipeline.Constant(value); decisions="example" takes the ways of this example, and '
+        "checks calls"
     )
     return CaptureError(why, hint)
 

@@ -21,7 +21,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
 
-class NotCapturedError(Exception):
+class NotCapturedError(PipelineError):
     """A graph was not captured, for this reason, at this line."""
 
 

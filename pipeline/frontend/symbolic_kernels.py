@@ -154,7 +154,7 @@ def selected(own: Kernel) -> Kernel:
 def normed(own: Kernel) -> Kernel:
     """Divide a Fourier transform by the root of its length, also of one that varies."""
 
-    def apply_norm(x: torch.Tensor, norm: str | None, signal_numel: Any, forward: bool) -> object:
+    def apply_norm(x: torch.Tensor, norm: str | None, signal_numel: Argument, forward: bool) -> object:
         if norm == "ortho" and isinstance(signal_numel, torch.SymInt):
             return x / _tensor(signal_numel).to(device=x.device, dtype=x.dtype.to_real()).sqrt()
         return own(x, norm=norm, signal_numel=signal_numel, forward=forward)

@@ -107,9 +107,9 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
-    """``x`` reshaped to [N, groups, all the rest]."""
-    others = base.known_sizes(net, x)[2:]
-    rest = -1 if None in others else product([base.dims(x)[1] // groups, *others])  # -1 is nothing if the batch is empty
+    """``x`` reshaped to [N, groups, all the rest], which no -1 tells where N is 0."""
+    _, channels, *others = base.known_sizes(net, x)
+    rest = -1 if None in others else product([channels // groups, *others])
     return base.reshape(net, x, [base.size(net, x, 0), groups, rest])
 
 
