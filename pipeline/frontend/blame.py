@@ -161,8 +161,8 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
     )
     hint = (
         "tensors take it as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]; what never changes can be "
-        'an attribute, or an input as pipeline.Constant(value); decisions="example" takes the ways of this example, and '
-        "checks calls"
+        'an attribute, or an input as pipeline.Constant(value); decisions="example" takes the ways of this example, '
+        "and checks calls"
     )
     return CaptureError(why, hint)
 
