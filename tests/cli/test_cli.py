@@ -218,7 +218,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "no command": ([], "required: COMMAND"),
     "an unknown command": (["build"], "invalid choice: 'build'"),
     "no spec": (["compile"], "required: SPEC"),
-    "an unknown flag": (["compile", "x.pt2", "--fast"], "unrecognized arguments: --fast"),
+    "an unknown flag": (["compile", "x.pt2", "--swift"], "unrecognized arguments: --swift"),
     "no such file": (["compile", "no.pt2"], "there is no file 'no.pt2'"),
     "not a file": (["compile", "dir.pt2"], "there is no file 'dir.pt2'"),
     "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not what torch.export.save writes"),
