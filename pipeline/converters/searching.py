@@ -60,9 +60,16 @@ def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     for bit in reversed(range(length.bit_length())):
         further = place + (1 << bit)
         at = (further - 1).clamp(max=length - 1)
-        there = ascending.gather(-1, at) if ascending.dim() > 1 else ascending[at]
+        there = _taken(ascending, at)
         place = torch.where((further <= length) & _before(there, values, right), further, place)
     return place
+
+
+def _taken(ascending: Tensor, at: Tensor) -> Tensor:
+    """The elements at these places, which may be a single one: it would be a number of Python's as an index."""
+    if ascending.dim() > 1:
+        return ascending.gather(-1, at)
+    return ascending.index_select(0, at.flatten()).reshape(at.shape)
 
 
 def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
@@ -76,7 +83,7 @@ def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     for _ in range(int(min(largest(length), LONGEST)).bit_length()):
         half = left // 2
         at = place + half if varies else (place + half).clamp(max=length - 1)
-        there = ascending.gather(-1, at) if ascending.dim() > 1 else ascending[at]
+        there = _taken(ascending, at)
         after = _before(there, values, right) & (left > 0)
         place = torch.where(after, place + half + 1, place)
         left = torch.where(after, left - half - 1, half)

@@ -105,7 +105,6 @@ ROWS: tuple[tuple[str, str, str, Wrong], ...] = (
     ("images", "norm/group_norm", "NORMALIZATION", factor),
     ("images", "norm/group_norm", "NORMALIZATION", one_size),
     ("images", "norm/group_norm", "NORMALIZATION", ignored("epsilon", 0.1)),
-    ("images", "norm/group_norm", "NORMALIZATION", ignored("num_groups", 1)),
     ("images", "upsample_bilinear2d", "RESIZE", factor),
     ("images", "upsample_bilinear2d", "RESIZE", one_size),
     ("images", "upsample_bilinear2d", "RESIZE", ignored("coordinate_transformation", "ALIGN_CORNERS")),
