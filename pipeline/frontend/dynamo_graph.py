@@ -93,8 +93,11 @@ class DynamoGraph(torch.nn.Module):
 
 
 def _computed(module: GraphModule, *args: Argument) -> Argument:
-    """The results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no ``no_grad``."""
+    """The results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no ``no_grad``, and
+    of weights without autograd's mark: what is computed from one that has it would be wrapped for the derivative."""
     has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
+    if has_derivatives:
+        args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
     with provenance.preserve_node_meta(), torch.enable_grad() if has_derivatives else nullcontext():
         return _Calls(module).run(*args)
 
