@@ -19,9 +19,10 @@ def node(layer: str) -> str:
 def called(program: pipeline.Compiled, name: str, kind: str) -> str:
     """The layer of this kind and name; its kind is behind the name where a version needs more layers for the node."""
     names = {layer.name for network in program.networks for layer in network.layers if layer.kind == kind}
-    found = [each for each in names if each == name or each.startswith(f"{name}:{kind.lower()}")]
-    assert len(found) == 1
-    return found[0]
+    if name in names:
+        return name
+    [layer] = [each for each in names if each.startswith(f"{name}:{kind.lower()}")]
+    return layer
 
 
 def few(program: pipeline.Compiled) -> float:
