@@ -149,7 +149,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         turned_halves=not rtx,  # likewise, with 1.4 and 1.6.1 on an H100, and by 1.5's plans
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
-        float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
+        float32_sums=not rtx or version < (1, 6),  # float16 spelled in float32 changes nothing before, `impl.matmul`
         biases_of_products=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
         factors_of_products=not rtx or version >= (1, 6),  # lost before, on an H100: `impl.matmul`
         fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.one_row`

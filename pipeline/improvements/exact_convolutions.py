@@ -38,8 +38,9 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     """Replace convolutions of float16 by a matmul of weights and windows, channels last, or of weights and pixels.
 
     TensorRT-RTX sums convolutions of float16 in float16 (quirk ``convolution-sums``). By default those with many terms
-    and output channels, and few pixels, are matmuls, which is as fast (docs/tensorrt.md, "Numbers"). With
-    ``use_fp32_acc=True`` all are, or float32 convolutions where windows would take too much memory; with False none.
+    and output channels, and few pixels, are matmuls, which took 0.7 to 1.5 times as long on an H200, each by itself
+    (docs/notes/2026-11-29-real-sizes.md). With ``use_fp32_acc=True`` all are, or float32 convolutions where windows
+    would take too much memory; with False none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
@@ -217,7 +218,7 @@ def _by_pixels(rewriting: Rewriting, found: Convolution, exact: bool) -> bool:
     made, rank = _Made(rewriting, found.node), len(found.kernel)
     channels = found.terms
     sizes = [made.size(found.x, dim) for dim in (0, *range(2, rank + 2))]
-    pixels = made(aten.reshape.default, found.x, [sizes[0], channels, -1])
+    pixels = made(aten.flatten.using_ints, found.x, 2) if rank > 1 else found.x
     matrix = made(aten.reshape.default, found.weight, [found.maps, channels])
     if found.bias is not None and exact:
         matrix = made(aten.cat.default, [matrix, _column(made, found)], 1)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+import pipeline
 from pipeline.quirks import applies
 from tests.improvements.programs import agree, decomposed, improved, targets
 
@@ -57,6 +58,15 @@ def test_windows_of_sizes_that_vary(name: str) -> None:
     make, x = MODELS[name]
     shapes = ({0: Dim("n", max=4), **{d: Dim(f"s{d}", min=5, max=20) for d in range(2, x.dim())}},)
     assert "convolution.default" not in _improved(make(), torch.cat([x, x]), shapes)
+
+
+@pytest.mark.usefixtures("few_terms")
+def test_a_batch_may_be_empty() -> None:
+    model = MODELS["pixels behind windows"][0]().half().eval()
+    batch = pipeline.Input(min_shape=(0, 16, 9, 9), opt_shape=(2, 16, 9, 9), max_shape=(4, 16, 9, 9), dtype=torch.half)
+    compiled = pipeline.default(min_block_size=1)(model, args=(batch,))
+    assert all(layer.kind != "CONVOLUTION" for layer in compiled.networks[0].layers)
+    assert compiled.module("reference")(torch.zeros(0, 16, 9, 9).half()).shape == (0, 8, 7, 7)
 
 
 @pytest.mark.parametrize(
