@@ -347,7 +347,8 @@ def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
     """-1 in place of the size that would need most arithmetic, where that determines it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
-    if 0 in shape or -1 in shape or not costs[place] or not _never_empty(net, shape):
+    computed = any(isinstance(s, trt.ITensor) for s in shape)  # one of these may be 0, and -1 anything beside it
+    if computed or 0 in shape or -1 in shape or not costs[place] or not _never_empty(net, shape):
         return list(shape)
     return [-1 if i == place else s for i, s in enumerate(shape)]
 

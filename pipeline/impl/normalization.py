@@ -107,10 +107,10 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
-    """``x`` reshaped to [N, groups, all the rest], which no -1 tells where N is 0."""
-    _, channels, *others = base.known_sizes(net, x)
+    """``x`` reshaped to [N, groups, the product of its other sizes], which is no -1 where N may be 0."""
+    rows, channels, *others = base.known_sizes(net, x)
     rest = -1 if None in others else product([channels // groups, *others])
-    return base.reshape(net, x, [base.size(net, x, 0), groups, rest])
+    return base.reshape(net, x, [base.size(net, x, 0) if rows is None else rows, groups, rest])
 
 
 @block
