@@ -59,7 +59,7 @@ class Comparison:
         check_comparable(program)
         executor = executor or ("tensorrt" if has_gpu() else "reference")
         source = program.source or program
-        tf32 = executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+        tf32 = runs_in_tf32(executor)
         device = torch.device("cuda", torch.cuda.current_device()) if executor == "tensorrt" else torch.device("cpu")
         found, skipped = list[Reference](), dict[str, str]()
         tried, bounds = samples(program, source, inputs), bounds_of(source, device, tf32, multiple)
@@ -147,6 +147,11 @@ def output_names(program: Program) -> list[str]:
     named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
     rows = zip(outputs, named, strict=True)
     return [name if o.kind == "user" else f"{o.kind} {o.target} after the call" for o, name in rows]
+
+
+def runs_in_tf32(executor: Executor) -> bool:
+    """Return whether products in float32 run in TF32, as engines' do on a GPU."""
+    return executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 def gpu_name(executor: Executor) -> str:

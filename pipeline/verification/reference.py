@@ -92,12 +92,14 @@ class Reference:
         """Return the row of an output with its errors.
 
         An output within the floor of eager is within the bound for every exact output e: with the error E of eager and
-        magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``.
+        magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is one whose norm of
+        errors is at most ``1 - 1 / multiple`` of the least bound: with eager's N, it and N are at most ``max(multiple *
+        N, least)``.
         """
         bound, eager = self.bounds[output], self.eager[output]
         if self.sample.name in LATER and bound.multiple >= 1 + bound.floor:
             found = judged(row, bound, ours, eager, None)
-            if found.holds:
+            if found.holds and found.norm_error <= (1 - 1 / bound.multiple) * found.norm_bound:
                 return found
         exact = None if self.exact is None else self.exact[output]
         return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))

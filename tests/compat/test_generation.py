@@ -20,6 +20,7 @@ from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import Kept, kept_by
 from pipeline.impl.attention import MANY
 from tests.compat import families
+from tests.meta.executor_faults import factor, planted
 from tests.testing.in_turn import in_turn
 
 EVERYDAY = ("llama", "gemma2", "t5")
@@ -59,6 +60,18 @@ def test_tokens_are_eagers_with_few_positions() -> None:
 @pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY, *families.ALIKE}))
 def test_tokens_are_eagers_in_every_family(family: str) -> None:
     check(family)
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
+def test_logits_are_verified(family: str) -> None:
+    sizes: Any = {"max_cache_len": 24, "max_prompt_len": 8, "executor": "reference", **UNBUILT}
+    model = families.model(family, torch.float16)
+    (row,) = compile_for_generation(model, verify=True, **sizes).agreement.rows
+    assert row.exact == "float32" and row.norm_bound > row.norm_error > 0
+    assert model.dtype == torch.float16
+    with planted(factor, "SOFTMAX"), pytest.raises(pipeline.AgreementError, match="verify='warn'") as caught:
+        compile_for_generation(model, verify=True, **sizes)
+    assert "logits" in str(caught.value)
 
 
 def check_one_row(family: str, dtype: torch.dtype) -> Any:

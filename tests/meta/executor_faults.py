@@ -52,6 +52,16 @@ def ignored(name: str, value: Any) -> Wrong:
     return wrong
 
 
+def half_sums(kind: Kind, layer: Layer, inputs: list[Any], weights: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """A matmul that sums in float16: exact over 16 terms, then rounded."""
+    (result,) = kind(layer, inputs, weights)
+    a, b = (x.mT if layer.attribute(f"op{i}") == "TRANSPOSE" else x for i, x in enumerate(inputs[:2]))
+    total = torch.zeros_like(result, dtype=torch.float16)
+    for x, y in zip(a.split(16, -1), b.split(16, -2), strict=True):
+        total = (total + x.float() @ y.float()).half()
+    return (total.to(result.dtype),)
+
+
 @contextmanager
 def planted(wrong: Wrong, kind: str, layers: frozenset[str] | None = None) -> Iterator[None]:
     """While it lasts, layers of a kind are wrong: those of these names, or all."""

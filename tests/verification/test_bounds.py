@@ -36,6 +36,65 @@ def test_floors_in_halves(dtype: torch.dtype, products: Products) -> None:
     assert Bound(dtype, products).floor == 4 * torch.finfo(dtype).eps
 
 
+def half_sums(a: torch.Tensor, b: torch.Tensor, terms: int = 16) -> torch.Tensor:
+    """A matmul as tensor cores make it that sum in float16: exact over a few terms, rounded after each few."""
+    parts = [x.float() @ y.float() for x, y in zip(a.split(terms, 1), b.split(terms, 0), strict=True)]
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
+    for part in parts:
+        total = (total.float() + part).to(a.dtype)
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("terms", [4096, 14336])
+def test_a_sum_of_halves_in_halves_is_found(dtype: torch.dtype, terms: int) -> None:
+    a, b = torch.randn(16, terms, dtype=dtype), torch.randn(terms, 24, dtype=dtype)
+    exact = a.double() @ b.double()
+    eager = exact.to(dtype)
+    assert row(eager, eager, exact, Bound(dtype)).holds
+    found = row(half_sums(a, b), eager, exact, Bound(dtype))
+    assert not found.holds and found.norm_error > 4 * found.eager_norm_error
+    assert "of the norm" in str(found)
+
+
+# How far off what people run was on an H200, beside eager: docs/notes/2026-11-29-real-sizes.md.
+@pytest.mark.parametrize(
+    ("eager", "times", "bound"),
+    [
+        (2.1e-4, 21, Bound(torch.float16)),  # a linear layer of 14,336 terms
+        (2.1e-4, 5.8, Bound(torch.float16)),  # of 4,096
+        (2.1e-4, 6.8, Bound(torch.float16)),  # a convolution of 320 channels
+        (2.1e-4, 4.6, Bound(torch.float16)),  # an attention of 4,096 positions
+        (2.1e-4, 5.1, Bound(torch.float16)),  # of one row over 512
+        (8.0e-3, 7.0, Bound(torch.float16)),  # the logits of Llama 8B
+        (2.0e-3, 5.0, Bound(torch.float16)),  # T5-XXL's encoder
+        (6.0e-4, 9.5, Bound(torch.float32, "tf32")),  # DPT
+    ],
+)
+def test_the_bound_finds_what_was_wrong_at_real_sizes(eager: float, times: float, bound: Bound) -> None:
+    exact = torch.randn(4096, dtype=torch.float64)
+    noise = torch.randn(2, 4096, dtype=torch.float64)
+    theirs, ours, half = (exact + noise[i] * error for i, error in ((0, eager), (1, eager * times), (1, eager * 3.5)))
+    assert not row(ours, theirs, exact, bound).holds
+    assert row(half, theirs, exact, bound).holds
+
+
+def test_the_norm_of_a_few_errors_is_not_judged() -> None:
+    exact = torch.ones(8, dtype=torch.float64)
+    found = row(exact.half() + torch.finfo(torch.float16).eps, exact.half(), exact, Bound(torch.float16))
+    assert found.holds and found.norm_bound == 0
+
+
+def test_roundings_explain_a_norm_that_a_quarter_of_them_reach() -> None:
+    exact = torch.linspace(-1, 1, 256, dtype=torch.float64)
+    drawn = Drawn(exact, exact)
+    for far in (True, False, False, False):  # one of four takes another way
+        drawn = drawn.with_one(exact + far * 0.002 * exact.flip(0), exact, 1.0)
+    found = row((exact + 0.002 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn])
+    assert found.holds and found.norm_bound == pytest.approx(0.0025)
+    assert not row((exact + 0.004 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn]).holds
+
+
 def test_floors_in_float32() -> None:
     floors = [Bound(torch.float32, products).floor for products in ("cpu", "ieee", "tf32")]
     assert floors == sorted(floors)

@@ -14,7 +14,7 @@ import pipeline
 from pipeline.agreement import Agreement
 from pipeline.stages import unbuilt
 from pipeline.verification.eager import Eager
-from tests.meta.executor_faults import factor, one_size, planted
+from tests.meta.executor_faults import factor, half_sums, one_size, planted
 from tests.meta.executor_models import compiled
 
 UNBUILT = pipeline.default().replace("build", unbuilt)
@@ -298,6 +298,13 @@ def test_halves_are_measured_beside_eager_in_halves() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).half()
     (row,) = verify(module=False)(program(model, torch.randn(4, 64).half())).agreement.rows
     assert row.exact == "float64" and row.eager_error > 1e-5 and row.bound > 3.9e-3
+
+
+def test_sums_of_halves_in_halves_are_found() -> None:
+    with planted(half_sums, "MATRIX_MULTIPLY"):
+        made = program(nn.Linear(4096, 24).half(), torch.randn(8, 4096).half())
+        with pytest.raises(pipeline.AgreementError, match="of the norm"):
+            verify()(made)
 
 
 def test_autocast_is_compared_with_mixed_precision() -> None:

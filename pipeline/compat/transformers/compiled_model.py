@@ -11,6 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
+from pipeline.agreement import Agreement
 from pipeline.compat.transformers.caches import (
     Filled,
     FilledCross,
@@ -84,11 +85,13 @@ class CompiledGeneration:
         compiled: the programs by name; `Compiled` records.
         runners: the modules that run them; the decoder's has the cache as its state.
         limits: positions of the cache, and the most rows, tokens and drafted tokens of one call of the decoder.
+        agreement: the errors of its logits, if it was compiled with ``verify``.
     """
 
     compiled: Mapping[str, Compiled]
     runners: Mapping[str, CompiledModule]
     limits: Limits
+    agreement: Agreement | None = None
     config: Any
 
     def over(

@@ -10,16 +10,16 @@ from inspect import signature
 from typing import Any, Final, TypeAlias
 
 import torch
-from attrs import evolve, fields, frozen
+from attrs import evolve, fields
 from transformers import GenerationMixin
 
 import pipeline.defaults
+from pipeline.compat.transformers import verified_logits
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
 from pipeline.compat.transformers.crops import images_of
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
-from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.packed import frames_of
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
@@ -33,13 +33,13 @@ from pipeline.compat.transformers.programs import (
 from pipeline.compat.transformers.reaching import embeds_apart
 from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compat.transformers.seeing import Sample, Sight, check, positions_of, sample_of, sight_of
+from pipeline.compat.transformers.sizes import Along, Sizes, up_to
 from pipeline.compat.transformers.sounds import sounds_of
 from pipeline.compat.transformers.towers import Kind, TowerCall, kinds_of, tower_programs
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
-from pipeline.frontend.profiles import Tuned
 from pipeline.improvements import FOR_ONE_ROW
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
@@ -51,70 +51,11 @@ log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
-Along: TypeAlias = dict[int, int | Tuned]
-"""The size of dims, by their place."""
 Prompt: TypeAlias = Mapping[str, torch.Tensor]
 Example: TypeAlias = torch.Tensor | Prompt | Sequence[Prompt] | None
 Stages: TypeAlias = Pipeline[Any, Any]
 ONE_ROW: Final = "for_one_row"
 """The stage whose passes are for engines that read weights where they lie, for one row."""
-
-
-@frozen
-class Sizes:
-    """The most that a compiled model is for: positions of the cache, rows, tokens of a call, drafted tokens, tokens
-    that are encoded; and the lengths of prompts that have engines of fixed sizes."""
-
-    cache: int
-    batch: int
-    prompt: int
-    draft: int
-    encoded: int
-    fixed: frozenset[int]
-
-    def __attrs_post_init__(self) -> None:
-        named = {"max_cache_len": self.cache, "max_batch": self.batch, "max_prompt_len": self.prompt}
-        for name, size in {**named, "max_encoder_len": self.encoded}.items():
-            if size < 1:
-                raise ValueError(f"{name} is {size}; it is at least 1")
-        if self.prompt > self.cache:
-            raise ValueError(f"max_prompt_len is {self.prompt}, and the cache has {self.cache} positions")
-        if not 0 <= self.draft < self.prompt:
-            raise ValueError(f"max_draft_len is {self.draft}; it is 0 or more, and less than max_prompt_len")
-        for length in self.fixed:
-            if not isinstance(length, int) or not 2 <= length <= self.prompt:
-                raise ValueError(f"prompt_lens has {length!r}; they are ints from 2 to max_prompt_len, {self.prompt}")
-
-    @property
-    def rows(self) -> Along:
-        """The rows of a call: engines are tuned for all of them."""
-        return {0: _up_to("batch", self.batch)} if self.batch > 1 else {}
-
-    def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
-        """Of each profile the rows, the tokens, and of how many of them there are logits: single tokens, drafts, all
-        rows of prompts of each fixed length, and all prompts. Engines are tuned for the longest."""
-        every: Along = {0: self.batch} if self.batch > 1 else {}
-        found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
-        drafts = _range("tokens", self.draft + 1, least=2), _range("wanted", self.draft + 1)
-        found += [(self.rows, *drafts)] * (self.draft > 0)
-        found += ((every, length, 1) for length in sorted(self.fixed))
-        prompts = self.rows, _range("tokens", self.prompt, least=2), drafts[1]
-        return found + [prompts] * (self.prompt > 1 and prompts not in found)
-
-    @property
-    def limits(self) -> Limits:
-        """Those that calls of the decoder have."""
-        return Limits(self.cache, self.batch, self.prompt, self.draft)
-
-
-def _up_to(name: str, most: int, least: int = 1) -> Tuned:
-    """A dim that engines are tuned for at its greatest size."""
-    return Tuned(name, least, most, most)
-
-
-def _range(name: str, most: int, least: int = 1) -> int | Tuned:
-    """The same, or the size if there is one only."""
-    return _up_to(name, most, least) if most > least else most
 
 
 def compile_for_generation(
@@ -130,6 +71,7 @@ def compile_for_generation(
     compile: Stages | None = None,
     executor: Executor | None = None,
     shared_weights: bool = True,
+    verify: bool | verified_logits.Failing = False,
     **settings: Any,
 ) -> Pretrained:
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
@@ -149,12 +91,16 @@ def compile_for_generation(
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
             engines of their own, layers of one structure share one (see `pipeline.shared_weights` and
             ``pipeline.in_pieces``), and with RTX 1.4 and one row a stage ``for_one_row`` is inserted.
+        verify: compare logits of a prompt and of the tokens after it with the model's own in float32 (in float64 if
+            that is its dtype), beside eager's errors. True or ``"raise"`` raises if they are further off than
+            `pipeline.verify` allows, ``"warn"`` warns. It takes a copy of the model in that dtype for a while.
         settings: of the compilation, by name.
 
     Returns:
         A `CompiledGeneration`, which is an instance of the model's class too.
 
     Raises:
+        AgreementError: ``verify`` finds wrong logits.
         CaptureError: the model keeps more of the past than keys, values and states, or cannot be captured.
         ValueError: a size is out of range, or the model has no use for what is given, or needs an ``encoder_example``.
     """
@@ -166,7 +112,11 @@ def compile_for_generation(
     compiled = _programs(model, step, sizes, seen, heard or encoder_example)
     seeing, towers = _towers(model, compile, step, calls)
     runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
-    return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
+    made = shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
+    if verify:
+        given = verified_logits.prompt(model, sizes, encoder_example)
+        made.agreement = verified_logits.verified(model, made, given, sizes, "warn" if verify == "warn" else "raise")
+    return made
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any]) -> Stages:
@@ -359,7 +309,7 @@ def _encoder_decoder(
     encoder = Encoder(model, isinstance(example, Embedded)).eval()
     rows, texts = sizes.rows, encoder.texts
     inputs = _encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
-    lengths = {1: _up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
+    lengths = {1: up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
     along: Along = {**rows, **lengths}
     dims = {"inputs": along, "attention_mask": along if encoder.masked else None}

@@ -1,0 +1,70 @@
+"""``Sizes``: the most that a compiled language model is for, and the profiles of its engines."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import frozen
+
+from pipeline.compat.transformers.limits import Limits
+from pipeline.frontend.profiles import Tuned
+
+Along: TypeAlias = dict[int, int | Tuned]
+"""The size of dims, by their place."""
+
+
+@frozen
+class Sizes:
+    """The most that a compiled model is for: positions of the cache, rows, tokens of a call, drafted tokens, tokens
+    that are encoded; and the lengths of prompts that have engines of fixed sizes."""
+
+    cache: int
+    batch: int
+    prompt: int
+    draft: int
+    encoded: int
+    fixed: frozenset[int]
+
+    def __attrs_post_init__(self) -> None:
+        named = {"max_cache_len": self.cache, "max_batch": self.batch, "max_prompt_len": self.prompt}
+        for name, size in {**named, "max_encoder_len": self.encoded}.items():
+            if size < 1:
+                raise ValueError(f"{name} is {size}; it is at least 1")
+        if self.prompt > self.cache:
+            raise ValueError(f"max_prompt_len is {self.prompt}, and the cache has {self.cache} positions")
+        if not 0 <= self.draft < self.prompt:
+            raise ValueError(f"max_draft_len is {self.draft}; it is 0 or more, and less than max_prompt_len")
+        for length in self.fixed:
+            if not isinstance(length, int) or not 2 <= length <= self.prompt:
+                raise ValueError(f"prompt_lens has {length!r}; they are ints from 2 to max_prompt_len, {self.prompt}")
+
+    @property
+    def rows(self) -> Along:
+        """The rows of a call: engines are tuned for all of them."""
+        return {0: up_to("batch", self.batch)} if self.batch > 1 else {}
+
+    def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
+        """Of each profile the rows, the tokens, and of how many of them there are logits: single tokens, drafts, all
+        rows of prompts of each fixed length, and all prompts. Engines are tuned for the longest."""
+        every: Along = {0: self.batch} if self.batch > 1 else {}
+        found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
+        drafts = _range("tokens", self.draft + 1, least=2), _range("wanted", self.draft + 1)
+        found += [(self.rows, *drafts)] * (self.draft > 0)
+        found += ((every, length, 1) for length in sorted(self.fixed))
+        prompts = self.rows, _range("tokens", self.prompt, least=2), drafts[1]
+        return found + [prompts] * (self.prompt > 1 and prompts not in found)
+
+    @property
+    def limits(self) -> Limits:
+        """Those that calls of the decoder have."""
+        return Limits(self.cache, self.batch, self.prompt, self.draft)
+
+
+def up_to(name: str, most: int, least: int = 1) -> Tuned:
+    """A dim that engines are tuned for at its greatest size."""
+    return Tuned(name, least, most, most)
+
+
+def _range(name: str, most: int, least: int = 1) -> int | Tuned:
+    """The same, or the size if there is one only."""
+    return up_to(name, most, least) if most > least else most

@@ -1,0 +1,115 @@
+"""``verified``: compare a compiled language model's logits with the model's own, in a wider dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from attrs import frozen
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
+
+from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.sizes import Sizes
+from pipeline.errors import AgreementError, AgreementWarning, warn
+from pipeline.frozen import FrozenDict
+from pipeline.verification.bounds import Bound, Products, judged
+from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.measure import gpu_name, runs_in_tf32, versions
+
+Failing: TypeAlias = Literal["raise", "warn"]
+"""What follows if logits are wrong."""
+Inputs: TypeAlias = Mapping[str, torch.Tensor]
+
+Example: TypeAlias = torch.Tensor | Inputs | Sequence[Inputs] | None
+
+PROMPT: Final = 32
+"""The most tokens of a prompt that is made up."""
+STEPS: Final = 8
+"""The most tokens after it."""
+HINT: Final = "verify='warn' goes on; torch_executed_ops runs an operator in PyTorch; pipeline.bisect finds which"
+
+
+@frozen
+class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
+    """Chooses the tokens that another model chose."""
+
+    tokens: torch.Tensor
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        chosen = self.tokens[:, input_ids.shape[1], None]
+        return torch.full_like(scores, -torch.inf).scatter(1, chosen.to(scores.device), 0.0)
+
+
+def verified(model: Pretrained, compiled: Pretrained, inputs: Inputs, sizes: Sizes, failing: Failing) -> Agreement:
+    """Return the agreement of the logits of a prompt's last token and of the tokens after it: the compiled model
+    chooses them, the model itself reads them, in its own dtype and in a wider one.
+
+    Raises:
+        AgreementError: the errors are beyond the bound of `pipeline.verify`, and ``failing`` is ``"raise"``.
+    """
+    steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
+    runner = compiled.runners["decoder"]
+    executor = "tensorrt" if runner.device.type == "cuda" else "reference"
+    tf32 = runs_in_tf32(executor)
+    products: Products = "cpu" if executor == "reference" else "tf32" if tf32 else "ieee"
+    tokens, ours = _generated(compiled, inputs, steps)
+    with products_in_tf32(tf32):
+        _, eager = _generated(model, inputs, steps, tokens)
+    wider = torch.float32 if model.dtype.itemsize < 4 else torch.float64
+    with products_in_tf32(False):
+        exact = _generated(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
+    row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
+    found = judged(row, Bound(model.dtype, products), *(each.to(eager.device) for each in (ours, eager, exact)))
+    agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
+    if not agreement.holds:
+        error = AgreementError(agreement, HINT)
+        if failing == "raise":
+            raise error
+        warn(str(error), AgreementWarning)
+    return agreement
+
+
+def prompt(
+    model: Pretrained, sizes: Sizes, example: Inputs | Sequence[Inputs] | torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """What logits are compared for: the example, or random tokens of the vocabulary, or sound like noise."""
+    if isinstance(example, Mapping):
+        return dict(example)
+    if isinstance(example, Sequence):
+        return dict(example[0])
+    name, generator = model.main_input_name, torch.Generator().manual_seed(0)
+    if isinstance(example, torch.Tensor):
+        return {name: example[:1]}
+    if name == "input_ids":
+        most = sizes.encoded if model.config.is_encoder_decoder else min(sizes.prompt, sizes.cache - 1)
+        length, words = max(1, min(PROMPT, most)), model.get_input_embeddings().num_embeddings
+        return {name: torch.randint(words, (1, length), generator=generator).to(model.device)}
+    encoder = model.get_encoder()
+    frames = model.config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
+    sound = torch.randn(1, model.config.num_mel_bins, frames, generator=generator)
+    return {name: sound.to(model.device, model.dtype)}
+
+
+def _length(inputs: Inputs) -> int:
+    """The tokens of a prompt; one where a decoder begins by itself."""
+    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    return 1 if tokens is None else tokens.shape[1]
+
+
+def _generated(
+    model: Pretrained, inputs: Inputs, steps: int, forced: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that a model is given and generates [rows, length], and the logits of each step [steps, rows,
+    vocabulary]; ``forced``: the tokens that it takes instead of its own."""
+    how = copy.deepcopy(model.generation_config)
+    how.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
+    how.update(output_logits=True, return_dict_in_generate=True)
+    how.update(cache_implementation=None, eos_token_id=None, use_cache=True)
+    given = {name: x.to(model.device, model.dtype if x.is_floating_point() else None) for name, x in inputs.items()}
+    taken = LogitsProcessorList([] if forced is None else [_Forced(forced)])
+    with torch.no_grad():
+        made: Any = GenerationMixin.generate(model, **given, generation_config=how, logits_processor=taken)
+    return made.sequences, torch.stack(made.logits)
