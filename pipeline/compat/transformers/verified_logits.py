@@ -108,7 +108,9 @@ def _generated(
     how.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
     how.update(output_logits=True, return_dict_in_generate=True)
     how.update(cache_implementation=None, eos_token_id=None, use_cache=True)
-    given = {name: x.to(model.device, model.dtype if x.is_floating_point() else None) for name, x in inputs.items()}
+    given: dict[str, Any] = {
+        name: x.to(model.device, model.dtype if x.is_floating_point() else None) for name, x in inputs.items()
+    }
     taken = LogitsProcessorList([] if forced is None else [_Forced(forced)])
     with torch.no_grad():
         made: Any = GenerationMixin.generate(model, **given, generation_config=how, logits_processor=taken)
