@@ -13,6 +13,7 @@ from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.sizes import Sizes
+from pipeline.compiled import Executor
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.verification.bounds import Bound, Products, judged
@@ -52,7 +53,7 @@ def verified(model: Pretrained, compiled: Pretrained, inputs: Inputs, sizes: Siz
     """
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
     runner = compiled.runners["decoder"]
-    executor = "tensorrt" if runner.device.type == "cuda" else "reference"
+    executor: Executor = "tensorrt" if runner.device.type == "cuda" else "reference"
     tf32 = runs_in_tf32(executor)
     products: Products = "cpu" if executor == "reference" else "tf32" if tf32 else "ieee"
     tokens, ours = _generated(compiled, inputs, steps)
@@ -62,7 +63,7 @@ def verified(model: Pretrained, compiled: Pretrained, inputs: Inputs, sizes: Siz
     with products_in_tf32(False):
         exact = _generated(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
     row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
-    found = judged(row, Bound(model.dtype, products), *(each.to(eager.device) for each in (ours, eager, exact)))
+    found = judged(row, Bound(model.dtype, products), ours, eager, exact)
     agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
         error = AgreementError(agreement, HINT)
