@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import CaptureError
-from pipeline.testing.fuzz import ModelError, program
+from tests.fuzz import ModelError, program
 
 
 def run(seed: int, build: bool) -> dict[str, Any]:

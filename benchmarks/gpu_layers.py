@@ -17,7 +17,7 @@ import pipeline
 from benchmarks.environment import Row
 from benchmarks.gpu_runs import by_model
 from examples.models import full
-from pipeline.profiling.records import Profile
+from pipeline.records.profile import Profile
 
 MODELS = ("resnet50", "vit", "bert")
 DEAREST = 20

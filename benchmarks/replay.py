@@ -33,9 +33,9 @@ from examples.models import SMALL, small
 from pipeline.recipes import qualified_name
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import Call
-from pipeline.testing.fuzz import program
 from pipeline.testing.programs import program_of
 from pipeline.testing.strategies import for_target
+from tests.fuzz import program
 
 
 @frozen

@@ -37,7 +37,7 @@ from pipeline.compat.transformers.caches import cache_name
 from pipeline.compat.transformers.generation import ONE_ROW
 from pipeline.compat.transformers.programs import takes
 from pipeline.compose.events import Event
-from pipeline.profiling.records import Profile
+from pipeline.records.profile import Profile
 from pipeline.stages.improve import Improve
 
 LENGTHS = (128, 1024, 4096, 16384)

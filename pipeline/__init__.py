@@ -7,8 +7,7 @@ compiled = compile(model, args=(x,))
 y = compiled(x)
 """
 
-from pipeline.agreement import Agreement
-from pipeline.artifact import operator as _operator  # noqa: F401 - torch.ops.pipeline.run, for graphs that call it
+from pipeline import api as _api  # noqa: F401 - binds methods of Compiled, defines torch.ops.pipeline.run
 from pipeline.artifact.cached_program import cached
 from pipeline.artifact.engine_fsspec import FsspecStore
 from pipeline.artifact.engine_store import DiskStore, EngineStore
@@ -56,6 +55,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input
 from pipeline.network.context import ConversionContext
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
+from pipeline.records.agreement import Agreement
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 from pipeline.stages.outside import engine_per_profile, shared_weights

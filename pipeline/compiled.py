@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.agreement import Agreement, Healed
 from pipeline.aten.marks import OPEN_MASK
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
@@ -20,19 +19,17 @@ from pipeline.network.engine import Engine
 from pipeline.network.pairs import Pair, pairs
 from pipeline.program import Output, Partitioned, Port, Program, Segment, segment_lines
 from pipeline.recipes import Recipe, qualified_name
-from pipeline.settings import RUNTIME, CompilationSettings
-
-if TYPE_CHECKING:
-    from pipeline.compose.ledger import Entry
-    from pipeline.profiling.records import Profile
-    from pipeline.runtime.module import CompiledModule
+from pipeline.records.agreement import Agreement, Healed
+from pipeline.records.costs import Entry
+from pipeline.records.profile import Profile
+from pipeline.settings import CompilationSettings
 
 UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
 """What converts and computes nothing, by name."""
 
-log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
 Executor = Literal["tensorrt", "reference"]
+StrPath = str | os.PathLike[str]
 
 
 @frozen
@@ -88,6 +85,58 @@ class Coverage:
         return "\n".join([first, *map(str, (*self.fallback, *self.healed, *self.unreached))])
 
 
+class CompiledModule(torch.nn.Module, ABC):
+    """Runs a compiled program. Buffers that the program mutates are this module's own, under the model's names: its
+    state. ``state_dict`` returns it, ``reset`` restores it, and ``new_state`` makes another module with its own.
+
+    Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. Several threads and
+    streams may call it at once: each call has its own execution context, up to ``settings.execution_contexts`` of them.
+    Threads that call a program which mutates buffers must take turns.
+
+    Attributes:
+        compiled: what it runs, without the model's parameters.
+        program: the program of that.
+        settings: the settings that it runs with.
+        executor: where engines run: ``"tensorrt"`` or ``"reference"``.
+        device: where its buffers and weights are.
+    """
+
+    compiled: Compiled
+    program: Program
+    settings: CompilationSettings
+    executor: Executor
+    device: torch.device
+
+    @abstractmethod
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        """Run the program; return what the model returns for these inputs.
+
+        Raises:
+            ExecutionError: this call, or on a GPU an earlier one, wrote outside of a buffer.
+            ShapeError: an input's size is outside its range, or breaks a relation.
+            TypeError: an input's type or dtype, or the structure of the inputs, differs from the compiled one.
+            ValueError: an input that the program writes to shares memory with another.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Restore the buffers in place to their values when the model was compiled, and clear a pending error about
+        positions."""
+
+    @abstractmethod
+    def new_state(self) -> CompiledModule:
+        """Return a module over the same engines and weights with buffers of its own, at their first values.
+
+        Both may be called at the same time, from different threads or streams. A state costs the memory of its buffers,
+        and with ``cuda_graphs`` a graph for each of its shapes.
+        """
+
+    @property
+    @abstractmethod
+    def refused_graphs(self) -> tuple[str, ...]:
+        """The reasons why calls of this module run without a CUDA graph although one was requested."""
+
+
 @frozen(slots=False)
 class Compiled:
     """A compiled program: engines, what they were made from, and what runs beside them.
@@ -117,6 +166,14 @@ class Compiled:
     healed: tuple[Healed, ...] = field(default=(), repr=False)
     took: tuple[Entry, ...] = field(default=(), eq=False, repr=False)
     kernels: bytes = field(default=b"", eq=False, repr=False)
+
+    # What rooms above this record do with it: `pipeline.api` defines these.
+    _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
+    _module_like: ClassVar[Callable[[M, CompiledModule], M]]
+    _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]
+    _write: ClassVar[Callable[[Compiled, StrPath, StrPath], None]]
+    _write_page: ClassVar[Callable[[Compiled, StrPath, str, Profile | None], None]]
+    _adapted: ClassVar[Callable[[Compiled, Mapping[str, object], float, bool | None], Compiled]]
 
     @property
     def program(self) -> Program:
@@ -171,16 +228,7 @@ class Compiled:
             ExecutionError: TensorRT was requested and there is no GPU, or the engine does not load.
             TypeError: one of ``runtime`` is not a setting, or takes effect only when compiling.
         """
-        from pipeline.artifact.operator import Entry
-        from pipeline.runtime.module import CompiledModule
-
-        if executor not in (known := (None, *get_args(Executor))):
-            raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
-        if late := [name for name in runtime if name in self.settings.names() and name not in RUNTIME]:
-            raise TypeError(f"{', '.join(late)} takes effect when compiling; a module takes {', '.join(RUNTIME)}")
-        module = CompiledModule(self, executor, self.settings.evolve(**runtime))
-        module.entry = Entry(module, self)
-        return module
+        return self._new_module(executor, runtime)
 
     def in_place_of(self, model: M, executor: Executor | None = None, **runtime: object) -> M:
         """Return an object of the model's class that runs the program, for a larger program that has the model as a
@@ -197,9 +245,7 @@ class Compiled:
             TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not take the program's inputs.
             ExecutionError: as for `module`; and later, if a module in it is called by itself.
         """
-        from pipeline.runtime.in_place import in_place_of
-
-        return in_place_of(model, self.module(executor, **runtime))
+        return type(self)._module_like(model, self.module(executor, **runtime))
 
     def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
         """Measure the time of each engine layer and each PyTorch segment of a call on the current GPU, in milliseconds:
@@ -217,11 +263,9 @@ class Compiled:
             ExecutionError: there is no GPU, or an engine does not run here.
             ValueError: ``runs`` is less than 1.
         """
-        from pipeline.profiling.measure import profile
+        return self._profiled(args, kwargs, runs)
 
-        return profile(self, args, kwargs, runs)
-
-    def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] = "inside") -> None:
+    def save(self, path: StrPath, weights: StrPath = "inside") -> None:
         """Save the program to a file, usually ``NAME.trtp``, which `pipeline.load` reads.
 
         Args:
@@ -234,9 +278,7 @@ class Compiled:
             ArtifactError: something of the program cannot be kept; the message names it.
             OSError: the file cannot be written.
         """
-        from pipeline.artifact.save import save
-
-        save(self, path, weights)
+        self._write(path, weights)
 
     def with_lora(
         self, adapters: Mapping[str, object], scale: float = 1.0, *, fan_in_fan_out: bool | None = None
@@ -256,9 +298,7 @@ class Compiled:
         Raises:
             RefitError: names each adapter that does not fit, with the reason.
         """
-        from pipeline.artifact.lora import with_lora
-
-        return with_lora(self, adapters, scale, fan_in_fan_out)
+        return self._adapted(adapters, scale, fan_in_fan_out)
 
     @cached_property
     def _module(self) -> CompiledModule:
@@ -282,9 +322,7 @@ class Compiled:
             "compiled.save(path) keeps it in a file, and pipeline.load(path) makes it again"
         )
 
-    def report(
-        self, html: str | os.PathLike[str] | None = None, *, title: str = "", profile: Profile | None = None
-    ) -> str:
+    def report(self, html: StrPath | None = None, *, title: str = "", profile: Profile | None = None) -> str:
         """Return a text that describes the program: operators converted, every fallback with its reason, inputs and
         outputs, the sizes that vary, each segment in order (its operators, inputs and outputs, what crosses to later
         ones, the size and layers of an engine), and the agreement with eager, where it was verified.
@@ -299,9 +337,7 @@ class Compiled:
             OSError: the file cannot be written.
         """
         if html is not None:
-            from pipeline.viewing.page import write_report
-
-            write_report(self, html, title, profile)
+            self._write_page(html, title, profile)
         rows = zip(self.engines, self.networks, strict=False)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
         lines = [str(self.coverage), "", *self._signature(), *self._sizes()]

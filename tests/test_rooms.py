@@ -17,7 +17,7 @@ ROOMS = (
     ("testing",),
     ("dynamo",),
     ("compat",),
-    ("defaults",),
+    ("defaults", "api"),
     ("viewing",),
     ("artifact",),
     ("profiling",),
@@ -39,7 +39,7 @@ ROOMS = (
     ("recipes",),
     ("aten",),
     ("quirks",),
-    ("settings", "agreement", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
+    ("settings", "records", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 
@@ -51,20 +51,6 @@ BY_NAME = {
 }
 """The modules that import others by a name made at run time, and which: no one else may, since no test would see it."""
 
-UPWARD = {
-    ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
-    ("pipeline.compiled", "pipeline.runtime.in_place"): {"Compiled.in_place_of"},
-    ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
-    ("pipeline.compiled", "pipeline.artifact.operator"): {"Compiled.module"},
-    ("pipeline.compiled", "pipeline.artifact.lora"): {"Compiled.with_lora"},
-    ("pipeline.compiled", "pipeline.viewing.page"): {"Compiled.report"},
-    ("pipeline.compiled", "pipeline.profiling.measure"): {"Compiled.profile"},
-    ("pipeline.profiling.records", "pipeline.profiling.trace"): {"Profile.trace"},
-    ("pipeline.compiled", "pipeline.profiling.records"): {"TYPE_CHECKING"},
-    ("pipeline.compiled", "pipeline.compose.ledger"): {"TYPE_CHECKING"},
-}
-"""Convenience methods of records call upward: from where to where, in which methods, and to annotate them."""
-
 
 def module_of(path: Path) -> str:
     """The dotted name of a file of the package."""
@@ -74,22 +60,15 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imports(module: str, tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
-    """The modules of ours that one imports, with the class and function in which it does."""
-    for node in ast.iter_child_nodes(tree):
+def imports(module: str, tree: ast.AST) -> Iterator[str]:
+    """The modules of ours that one imports, anywhere in it: in functions and under ``TYPE_CHECKING`` too."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, inside) for alias in node.names if alias.name in MODULES)
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and (node.module in MODULES or node.level):
             assert not node.level, f"{module} imports relatively"
             names = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from ((name if name in MODULES else str(node.module), inside) for name in names)
-        yield from imports(module, node, f"{inside}.{_scope(node)}".strip("."))
-
-
-def _scope(node: ast.AST) -> str:
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
-        return node.test.id
-    return node.name if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ""
+            yield from (name if name in MODULES else str(node.module) for name in names)
 
 
 def packages(module: str) -> list[str]:
@@ -101,7 +80,7 @@ def packages(module: str) -> list[str]:
 def needed(module: str, tree: ast.AST) -> set[str]:
     """What Python runs before a module: what it imports, and the ``__init__`` of each package that this lies in, but
     for those in which the module lies itself, which have begun before it."""
-    found = {name for name, inside in imports(module, tree) if inside not in UPWARD.get((module, name), ())}
+    found = set(imports(module, tree))
     around = {package for name in found for package in packages(name)}
     return (found | around) - {module, *packages(module)} | (found & {*packages(module)})
 
@@ -160,11 +139,6 @@ def test_modules_are_imported_by_name_in_few_places() -> None:
         assert imports_by_name(ast.parse(source))
 
 
-def test_what_calls_upward_is_there() -> None:
-    found = {(m, n): {inside for name, inside in imports(m, MODULES[m]) if name == n} for m, n in UPWARD}
-    assert found == UPWARD
-
-
 def test_imports_are_seen_wherever_they_stand() -> None:
     source = """
 from pipeline import trt, capture
@@ -174,11 +148,8 @@ class A:
     def b(self):
         import pipeline.stages.build
 """
-    assert list(imports("", ast.parse(source))) == [
-        ("pipeline.trt", ""),
-        ("pipeline", ""),
-        ("pipeline.compiled", "TYPE_CHECKING"),
-        ("pipeline.stages.build", "A.b"),
-    ]
+    assert {*imports("", ast.parse(source))} == {
+        *("pipeline", "pipeline.trt", "pipeline.compiled", "pipeline.stages.build")
+    }
     assert "pipeline.stages" in needed("pipeline.impl.base", ast.parse(source))
     assert "pipeline.stages" not in needed("pipeline.stages.convert", ast.parse(source))

@@ -9,7 +9,6 @@ from typing import Final
 
 from attrs import field, frozen
 
-from pipeline.agreement import Agreement, Healed
 from pipeline.artifact.codec import Json
 from pipeline.artifact.graphs import KeptGraph, KeptNode
 from pipeline.artifact.tensors import Kept
@@ -19,6 +18,7 @@ from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Cut, Output, Port, Segment
 from pipeline.recipes import Recipe
+from pipeline.records.agreement import Agreement, Healed
 from pipeline.shapes.environment import Range, ShapeEnvironment
 
 FORMAT: Final = "pipeline program"

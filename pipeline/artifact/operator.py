@@ -29,11 +29,11 @@ from pipeline.artifact.operators import ANY
 from pipeline.artifact.save import save
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument, Leaf
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import ArtifactError, ExecutionError
 from pipeline.inputs import Constant
 from pipeline.program import Output, Port, Program
-from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.module import ProgramModule
 from pipeline.shapes.environment import shape_of
 
 _MODULES: Final[weakref.WeakValueDictionary[str, CompiledModule]] = weakref.WeakValueDictionary()
@@ -46,7 +46,7 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 class Entry:
     """How a graph calls a compiled module: made with the module, so that tracing has nothing left to do."""
 
-    def __init__(self, module: CompiledModule, compiled: Compiled) -> None:
+    def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         self.plain = tuple(_plain(values, o) for o in program.outputs if o.kind == "user")
@@ -57,7 +57,7 @@ class Entry:
         self.compiled = weakref.ref(compiled)
         _MODULES[self.key] = module
 
-    def __call__(self, module: CompiledModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
+    def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
         """The call of the operator in the graph that is traced, and the structure around its results."""
         if self.refusal:
             raise ExecutionError(self.refusal, "call the module outside of what is traced")

@@ -16,14 +16,14 @@ import attrs
 import torch
 from attrs import field, frozen
 
-from pipeline.agreement import Agreement as Verification
-from pipeline.agreement import Healed
 from pipeline.cli.agreement import Agreement
 from pipeline.compiled import Compiled
-from pipeline.compose.ledger import Entry
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
+from pipeline.records.agreement import Agreement as Verification
+from pipeline.records.agreement import Healed
+from pipeline.records.costs import Entry
 from pipeline.verification.measure import versions
 from pipeline.viewing.collect import view
 from pipeline.viewing.sources import write_view

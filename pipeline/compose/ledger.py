@@ -7,38 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from pipeline.compiled import Compiled
 from pipeline.compose.events import Event, Observer
 from pipeline.compose.resident import Reader, Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
+from pipeline.records.costs import Entry
 
 T = TypeVar("T")
 HOLDERS = ("model", "folded", "literals", "plans")
-
-
-@frozen
-class Entry:
-    """The time and memory of one stage.
-
-    seconds: wall clock.
-    growth: by how many bytes this process and its children were larger after it than before it.
-    peak: the largest such growth during the stage, read every 10 ms.
-    anonymous: that peak without pages that mirror files (libraries, plans), which the system may drop.
-    held: bytes of weights after it, by holder: ``model`` (its own tensors, shared), ``folded`` (made from the model's
-        for TensorRT, released by ``build``), ``literals`` (constants of the networks), ``plans`` (memory-mapped files).
-    failed: whether it ended with an error.
-    """
-
-    stage: str
-    seconds: float
-    growth: int
-    peak: int
-    anonymous: int
-    held: FrozenDict[str, int]
-    failed: bool = False
 
 
 class Ledger:

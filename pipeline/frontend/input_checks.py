@@ -14,9 +14,9 @@ from torch.export.dynamic_shapes import _DimHint
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
+from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
-from pipeline.runtime.module import CompiledModule
 from pipeline.shapes.environment import Range, bounds, expression
 
 log = logging.getLogger(__name__)

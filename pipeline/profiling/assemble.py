@@ -16,9 +16,9 @@ from pipeline.errors import line_of
 from pipeline.network.engine import Engine
 from pipeline.profiling.kernels import Span, timed
 from pipeline.profiling.matching import Match, matched
-from pipeline.profiling.records import LayerTime, NodeTime, Profile, SegmentTime
 from pipeline.program import Segment, is_operator
 from pipeline.recipes import qualified_name
+from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
 
 Rows = Sequence[tuple[str, float]]
 """The rows of one run: names, and milliseconds."""

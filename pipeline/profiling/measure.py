@@ -12,15 +12,15 @@ from attrs import define, field, frozen
 from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Leaf
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import ExecutionError
 from pipeline.profiling.assemble import Measured, assembled
 from pipeline.profiling.kernels import Span, by_segment
 from pipeline.profiling.matching import metadata_of
-from pipeline.profiling.records import Profile
 from pipeline.program import Segment
+from pipeline.records.profile import Profile
 from pipeline.runtime.cuda_worker import EngineStep
-from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.module import ProgramModule
 from pipeline.runtime.turn import Told, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
@@ -52,7 +52,7 @@ def profile(
         raise ValueError(f"runs is {runs}; a profile takes at least 1")
     call = Call(args, kwargs)
     with torch.no_grad():
-        plain = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
+        plain = instrumentable(compiled)
         calls = call.times(plain, runs)
         segments = segment_times(plain, call, runs)
         layers, metadata = layer_times(compiled, call, runs)
@@ -166,7 +166,12 @@ def busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def segment_times(module: CompiledModule, call: Call, runs: int) -> Mapping[str, list[float]]:
+def instrumentable(compiled: Compiled) -> ProgramModule:
+    """Return a module that launches each segment by itself, without CUDA graphs."""
+    return ProgramModule(compiled, "tensorrt", compiled.settings.evolve(cuda_graphs=False, engine_graphs=False))
+
+
+def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
     """Milliseconds of each segment in each run; the module stays slower afterwards."""
     found: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(found[segment.name], run))
@@ -199,7 +204,7 @@ def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
     """The rows of TensorRT's profiler for each engine and run, and the inspector's data about its layers."""
-    module = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
+    module = instrumentable(compiled)
     call.warm(module)
     recorders: dict[str, LayerRecorder] = {}
     metadata: dict[str, Mapping[str, Sequence[str]]] = {}
@@ -238,7 +243,7 @@ def inspected(engine: object, context: object) -> Mapping[str, Sequence[str]]:
 
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
     """The kernels of each segment and run, from CUPTI through torch's profiler; none while another profiler runs."""
-    module = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
+    module = instrumentable(compiled)
     call.warm(module)
     order: list[str] = []
     aheads: defaultdict[str, Ahead] = defaultdict(Ahead)

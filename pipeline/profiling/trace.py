@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeline.profiling.records import Profile, SegmentTime
+from pipeline.records.profile import Profile, SegmentTime
 from pipeline.runtime.atomic import replacing
 
 TRACKS = {"call": 1, "segments": 2, "layers": 3, "nodes": 4}

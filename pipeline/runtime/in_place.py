@@ -10,10 +10,9 @@ from typing import NoReturn
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.compiled import M
+from pipeline.compiled import CompiledModule, M
 from pipeline.errors import ExecutionError
 from pipeline.runtime.inputs import children
-from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.state import attach, buffer
 
 WEIGHTS = "its values are in the engines of a compiled program"
@@ -43,7 +42,7 @@ class InPlace:
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
         """As for every compiled module: it moves nowhere, and says so if it is asked to."""
-        self.runner._apply(fn, recurse)
+        self.runner._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _share_state(self, self.runner)  # type: ignore[arg-type]
         return self
 

@@ -1,4 +1,4 @@
-"""``CompiledModule``: a compiled program as an ``nn.Module``, which checks inputs and runs the segments in order."""
+"""``ProgramModule``: a compiled program as an ``nn.Module``, which checks inputs and runs the segments in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_unflatten
 
 from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Leaf, Spec
-from pipeline.compiled import Compiled, Executor
+from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
@@ -46,16 +46,10 @@ PLANS = 256
 """For how many combinations of shapes a module remembers its plan."""
 
 
-class CompiledModule(torch.nn.Module):
-    """Runs a compiled program. Buffers that the program mutates are this module's own, under the model's names: its
-    state. ``state_dict`` returns it, ``reset`` restores it, and ``new_state`` makes another module with its own.
+class ProgramModule(CompiledModule):
+    """Check inputs, find the plan of a call by their shapes, and run the segments in order."""
 
-    Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. ``executor`` says where
-    engines run. Several threads and streams may call it at once: each call has its own execution context, up to
-    ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers must take turns.
-    """
-
-    entry: Callable[[CompiledModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
+    entry: Callable[[ProgramModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
     """The call that torch.compile and torch.export trace in place of this module's."""
 
     def __init__(
@@ -103,20 +97,13 @@ class CompiledModule(torch.nn.Module):
         self._quick: Quick | None = None
 
     def reset(self) -> None:
-        """Restore the buffers in place to their values when the model was compiled, and clear a pending error about
-        positions."""
         with torch.no_grad():
             for name, initial in self._initial.items():
                 initial.write(buffer(self, name))
         if self._guard is not None:
             self._guard.clear()
 
-    def new_state(self) -> CompiledModule:
-        """Return a module over the same engines and weights with buffers of its own, at their first values.
-
-        Both may be called at the same time, from different threads or streams. A state costs the memory of its buffers,
-        and with ``cuda_graphs`` a graph for each of its shapes.
-        """
+    def new_state(self) -> ProgramModule:
         made = self.__class__.__new__(self.__class__)
         torch.nn.Module.__init__(made)
         own = {*made.__dict__, "_guard", "_plans", "_quick"}
@@ -125,14 +112,6 @@ class CompiledModule(torch.nn.Module):
         return made
 
     def forward(self, *args: object, **kwargs: object) -> Leaf:
-        """Run the program; return what the model returns for these inputs.
-
-        Raises:
-            ExecutionError: this call, or on a GPU an earlier one, wrote outside of a buffer.
-            ShapeError: an input's size is outside its range, or breaks a relation.
-            TypeError: an input's type or dtype, or the structure of the inputs, differs from the compiled one.
-            ValueError: an input that the program writes to shares memory with another.
-        """
         if is_compiling() and self.entry is not None and (is_dynamo_compiling() or is_tracing()):
             return self.entry(self, args, kwargs)
         if is_autocast_on():
@@ -172,7 +151,6 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def refused_graphs(self) -> tuple[str, ...]:
-        """The reasons why calls of this module run without a CUDA graph although one was requested."""
         worker = self._workers.take()
         try:
             graphs = worker.graphs if isinstance(worker, CudaWorker) else None
@@ -244,7 +222,7 @@ class CompiledModule(torch.nn.Module):
     def __reduce__(self) -> Leaf:
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ProgramModule:
         """As for every module (``.to``, ``.cuda``), where the program can follow: engines stay in their dtypes and on
         their device. Plans and graphs hold the old buffers, so they are dropped.
 
@@ -319,7 +297,7 @@ def _worker(
 
 
 def _part(
-    module: CompiledModule,
+    module: ProgramModule,
     compiled: Compiled,
     segment: Segment,
     parameters: Mapping[str, torch.Tensor],

@@ -9,14 +9,13 @@ from typing import Any, Literal, NoReturn, TypeVar
 import torch
 from attrs import field, frozen
 
-from pipeline.compiled import Compiled, Executor
+from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry, Rejection
 from pipeline.errors import PipelineError
 from pipeline.network.description import Network
 from pipeline.program import Converted, Partitioned, Program, Verdict
-from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 from pipeline.stages import Decompose, Validate, convert, partition, refit_map

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.artifact.cached import wanted_engines
 from pipeline.aten.types import Argument, Leaf, Spec
-from pipeline.compiled import Compiled, Executor
+from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.errors import CaptureError, PipelineError, ShapeError
@@ -22,7 +22,6 @@ from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Partitioned, Program, is_operator
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
-from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.state import buffer
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range

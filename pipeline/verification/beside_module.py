@@ -9,12 +9,12 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compose.events import report
 from pipeline.errors import worded
 from pipeline.frontend.origin import Original, modes, origin_of
 from pipeline.program import Output, Program
+from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.runtime.ambient import autocast_in, without_autocast
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import products_in_tf32

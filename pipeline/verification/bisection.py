@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from attrs import define, field
 
-from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.compiled import Compiled
 from pipeline.compose.events import report
 from pipeline.errors import source_line
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
+from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.verification.again import Again
 from pipeline.verification.eager import ancestors
 from pipeline.verification.measure import Comparison

@@ -8,8 +8,8 @@ from typing import Final, Literal
 import torch
 from attrs import evolve, frozen
 
-from pipeline.agreement import OutputAgreement
 from pipeline.aten.types import Leaf
+from pipeline.records.agreement import OutputAgreement
 
 MULTIPLE: Final = 4.0
 """A program's error may be so many times eager's own in the same dtypes."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from pipeline.agreement import Agreement, Healed
 from pipeline.compiled import Compiled
 from pipeline.errors import AgreementError
 from pipeline.program import Validated
+from pipeline.records.agreement import Agreement, Healed
 from pipeline.verification.again import Again
 from pipeline.verification.bisection import bisected
 from pipeline.verification.forms import FORMS, IN_TORCH, Form

@@ -12,7 +12,6 @@ from typing import Final, Protocol
 import torch
 from attrs import define, evolve, field
 
-from pipeline.agreement import Healed
 from pipeline.aten.kinds import is_cheap
 from pipeline.aten.naming import node_of
 from pipeline.build.kernels import kernels
@@ -23,6 +22,7 @@ from pipeline.frontend.capture import capture
 from pipeline.frontend.fakes import signature
 from pipeline.program import Partitioned, Program, Segment, Validated, is_operator
 from pipeline.recipes import qualified_name
+from pipeline.records.agreement import Healed
 from pipeline.runtime.program_engines import Loads
 from pipeline.settings import CompilationSettings
 from pipeline.verification.again import Again

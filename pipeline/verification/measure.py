@@ -11,11 +11,11 @@ import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
+from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.runtime.state import buffer
 from pipeline.trt import CAPABILITIES, has_gpu
 from pipeline.verification.bounds import MULTIPLE
@@ -25,8 +25,7 @@ from pipeline.verification.samples import Given, samples
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from pipeline.compiled import Compiled
-    from pipeline.runtime.module import CompiledModule
+    from pipeline.compiled import Compiled, CompiledModule
 
 Executor = Literal["tensorrt", "reference"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.records.agreement import Agreement, OutputAgreement
 
 
 @frozen

@@ -9,12 +9,12 @@ from typing import Final
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.agreement import OutputAgreement
 from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import draws_random
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
+from pipeline.records.agreement import OutputAgreement
 from pipeline.verification.bounds import Bound, Drawn, Products, Varied, judged, own_error, scale
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample

@@ -10,10 +10,10 @@ import attrs
 import torch
 from attrs import define, field
 
-from pipeline.agreement import Agreement
 from pipeline.aten.types import Argument
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
+from pipeline.records.agreement import Agreement
 from pipeline.settings import CompilationSettings
 from pipeline.verification.eager import Eager
 from pipeline.verification.measure import Comparison

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from attrs import evolve
 
-from pipeline.agreement import Healed
 from pipeline.aten.naming import module_path, module_stack, node_of
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
@@ -18,9 +17,10 @@ from pipeline.compiled import Compiled, outputs_of
 from pipeline.errors import Fallback, line_of
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
-from pipeline.profiling.records import Profile
 from pipeline.program import GETITEM, Cut, Partitioned, Segment, is_operator
 from pipeline.recipes import Recipe, qualified_name
+from pipeline.records.agreement import Healed
+from pipeline.records.profile import Profile
 from pipeline.shapes.environment import Symbols, bounds, shape_of
 from pipeline.verification.measure import versions
 from pipeline.viewing.fusion import fusions

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from pipeline.compiled import Compiled
-from pipeline.profiling.records import Profile
+from pipeline.records.profile import Profile
 from pipeline.runtime.atomic import replacing
 from pipeline.version import __version__
 from pipeline.viewing.collect import view

@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from pipeline.agreement import Agreement, Healed
 from pipeline.errors import Unreached
-from pipeline.profiling.records import Profile
+from pipeline.records.agreement import Agreement, Healed
+from pipeline.records.profile import Profile
 
 FORMAT: Final = "pipeline program view"
 SCHEMA: Final = 1

@@ -17,7 +17,7 @@ from benchmarks import environment, together, token_tables, tokens
 from benchmarks.tokens import by_module
 from pipeline.aten.naming import module_path
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.profiling.records import LayerTime, NodeTime, Profile, SegmentTime
+from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
 from tests.compat import families
 
 SUBJECT = {"model": "1.1B", "dtype": "float16", "batch": 1, "positions": 1024}

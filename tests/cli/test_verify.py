@@ -113,8 +113,8 @@ def test_misuse(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_report_is_json_where_an_error_is_infinite() -> None:
-    from pipeline.agreement import Agreement, OutputAgreement
     from pipeline.cli.reporting import CompilationReport
+    from pipeline.records.agreement import Agreement, OutputAgreement
 
     row = OutputAgreement("y", "optimal", error=float("inf"))
     text = CompilationReport(

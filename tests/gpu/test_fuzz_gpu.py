@@ -10,7 +10,7 @@ import os
 import pytest
 
 from pipeline.errors import CaptureError
-from pipeline.testing.fuzz import ModelError, program
+from tests.fuzz import ModelError, program
 
 pytestmark = pytest.mark.gpu
 

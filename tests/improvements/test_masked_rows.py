@@ -13,9 +13,9 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
+from pipeline.compiled import CompiledModule
 from pipeline.converters.attention import is_open
 from pipeline.improvements.open_masks import is_made_open
-from pipeline.runtime.module import CompiledModule
 from pipeline.stages.improve import Improve
 from tests.improvements.programs import agree, decomposed, improved, targets
 

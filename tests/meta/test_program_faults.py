@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pipeline.errors import CaptureError
-from pipeline.testing.fuzz import ModelError, Snippet, program
+from tests.fuzz import ModelError, Snippet, program
 from tests.meta.program_faults import PROGRAM_FAULTS, ProgramFault
 
 MOST = 75

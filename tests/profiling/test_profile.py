@@ -14,7 +14,7 @@ from pipeline import Compiled, ExecutionError
 from pipeline.build.kernels import Kernel, kernels
 from pipeline.profiling.assemble import Measured, Rows, assembled
 from pipeline.profiling.matching import matched, metadata_of, named, stem
-from pipeline.profiling.records import Profile
+from pipeline.records.profile import Profile
 from tests.viewing.models import architecture, fallbacks
 
 CUDNN = "cudnn_generated_fort_native_sm90_matMul_pointwise_knob_23_128x128x32_10_1_0"

@@ -14,11 +14,11 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
+from pipeline.compiled import CompiledModule
 from pipeline.network.description import Tensor
 from pipeline.runtime import cuda_worker
 from pipeline.runtime.cuda_worker import CudaWorker, EngineStep
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.turn import Turn
 from pipeline.runtime.worker import Pool
 from pipeline.trt import CAPABILITIES

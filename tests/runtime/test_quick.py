@@ -15,10 +15,10 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
+from pipeline.compiled import CompiledModule
 from pipeline.runtime import cuda_worker, quick
 from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
-from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.plan import CallPlan
 from pipeline.runtime.quick import like
 from pipeline.runtime.worker import Pool

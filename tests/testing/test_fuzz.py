@@ -1,7 +1,7 @@
 """Random programs, compiled for random settings, equal eager PyTorch: 75 of them here, thousands in the deep profile.
 
 A failure prints the program as a script to paste. ``python -m benchmarks.fuzz 0:200`` runs programs by their seeds, and
-``pipeline.testing.fuzz.shrunk`` makes a failing one small.
+``tests.fuzz.shrunk`` makes a failing one small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given
 
 from pipeline.compiled import Compiled
 from pipeline.errors import CaptureError
-from pipeline.testing.fuzz import Snippet, program, programs
+from tests.fuzz import Snippet, program, programs
 
 SHAPES_READ = Path(__file__).parent / "shapes_read"
 """Random programs, as they were printed when they failed."""

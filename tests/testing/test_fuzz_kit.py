@@ -12,9 +12,9 @@ from torch import nn
 from pipeline.errors import CaptureError
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.testing import ModelError, TensorSpec, check_model
-from pipeline.testing.fuzz import Snippet, program, shrunk
-from pipeline.testing.fuzz.scope import Scope, Value
 from pipeline.testing.memory import Snapshot, sharing
+from tests.fuzz import Snippet, program, shrunk
+from tests.fuzz.scope import Scope, Value
 
 TEXTS = [str(program(seed)) for seed in range(40)]
 

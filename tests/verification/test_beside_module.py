@@ -18,7 +18,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.agreement import Agreement
+from pipeline.records.agreement import Agreement
 from pipeline.stages import unbuilt
 from pipeline.verification import beside_module as beside
 from pipeline.verification.beside_module import beside_module

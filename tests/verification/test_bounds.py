@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.agreement import OutputAgreement
+from pipeline.records.agreement import OutputAgreement
 from pipeline.verification.bounds import FLOAT32, Bound, Drawn, Products, Varied, judged
 
 ROW = OutputAgreement("y", "optimal")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.agreement import Agreement
+from pipeline.records.agreement import Agreement
 from pipeline.stages import unbuilt
 from pipeline.verification.eager import Eager
 from tests.meta.executor_faults import factor, half_sums, one_size, planted

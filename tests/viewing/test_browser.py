@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from pipeline.agreement import Agreement, OutputAgreement
-from pipeline.profiling.records import LayerTime, NodeTime, Profile, SegmentTime
+from pipeline.records.agreement import Agreement, OutputAgreement
+from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences
 from pipeline.viewing.page import write

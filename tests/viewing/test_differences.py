@@ -9,8 +9,8 @@ import torch
 from attrs import evolve
 
 import pipeline
-from pipeline.agreement import Agreement, OutputAgreement
-from pipeline.profiling.records import NodeTime, Profile, SegmentTime
+from pipeline.records.agreement import Agreement, OutputAgreement
+from pipeline.records.profile import NodeTime, Profile, SegmentTime
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences, printed
 from pipeline.viewing.records import KernelView, ProgramView

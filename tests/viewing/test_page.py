@@ -76,7 +76,7 @@ def test_the_difference_is_in_the_data() -> None:
 
 
 def test_infinite_errors_are_json() -> None:
-    from pipeline.agreement import Agreement, OutputAgreement
+    from pipeline.records.agreement import Agreement, OutputAgreement
 
     wrong = Agreement((OutputAgreement("y", "optimal", float("inf")),), "reference")
     assert data(page(evolve(view(fallbacks()), agreement=wrong)))

@@ -20,9 +20,9 @@ from transformers.cache_utils import (
 )
 
 from pipeline.compat.transformers.recurrences import States, WithStates, over_states
+from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
 from pipeline.frontend.untouched import checks_left
-from pipeline.runtime.module import CompiledModule
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or what is one of its class: what it has depends on its class."""

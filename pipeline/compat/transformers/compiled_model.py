@@ -35,10 +35,9 @@ from pipeline.compat.transformers.seeing import (
     tokens_of,
 )
 from pipeline.compat.transformers.towers import Kind, put
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
-from pipeline.runtime.module import CompiledModule
 
 Inputs: TypeAlias = dict[str, Any]
 

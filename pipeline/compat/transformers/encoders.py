@@ -13,8 +13,8 @@ from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.programs import hears_all
 from pipeline.compat.transformers.seeing import first_logits
 from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_calls
+from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError, ExecutionError
-from pipeline.runtime.module import CompiledModule
 
 
 @frozen

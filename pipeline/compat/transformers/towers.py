@@ -13,12 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pipeline.aten.types import Argument, Spec
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import CaptureError, ShapeError
 from pipeline.frontend.input_checks import bound
 from pipeline.frontend.recorded import Call, Calls
 from pipeline.inputs import Constant
-from pipeline.runtime.module import CompiledModule
 
 log = logging.getLogger(__name__)
 

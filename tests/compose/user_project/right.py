@@ -6,7 +6,7 @@ import torch
 
 import pipeline
 from pipeline import Built, Compiled, Converted, Partitioned, Pipeline, Program, Validated
-from pipeline.runtime.module import CompiledModule
+from pipeline.compiled import CompiledModule
 
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
 args = (torch.zeros(2, 3),)

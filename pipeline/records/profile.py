@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, Literal
 
 from attrs import frozen
 
@@ -87,6 +87,9 @@ class Profile:
     library: str = ""
     inputs: tuple[str, ...] = ()
 
+    _write_trace: ClassVar[Callable[[Profile, str | os.PathLike[str]], None]]
+    """Defined by `pipeline.api`."""
+
     @property
     def layers_sum(self) -> float:
         """Milliseconds of all layers and PyTorch segments together."""
@@ -111,9 +114,7 @@ class Profile:
         Raises:
             OSError: the file cannot be written.
         """
-        from pipeline.profiling.trace import write
-
-        write(self, path)
+        self._write_trace(path)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))

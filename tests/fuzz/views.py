@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.testing.fuzz.scope import Scope, Value, elements
+from tests.fuzz.scope import Scope, Value, elements
 
 SHIFTED = (
     *(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.frozen import FrozenDict
-from pipeline.testing.fuzz.scope import Scope
+from tests.fuzz.scope import Scope
 
 OPERATORS = (
     *("add.Tensor", "mul.Tensor", "sub.Tensor", "div.Tensor", "tanh.default", "sigmoid.default", "relu.default"),

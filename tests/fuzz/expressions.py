@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.testing.fuzz.scope import Scope, Value, broadcasts, same
+from tests.fuzz.scope import Scope, Value, broadcasts, same
 
 ROUNDING = (
     *("torch.tanh({x})", "torch.sigmoid({x})", "torch.sin({x})", "torch.cos({x})", "torch.exp(-{x}.abs())"),

@@ -13,11 +13,11 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.testing.calls import Size, TensorSpec
-from pipeline.testing.fuzz import expressions, layers, mutations, views
-from pipeline.testing.fuzz.scope import Choose, Scope, Value
-from pipeline.testing.fuzz.settings import options
-from pipeline.testing.fuzz.snippet import Snippet
 from pipeline.testing.whole import LARGEST
+from tests.fuzz import expressions, layers, mutations, views
+from tests.fuzz.scope import Choose, Scope, Value
+from tests.fuzz.settings import options
+from tests.fuzz.snippet import Snippet
 
 FAMILIES = (
     *(expressions.unary, expressions.binary, views.view, expressions.unary, expressions.binary, views.view),

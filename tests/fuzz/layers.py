@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.testing.fuzz.scope import Scope, Value
+from tests.fuzz.scope import Scope, Value
 
 _LAYERS = {
     "lin": "nn.Linear({k}, {j})",

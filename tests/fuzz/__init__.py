@@ -1,6 +1,6 @@
 """Random programs: nn.Modules whose source prints, compiled and compared with eager by ``check_model``.
 
-    from pipeline.testing.fuzz import program
+    from tests.fuzz import program
 
     print(program(17))          # the same script every time: paste it to run it
     program(17).run()           # the compiled program, or ModelError
@@ -15,10 +15,10 @@ import random
 
 from hypothesis import strategies as st
 
-from pipeline.testing.fuzz.draw import draw
-from pipeline.testing.fuzz.shrink import shrunk
-from pipeline.testing.fuzz.snippet import Snippet
 from pipeline.testing.models import ModelError
+from tests.fuzz.draw import draw
+from tests.fuzz.shrink import shrunk
+from tests.fuzz.snippet import Snippet
 
 __all__ = ["ModelError", "Snippet", "program", "programs", "shrunk"]
 

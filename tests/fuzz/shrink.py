@@ -10,8 +10,8 @@ from attrs import evolve
 
 from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
-from pipeline.testing.fuzz.snippet import Snippet
 from pipeline.testing.models import ModelError
+from tests.fuzz.snippet import Snippet
 
 
 def shrunk(snippet: Snippet, fails: Callable[[Snippet], bool] | None = None) -> Snippet:

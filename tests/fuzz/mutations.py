@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.testing.fuzz.scope import Scope, Value, broadcasts
+from tests.fuzz.scope import Scope, Value, broadcasts
 
 IN_PLACE = (
     *(

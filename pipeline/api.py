@@ -1,0 +1,38 @@
+"""Define what `Compiled` and `Profile` call of the rooms above their records; `pipeline` imports this once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from pipeline.artifact.lora import with_lora
+from pipeline.artifact.operator import Entry
+from pipeline.artifact.save import save
+from pipeline.compiled import Compiled, CompiledModule, Executor
+from pipeline.profiling.measure import profile
+from pipeline.profiling.trace import write
+from pipeline.records.profile import Profile
+from pipeline.runtime.in_place import in_place_of
+from pipeline.runtime.module import ProgramModule
+from pipeline.settings import RUNTIME
+from pipeline.viewing.page import write_report
+
+
+def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, object]) -> CompiledModule:
+    """Return a new module that runs the program, and that torch.compile and torch.export can trace."""
+    if executor not in (known := (None, *get_args(Executor))):
+        raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
+    if late := [name for name in runtime if name in compiled.settings.names() and name not in RUNTIME]:
+        raise TypeError(f"{', '.join(late)} takes effect when compiling; a module takes {', '.join(RUNTIME)}")
+    made = ProgramModule(compiled, executor, compiled.settings.evolve(**runtime))
+    made.entry = Entry(made, compiled)
+    return made
+
+
+Compiled._new_module = module
+Compiled._module_like = in_place_of
+Compiled._profiled = profile
+Compiled._write = save
+Compiled._write_page = write_report
+Compiled._adapted = with_lora
+Profile._write_trace = write
