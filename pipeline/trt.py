@@ -106,7 +106,6 @@ class Capabilities:
     float32_sums: bool
     biases_of_products: bool
     factors_of_products: bool
-    fast_sums: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -152,7 +151,6 @@ def _capabilities(bindings: Any) -> Capabilities:
         float32_sums=not rtx or version < (1, 6),  # float16 spelled in float32 changes nothing before, `impl.matmul`
         biases_of_products=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
         factors_of_products=not rtx or version >= (1, 6),  # lost before, on an H100: `impl.matmul`
-        fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.one_row`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

@@ -123,7 +123,7 @@ ONE: Final = (
     *("tests/compat/test_packed.py", "tests/compat/test_sounds.py"),
     *("tests/frontend/test_flex_attention.py", "tests/profiling/test_kernels.py", "tests/stages/test_autocast.py"),
     *("tests/benchmarks/test_emulator.py", "tests/improvements/test_push_down_slices.py", "tests/testing/test_fuzz.py"),
-    *("tests/frontend/test_random_deciding.py", "tests/stages/test_complex.py", "tests/stages/test_one_row.py"),
+    *("tests/frontend/test_random_deciding.py", "tests/stages/test_complex.py"),
 )
 """Files whose values are models and the like, of seconds each."""
 
@@ -141,7 +141,6 @@ SAMPLED: Final[Mapping[str, int]] = {
     "tests/gpu/test_models_gpu.py::test_agrees": 5,
     "tests/gpu/test_models_gpu.py::test_an_engine_built_without_a_gpu": 2,
     "tests/gpu/test_models_shapes_gpu.py": 2,
-    "tests/gpu/test_one_row_gpu.py": 4,
     "tests/gpu/test_outside_gpu.py::test_each_call": 3,
     "tests/gpu/test_packed_gpu.py": 2,
     "tests/gpu/test_properties_gpu.py": 8,
@@ -162,7 +161,6 @@ IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_zoo_gpu.py": "dtype",
     "tests/gpu/test_in_place_gpu.py": "dtype",
     "tests/gpu/test_tokens_gpu.py::test_logits": "dtype",
-    "tests/gpu/test_one_row_gpu.py": "dtype",
     "tests/gpu/test_models_gpu.py": "dtype",
     "tests/gpu/test_real_gpu.py": "dtype",
     "tests/gpu/test_models_shapes_gpu.py": "dtype",

@@ -172,7 +172,7 @@ def test_every_file_is_on_the_map_and_every_entry_is_a_file() -> None:
 
 def test_every_pass_is_described() -> None:
     """What it finds and what it leaves: by a row of the page, or in its docstring as code (``-(-x)``, ``x``)."""
-    passes = {each.name: each.apply.__doc__ or "" for each in importlib.import_module("pipeline.improvements").OURS}
+    passes = {each.name: each.apply.__doc__ or "" for each in importlib.import_module("pipeline.improvements").PASSES}
     assert all(passes.values())
     table = ARCHITECTURE.partition("| pass | before | after |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| *\S.*\| *\S.*\|$", table, re.M)

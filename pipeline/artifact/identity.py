@@ -22,7 +22,7 @@ from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.errors import PipelineError
-from pipeline.improvements import OURS, Improvement
+from pipeline.improvements import PASSES, Improvement
 from pipeline.stages import Build, Verify
 
 
@@ -86,7 +86,7 @@ def _decompositions(table: DecompositionTable) -> JsonData:
 
 
 def _improvement(improvement: Improvement) -> JsonData:
-    if improvement not in OURS:
+    if improvement not in PASSES:
         raise NoIdentityError(f"the pass {improvement.name} is yours, and code has no digest")
     return improvement.name
 

@@ -14,14 +14,6 @@ LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default}
 """Operators that make a tensor from a literal, anew at each call."""
 
 
-_SLOW: Final = """
-    silu gelu sigmoid tanh exp exp2 expm1 log log2 log10 log1p erf erfc elu celu selu mish softplus log_sigmoid sin cos
-    tan sinh cosh asin acos atan
-"""
-COSTLY: Final = frozenset(getattr(aten, name).default for name in _SLOW.split())
-"""Elementwise operators that take some tens of instructions."""
-
-
 def is_pointwise(node: torch.fx.Node) -> bool:
     """Whether each element of the result comes from one element of each input."""
     kind = does(node.target)

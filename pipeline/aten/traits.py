@@ -114,7 +114,7 @@ TABLE: Final[Mapping[Does, str]] = {
     """,
     Does.SCANS: "cumsum cumprod cummax cummin logcumsumexp",
     Does.MULTIPLIES: "mm bmm matmul baddbmm addbmm mv addmv dot vdot einsum tensordot bilinear _grouped_mm",
-    Does.PROJECTS: "linear addmm pipeline.normed_linear pipeline.linear_onto",
+    Does.PROJECTS: "linear addmm",
     Does.CONVOLVES: """
         convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     """,

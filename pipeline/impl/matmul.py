@@ -8,11 +8,10 @@ import torch
 
 from pipeline.aten.kinds import is_cheap, is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.impl import base, one_row
+from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
-from pipeline.impl.normalization import rms_norm
 from pipeline.impl.of_zeros import sums_of_zeros
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, sampled, total
@@ -239,8 +238,6 @@ def linear(
     batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the same
     kernel.
     """
-    if one_row.is_one_row(net, x, weight):
-        return one_row.linear(net, x, weight, bias)
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, kept=kept)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
@@ -268,34 +265,6 @@ def _beside(net: Net, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 def _varies(node: torch.fx.Node) -> bool:
     """Whether sizes of a node's result are known at run time only."""
     return not all(isinstance(size, int) for size in node.meta["val"].shape)
-
-
-@block
-def normed_linear(
-    net: Net,
-    x: Value,
-    gain: Value,
-    weight: Value,
-    bias: Value | None,
-    eps: float,
-    *,
-    rounds_first: bool,
-    turned: bool = False,
-) -> ITensor:
-    """A linear layer of ``x / sqrt(mean(x²) + eps) * gain``; ``turned`` as of `linear`."""
-    row = base.tensor(net, x)
-    if one_row.is_one_row(net, row, weight):
-        return one_row.normed_linear(net, row, gain, weight, bias, eps)
-    return linear(net, rms_norm(net, row, 1, gain, eps, rounds_first=rounds_first), weight, bias, turned=turned)
-
-
-@block
-def linear_onto(net: Net, x: Value, weight: Value, bias: Value | None, column: Value) -> ITensor:
-    """``column[..., 0] + x @ weight.T + bias``."""
-    if one_row.is_one_row(net, x, weight):
-        return one_row.linear(net, x, weight, bias, column)
-    given = base.tensor(net, column)
-    return binary(net, "SUM", base.squeeze(net, given, [base.rank(given) - 1]), linear(net, x, weight, bias))
 
 
 @block

@@ -114,28 +114,17 @@ def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
 
 
 @block
-def rms_norm(
-    net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float, *, rounds_first: bool = False
-) -> ITensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` over the last dims, rounded once, or before the weight as well
-    (``rounds_first``)."""
+def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float) -> ITensor:
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last dims, rounded once."""
     rank = base.rank(x)
     wide = base.cast(net, x, torch.float32)
     square = base.elementwise(net, "PROD", wide, wide)
     root = _root(net, _mean(net, square, range(rank - normalized, rank)), eps)
     result = base.elementwise(net, "DIV", wide, root)
-    result = base.cast(net, result, base.dtype_of(x)) if rounds_first else result
     if weight is not None:
         factor = base.tensor(net, weight, base.dtype_of(result), rank=rank)
         result = base.elementwise(net, "PROD", result, factor)
     return base.cast(net, result, base.dtype_of(x))
-
-
-@block
-def root_mean(net: Net, squares: ITensor, count: int, eps: float) -> ITensor:
-    """The root of a mean, from sums over ``count`` numbers, with eps."""
-    portion = base.constant(net, 1 / count, torch.float32, rank=base.rank(squares))
-    return _root(net, base.elementwise(net, "PROD", squares, portion), eps)
 
 
 def _mean(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:

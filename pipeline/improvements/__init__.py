@@ -14,7 +14,6 @@ from pipeline.improvements.masked_rows import masked_rows
 from pipeline.improvements.merge_head_views import merge_head_views
 from pipeline.improvements.merge_linears import merge_linears
 from pipeline.improvements.merge_slices import merge_slices
-from pipeline.improvements.norms_into_linears import norms_into_linears
 from pipeline.improvements.patch_embedding import patch_embedding
 from pipeline.improvements.push_down_slices import push_down_slices
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
@@ -23,7 +22,6 @@ from pipeline.improvements.select_parts import select_parts
 from pipeline.improvements.simplify_masks import simplify_masks
 from pipeline.improvements.split_doubles import split_doubles
 from pipeline.improvements.split_products import split_products
-from pipeline.improvements.sums_into_linears import sums_into_linears
 from pipeline.improvements.transpose_weights import transpose_weights
 from pipeline.improvements.update_by_masks import update_by_masks
 from pipeline.improvements.update_in_place import update_in_place
@@ -52,13 +50,6 @@ PASSES: Final = (
 )
 """All passes, in the order in which they run: each leaves the graph in the form that the next one expects."""
 
-FOR_ONE_ROW: Final = (norms_into_linears, sums_into_linears)
-"""Passes for decoders whose engines for single tokens read weights where they lie (`pipeline.shared_weights`); they run
-after `PASSES` in `pipeline.compat.transformers.compile_for_generation`."""
-
-OURS: Final = (*PASSES, *FOR_ONE_ROW)
-"""All passes that have a name."""
-
 RENAMED: Final = {
     "gelus": "fuse_gelu",
     "attention": "fuse_attention",
@@ -72,4 +63,4 @@ RENAMED: Final = {
 }
 """Former names of passes, for the error that gives the new ones."""
 
-__all__ = ["FOR_ONE_ROW", "OURS", "PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]
+__all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

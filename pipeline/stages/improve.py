@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.improvements import OURS, PASSES, RENAMED, Improvement, Rewriting
+from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
 
 
@@ -30,7 +30,7 @@ def _pass(value: object) -> Improvement:
         return value
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no pass, and no name of one")
-    known = {each.name: each for each in OURS}
+    known = {each.name: each for each in PASSES}
     if value in RENAMED:
         raise ValueError(f"the pass {value!r} is called {RENAMED[value]!r}")
     if value not in known:
@@ -52,7 +52,7 @@ class Improve:
             return program
         rewriting = Rewriting(program, self.registry)
         for each in self.passes:
-            rewriting.run_protected(each) if each in OURS else each.apply(rewriting)
+            rewriting.run_protected(each) if each in PASSES else each.apply(rewriting)
         return rewriting.finished()
 
     def without(self, *names: str) -> Self:

@@ -111,7 +111,7 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("add", "sub", "rsub"), Units(1, "other times alpha is rounded before it is added", "tensor")),
     **dict.fromkeys(("log_softmax", "_log_softmax"), Units(2, "a difference, which may cancel", "tensor")),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
-    **dict.fromkeys(("addmv", "addbmm", "linear_onto", "normed_linear"), _PRODUCT),
+    **dict.fromkeys(("addmv", "addbmm"), _PRODUCT),
     **dict.fromkeys(("erfc", "special_erfcx", "erfinv"), Units(6, "a polynomial of twelve terms, and an exponential")),
     **dict.fromkeys(("lgamma", "digamma"), Units(16, "terms that cancel where the function is 0", "tensor")),
     "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten import traits
-from pipeline.aten.kinds import COSTLY, is_pointwise, moves
+from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import PART, SAME, Does, does, is_view, states_sizes
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.frontend.aliases import FRESH
@@ -55,13 +55,6 @@ def test_rows_are_operators() -> None:
     known |= {name.rpartition(".")[0] for name in known}
     since_2_12, until_2_12 = {"_grouped_mm"}, {"rename", "refine_names", "align_to"}
     assert {name for name in traits.ROWS if name not in known} <= since_2_12 | until_2_12
-
-
-def test_what_is_costly_works_element_by_element() -> None:
-    graph = torch.fx.Graph()
-    assert all(is_pointwise(graph.call_function(target)) for target in COSTLY)
-    assert {torch.ops.aten.silu.default, torch.ops.aten.gelu.default, torch.ops.aten.sigmoid.default} <= COSTLY
-    assert torch.ops.aten.relu.default not in COSTLY and torch.ops.aten.mul.Tensor not in COSTLY
 
 
 def of_kind(*kinds: Does) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -88,14 +87,6 @@ def check_one_row(family: str, dtype: torch.dtype) -> Any:
             off = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max().clamp(min=1)
             assert off <= 16 * torch.finfo(dtype).eps
     return compiled
-
-
-@pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
-def test_one_row_has_no_norm_and_no_sum_of_its_own() -> None:
-    graph = check_one_row("llama", torch.float16).compiled["decoder"].program.graph
-    counted = Counter(str(node.target) for node in graph.nodes)
-    assert counted["pipeline.normed_linear.default"] == counted["pipeline.linear_onto.default"] == 4
-    assert counted["aten.linear.default"] == 1, "the head reads the last token's norm"
 
 
 @pytest.mark.slow
@@ -237,20 +228,6 @@ def test_stages_come_in_their_order_and_a_limit_is_kept() -> None:
     assert _cut(own, "layers.*") == own, "without an engine for each profile nothing is cut"
     few = _with_shared_weights(pipeline.default(max_engines=1))
     assert _cut(few, "layers.*") == few
-
-
-@pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
-def test_the_passes_for_one_row_are_for_one_row() -> None:
-    from pipeline.compat.transformers.generation import ONE_ROW, _for_one_row, _with_shared_weights
-
-    shared = _with_shared_weights(pipeline.default())
-    one, two = (_for_one_row(shared, rows) for rows in (1, 2))
-    assert one.names[:4] == ("decompose", "improve", ONE_ROW, "validate") and two == shared
-    assert _for_one_row(one, 1) == one
-    none = shared.replace("improve", pipeline.stages.Improve(passes=()))
-    own = shared.insert(pipeline.stages.Improve(passes=(), name=ONE_ROW), after="improve")
-    for compile in (pipeline.default(), shared.without("improve"), none, own):
-        assert _for_one_row(compile, 1) == compile
 
 
 def test_sampling_is_transformers_own(llama: Any) -> None:

@@ -13,10 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 
 import pipeline
 from pipeline import ConverterPriority, dynamo_tensorrt_converter
-from pipeline.improvements import FOR_ONE_ROW, Rewriting, improvement
+from pipeline.improvements import Rewriting, improvement
 from pipeline.program import is_operator
 from pipeline.stages import Improve, unbuilt
-from tests.stages.one_row import Layer
 
 aten = torch.ops.aten
 HIGH = ConverterPriority.HIGH
@@ -180,17 +179,6 @@ def test_no_pass_swallows_an_operator_of_the_users() -> None:
     for target in {node.target: None for node in decomposed.graph.nodes if is_operator(node)}:
         compile = pipeline.default(registry=registry(target))
         program = compile.until("decompose")(BLOCK, SCENE)
-        taken = list(mine_of(compile.without("decompose").until("validate")(program)))
-        assert 0 < calls(program, target) <= len(taken), target
-
-
-def test_no_pass_for_one_row_swallows_an_operator_of_the_users() -> None:
-    model, args = Layer(16, 32).half().eval(), (torch.randn(1, 3, 16).half(),)
-    decomposed = pipeline.default().until("decompose")(model, args)
-    for target in {node.target: None for node in decomposed.graph.nodes if is_operator(node)}:
-        compile = pipeline.default(registry=registry(target))
-        compile = compile.insert(Improve(registry(target), FOR_ONE_ROW, name="for_one_row"), after="improve")
-        program = compile.until("decompose")(model, args)
         taken = list(mine_of(compile.without("decompose").until("validate")(program)))
         assert 0 < calls(program, target) <= len(taken), target
 

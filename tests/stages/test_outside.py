@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import converter_utils
 from pipeline.errors import ShapeError
-from pipeline.trt import CAPABILITIES, trt
+from pipeline.trt import trt
 
 WIDTH = 16
 LEAST = WIDTH * WIDTH * 2
@@ -196,23 +195,6 @@ def test_an_engine_whose_sizes_do_not_vary_stays_one() -> None:
     model, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     result = pipeline.default().insert(pipeline.engine_per_profile(), after="partition")(model, args=(x,))
     assert [s.profile for s in result.partitioned.segments] == [None]
-
-
-@pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_one_row_is_sums_over_products_in_float32(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, 8, bias=False)).to(dtype).eval()
-    shapes = [{"input": {0: 1}}, {"input": {0: Dim("rows", min=2, max=4)}}]
-    compile = stages().replace("shared_weights", pipeline.shared_weights(0))
-    result = compile(model, args=(torch.randn(2, WIDTH, dtype=dtype),), profiles=shapes)
-    one, several = (network.kinds() for network in result.networks)
-    assert one["REDUCE"] == 2 and "MATRIX_MULTIPLY" not in one
-    assert several["MATRIX_MULTIPLY"] == 2 and "REDUCE" not in several
-    module = result.module("reference")
-    for rows in (1, 3):
-        x = torch.randn(rows, WIDTH, dtype=dtype)
-        found, exact = module(x).double(), copy.deepcopy(model).double()(x.double())
-        assert (found - exact).abs().max() < 2 * torch.finfo(dtype).eps * exact.abs().max()
 
 
 @pytest.mark.parametrize("make", [pipeline.shared_weights, pipeline.engine_per_profile])

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from attrs import evolve, fields
+from attrs import fields
 from transformers import GenerationMixin
 
 import pipeline.defaults
@@ -40,12 +40,9 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
-from pipeline.improvements import FOR_ONE_ROW
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
-from pipeline.stages.improve import Improve
 from pipeline.stages.partition import in_pieces, partition
-from pipeline.trt import CAPABILITIES
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +51,6 @@ Dims: TypeAlias = dict[str, Any]
 Prompt: TypeAlias = Mapping[str, torch.Tensor]
 Example: TypeAlias = torch.Tensor | Prompt | Sequence[Prompt] | None
 Stages: TypeAlias = Pipeline[Any, Any]
-ONE_ROW: Final = "for_one_row"
-"""The stage whose passes are for engines that read weights where they lie, for one row."""
 
 
 def compile_for_generation(
@@ -89,11 +84,16 @@ def compile_for_generation(
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
+<<<<<<< HEAD
             engines of their own, layers of one structure share one (see `pipeline.shared_weights` and
             ``pipeline.in_pieces``), and with RTX 1.4 and one row a stage ``for_one_row`` is inserted.
         verify: compare logits of a prompt and of the tokens after it with the model's own in float32 (in float64 if
             that is its dtype), beside eager's errors. True or ``"raise"`` raises if they are further off than
             `pipeline.verify` allows, ``"warn"`` warns. It takes a copy of the model in that dtype for a while.
+=======
+            engines of their own, and layers of one structure share one (see `pipeline.shared_weights` and
+            ``pipeline.in_pieces``).
+>>>>>>> g-c
         settings: of the compilation, by name.
 
     Returns:
@@ -198,17 +198,6 @@ def _with_shared_weights(compile: Stages) -> Stages:
     return compile
 
 
-def _for_one_row(compile: Stages, max_batch: int) -> Stages:
-    """The pipeline with the passes for one row, if a step has no more, and engines read weights where they lie; not if
-    the user's `improve` has no passes at all, or a stage has that name."""
-    improve = getattr(compile["improve"], "function", None) if {"improve", "validate"} <= {*compile.names} else None
-    if not isinstance(improve, Improve) or not improve.passes or "shared_weights" not in compile:
-        return compile
-    if ONE_ROW in compile or max_batch > 1 or not CAPABILITIES.fast_sums:
-        return compile
-    return compile.insert(evolve(improve, passes=FOR_ONE_ROW, name=ONE_ROW), before="validate")
-
-
 def _cut(compile: Stages, between: str) -> Stages:
     """The pipeline with cuts between these layers, if weights are shared, and the partitioner is none of the user's."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
@@ -242,7 +231,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
         with over_states(step):
             check(step, sample, sizes.cache)
     kwargs, dims = _step_inputs(model, sizes, sight)
-    return {"decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, dims, model)}
+    return {"decoder": _compiled(compile, step, kwargs, dims, model)}
 
 
 def _compiled(
@@ -324,7 +313,7 @@ def _encoder_decoder(
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
     beside = {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
     own = [{**profile, **beside} for profile in own]
-    return {"encoder": first, "decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, own, parts[1])}
+    return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own, parts[1])}
 
 
 def _encoder_inputs(
