@@ -84,16 +84,9 @@ def compile_for_generation(
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
-<<<<<<< HEAD
-            engines of their own, layers of one structure share one (see `pipeline.shared_weights` and
-            ``pipeline.in_pieces``), and with RTX 1.4 and one row a stage ``for_one_row`` is inserted.
-        verify: compare logits of a prompt and of the tokens after it with the model's own in float32 (in float64 if
-            that is its dtype), beside eager's errors. True or ``"raise"`` raises if they are further off than
-            `pipeline.verify` allows, ``"warn"`` warns. It takes a copy of the model in that dtype for a while.
-=======
-            engines of their own, and layers of one structure share one (see `pipeline.shared_weights` and
-            ``pipeline.in_pieces``).
->>>>>>> g-c
+            engines of their own, and layers of one structure share one (`pipeline.shared_weights`, ``in_pieces``).
+        verify: compare the logits of a prompt and of the tokens after it with the model's own in a wider dtype, within
+            the bound of `pipeline.verify`. If they are wrong, True or ``"raise"`` raises, and ``"warn"`` warns.
         settings: of the compilation, by name.
 
     Returns:
