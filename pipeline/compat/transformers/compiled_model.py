@@ -11,7 +11,6 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from pipeline.agreement import Agreement
 from pipeline.compat.transformers.caches import (
     Filled,
     FilledCross,
@@ -38,6 +37,7 @@ from pipeline.compat.transformers.towers import Kind, put
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
+from pipeline.records.agreement import Agreement
 
 Inputs: TypeAlias = dict[str, Any]
 

@@ -10,12 +10,12 @@ import torch
 from attrs import frozen
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
-from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.sizes import Sizes
 from pipeline.compiled import Executor
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
+from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.verification.bounds import Bound, Products, judged
 from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32, versions
