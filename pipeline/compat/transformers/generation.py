@@ -101,15 +101,22 @@ def compile_for_generation(
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = _compile(model, compile, settings)
     step = _with_shared_weights(compile) if shared_weights else compile
-    seen, heard, calls = _samples(model.eval(), encoder_example)
-    compiled = _programs(model, step, sizes, seen, heard or encoder_example)
-    seeing, towers = _towers(model, compile, step, calls)
-    runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
-    made = shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
+    made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
         given = verified_logits.prompt(model, sizes, encoder_example)
         made.agreement = verified_logits.verified(model, made, given, sizes, "warn" if verify == "warn" else "raise")
     return made
+
+
+def _over_programs(
+    model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
+) -> Pretrained:
+    """The model over the programs of its decoder, encoder and towers; ``step``: the pipeline of the first two."""
+    seen, heard, calls = _samples(model, example)
+    compiled = _programs(model, step, sizes, seen, heard or example)
+    seeing, towers = _towers(model, compile, step, calls)
+    runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
+    return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any]) -> Stages:
