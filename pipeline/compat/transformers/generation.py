@@ -77,7 +77,7 @@ def compile_for_generation(
         max_batch: the most sequences at once; each beam is one.
         max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
-        max_encoder_len: the most tokens that an encoder of tokens takes; ``max_cache_len`` if None.
+        max_encoder_len: the same of an encoder of tokens.
         encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
             none. Of a decoder that sees: what its processor gives for the largest prompt, or a list, for all between.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
@@ -85,8 +85,7 @@ def compile_for_generation(
         executor: where engines run, as in `Compiled.module`.
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
             engines of their own, and layers of one structure share one (`pipeline.shared_weights`, ``in_pieces``).
-        verify: compare the logits of a prompt and of the tokens after it with the model's own in a wider dtype, within
-            the bound of `pipeline.verify`. If they are wrong, True or ``"raise"`` raises, and ``"warn"`` warns.
+        verify: compare logits with the model's own in a wider dtype, as `pipeline.verify` does; ``"warn"`` warns.
         settings: of the compilation, by name.
 
     Returns:
