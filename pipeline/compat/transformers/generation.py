@@ -78,8 +78,8 @@ def compile_for_generation(
         max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the same of an encoder of tokens.
-        encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of these sizes; Whisper needs
-            none. Of a decoder that sees: what its processor gives for the largest prompt, or a list, for all between.
+        encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …]; Whisper needs none. Of a
+            decoder that sees: what its processor returns for the largest prompt, or a list, for all between.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
@@ -88,8 +88,7 @@ def compile_for_generation(
         verify: compare logits with the model's own in a wider dtype, as `pipeline.verify` does; ``"warn"`` warns.
         settings: of the compilation, by name.
 
-    Returns:
-        A `CompiledGeneration`, which is an instance of the model's class too.
+    Returns: a `CompiledGeneration`, which is an instance of the model's class too.
 
     Raises:
         AgreementError: ``verify`` finds wrong logits.
@@ -102,8 +101,7 @@ def compile_for_generation(
     step = _with_shared_weights(compile) if shared_weights else compile
     made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
-        given = verified_logits.prompt(model, sizes, encoder_example)
-        made.agreement = verified_logits.verified(model, made, given, sizes, "warn" if verify == "warn" else "raise")
+        verified_logits.verify(model, made, sizes, encoder_example, "warn" if verify == "warn" else "raise")
     return made
 
 

@@ -1,4 +1,4 @@
-"""``verified``: compare a compiled language model's logits with the model's own, in a wider dtype."""
+"""``verify``: compare a compiled language model's logits with the model's own, in a wider dtype."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
         return torch.full_like(scores, -torch.inf).scatter(1, chosen.to(scores.device), 0.0)
 
 
-def verified(model: Pretrained, compiled: Pretrained, inputs: Inputs, sizes: Sizes, failing: Failing) -> Agreement:
-    """Return the agreement of the logits of a prompt's last token and of the tokens after it: the compiled model
+def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
+    """Set the compiled model's ``agreement``: of the logits of a prompt's last token and of the tokens after it: the compiled model
     chooses them, the model itself reads them, in its own dtype and in a wider one.
 
     Raises:
         AgreementError: the errors are beyond the bound of `pipeline.verify`, and ``failing`` is ``"raise"``.
     """
+    inputs = _prompt(model, sizes, example)
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
     runner = compiled.runners["decoder"]
     executor: Executor = "tensorrt" if runner.device.type == "cuda" else "reference"
@@ -64,16 +65,15 @@ def verified(model: Pretrained, compiled: Pretrained, inputs: Inputs, sizes: Siz
         exact = _generated(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
     row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
     found = judged(row, Bound(model.dtype, products), ours, eager, exact)
-    agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
+    compiled.agreement = agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
         error = AgreementError(agreement, HINT)
         if failing == "raise":
             raise error
         warn(str(error), AgreementWarning)
-    return agreement
 
 
-def prompt(
+def _prompt(
     model: Pretrained, sizes: Sizes, example: Inputs | Sequence[Inputs] | torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
     """What logits are compared for: the example, or random tokens of the vocabulary, or sound like noise."""
