@@ -45,8 +45,8 @@ class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
 
 
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
-    """Set the compiled model's ``agreement``: of the logits of a prompt's last token and of the tokens after it: the compiled model
-    chooses them, the model itself reads them, in its own dtype and in a wider one.
+    """Set the compiled model's ``agreement``: of the logits of a prompt's last token and of the tokens after it. The
+    compiled model chooses these, and the model itself reads them, in its own dtype and in a wider one.
 
     Raises:
         AgreementError: the errors are beyond the bound of `pipeline.verify`, and ``failing`` is ``"raise"``.
