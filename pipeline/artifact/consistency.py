@@ -17,6 +17,7 @@ from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.program import Port
 from pipeline.recipes import Recipe, refs
+from pipeline.runtime.plan import NUMBERS
 from pipeline.shapes.environment import Expr, Range
 
 
@@ -61,12 +62,29 @@ def check_program(compiled: Compiled) -> None:
         made = {port.name for port in segment.outputs if port.kind == "tensor" or port.name not in calls}
         if segment.kind == "torch" and (absent := sorted(made - known)):
             raise MalformedError(f"segment {segment.name[:80]!r} does not make its output {absent[0][:80]!r}")
+    if why := _unmade(compiled):
+        raise MalformedError(why)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for name, buffer in program.buffers.items():
         value = values.get(name)
         sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
         if min(sizes, default=0) < 0 or math.prod(sizes) > program.parameters[buffer].numel():
             raise MalformedError(f"{name[:80]!r} is no view of the buffer {buffer[:80]!r}")
+
+
+def _unmade(compiled: Compiled) -> str:
+    """Why a segment or the program reads a tensor that is not there by then; empty if none does."""
+    program = compiled.program
+    known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
+    for segment in compiled.partitioned.segments:
+        for port in segment.inputs:
+            if port.kind == "tensor" and port.name not in known:
+                return f"segment {segment.name[:80]!r} reads {port.name[:80]!r}, which nothing makes before it"
+        known |= {port.name for port in segment.outputs}
+    numbers = {node.name for node in program.graph.nodes if isinstance(node.meta.get("val"), NUMBERS)}
+    read = {output.value for output in program.outputs if not output.constant}
+    absent = sorted(read - known - numbers)
+    return f"nothing makes its output {absent[0][:80]!r}" if absent else ""
 
 
 def _faults(kept: Manifest) -> Iterator[str]:

@@ -65,14 +65,27 @@ def hint_key(model: torch.nn.Module, stages: JsonData) -> str:
 
 
 def stages_of(stages: tuple[AnyStage, ...]) -> JsonData:
-    """Identify stages and their surroundings: versions, the machine, torch's default dtype.
+    """Identify stages and their surroundings: versions, the machine, how torch computes the constants that are folded.
 
     Raises:
         NoIdentityError: one of them has a function from outside the package.
     """
     gpu = torch.cuda.get_device_name() if has_gpu() else ""
     versions = __version__, str(torch.__version__), sys.version.split()[0], package()
-    return [*versions, *around(), gpu, str(torch.get_default_dtype()), *map(identity, stages)]
+    return [*versions, *around(), gpu, *_numerics(), *map(identity, stages)]
+
+
+def _numerics() -> Iterator[str]:
+    """torch's settings that change what it computes: its default dtype, precisions, and deterministic algorithms."""
+    yield str(torch.get_default_dtype())
+    products, convolutions, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    of_cudnn, of_cpu = (convolutions, convolutions.conv, convolutions.rnn), (cpu, cpu.matmul, cpu.conv, cpu.rnn)
+    yield " ".join(str(each.fp32_precision) for each in (torch.backends, products, *of_cudnn, *of_cpu))
+    allowed = ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation")
+    yield " ".join(str(getattr(products, f"allow_{name}")) for name in allowed)
+    yield f"{convolutions.enabled} {convolutions.benchmark} {convolutions.deterministic} {cpu.deterministic}"
+    yield f"{torch.are_deterministic_algorithms_enabled()} {torch.utils.deterministic.fill_uninitialized_memory}"
+    yield str(torch.backends.cuda.preferred_linalg_library())
 
 
 def place(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ def _unchanged(value: Argument) -> Argument:
 @frozen(eq=False)
 class Step:
     """A call: the places of its arguments, its constant keywords and the places of the others, the place of its result,
-    and those that nothing reads afterwards."""
+    and those that nothing reads afterwards; the node that it is of, if it is not a container of arguments."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -36,6 +36,7 @@ class Step:
     keywords: tuple[tuple[str, int], ...]
     result: int
     drops: tuple[int, ...] = ()
+    node: str = ""
 
 
 @frozen(eq=False)
@@ -57,15 +58,21 @@ class Interpreter:
         return tuple((s.call, _getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
-        """Return the graph's results, in its own structure."""
+        """Return the graph's results, in its own structure. An error that a call raises notes its node."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
         slots = [*inputs, *self.template]
-        for call, takes, constants, keywords, result, drops in self._rows:
-            kwargs = {**constants, **{name: slots[slot] for name, slot in keywords}} if keywords else constants
-            slots[result] = call(*takes(slots), **kwargs)
-            for slot in drops:
-                slots[slot] = None
+        result = -1
+        try:
+            for call, takes, constants, keywords, result, drops in self._rows:
+                kwargs = {**constants, **{name: slots[slot] for name, slot in keywords}} if keywords else constants
+                slots[result] = call(*takes(slots), **kwargs)
+                for slot in drops:
+                    slots[slot] = None
+        except Exception as error:
+            node = next((step.node for step in self.steps if step.result == result), "")
+            error.add_note(f"in node {node}" if node else "in the arguments of a node")
+            raise
         return slots[self.returned]
 
 
@@ -95,7 +102,7 @@ class Builder:
 
     def call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
         """Add a call; nodes among its arguments stand for their values."""
-        self.places[name] = self._step(callee(target), args, kwargs)
+        self.places[name] = self._step(callee(target), args, kwargs, name)
 
     def built(self, results: Argument) -> Interpreter:
         """The interpreter, which returns these values: nodes, constants, and containers of them."""
@@ -111,13 +118,13 @@ class Builder:
         self.template.append(value)
         return self.count + len(self.template) - 1
 
-    def _step(self, call: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> int:
+    def _step(self, call: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument], node: str = "") -> int:
         takes, named = tuple(map(self._operand, args)), {name: self._operand(arg) for name, arg in kwargs.items()}
         moving = tuple((name, place) for name, place in named.items() if place < self.count or place in self.made)
         fixed = {name: self.template[named[name] - self.count] for name in named.keys() - dict(moving).keys()}
         result = self._place(None)
         self.made.add(result)
-        self.steps.append(Step(call, takes, fixed, moving, result))
+        self.steps.append(Step(call, takes, fixed, moving, result, node=node))
         return result
 
     def _operand(self, value: Argument) -> int:

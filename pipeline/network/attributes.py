@@ -13,6 +13,11 @@ Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None
 Read: TypeAlias = Callable[[Any, str], Value]
 
 
+def always(layer: object) -> bool:
+    """Every version of TensorRT has the attribute."""
+    return True
+
+
 @attrs.frozen
 class Attribute:
     """One attribute of a kind: how it is read, which input replaces it, and whether this version has it."""
@@ -20,7 +25,7 @@ class Attribute:
     name: str
     read: Read
     unless: int | None = None
-    exists: Callable[[Any], bool] = lambda layer: True
+    exists: Callable[[Any], bool] = always
 
 
 def dims(holder: object, name: str) -> tuple[int, ...] | None:

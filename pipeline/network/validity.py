@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
+from pipeline.network.attributes import ATTRIBUTES, always
 from pipeline.network.description import Layer, Network, Tensor, Weight
 
 MOST_BYTES: Final = 1 << 44
@@ -18,6 +19,8 @@ _BOUNDARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "loop": ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT"),
     "conditional": ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT"),
 }
+_OWNERS: Final = (*_BOUNDARIES, "attention")
+"""Attributes of layers at a border: the loop, conditional or attention that it is of."""
 
 
 def fault(network: Network) -> str:
@@ -37,6 +40,8 @@ def _faults(network: Network) -> Iterator[str]:
     for layer in network.layers:
         if absent := [name for name in layer.inputs if name is not None and name not in known]:
             yield f"layer {layer.name[:80]!r} reads {absent[0][:80]!r}, which nothing makes"
+        if why := _misstated(layer):
+            yield f"layer {layer.name[:80]!r} {why}"
         if absent := [name for _, name in layer.weights if name not in held]:
             yield f"layer {layer.name[:80]!r} has the weight {absent[0][:80]!r}, which the network has not"
     if absent := [tensor.name for tensor in network.outputs if tensor.name not in known]:
@@ -46,6 +51,21 @@ def _faults(network: Network) -> Iterator[str]:
         if why := _claim(row):
             yield f"{row.name[:80]!r} {why}"
     yield from _circles(network)
+
+
+def _misstated(layer: Layer) -> str:
+    """Why a layer's attributes and weights do not say what it computes; empty if they do."""
+    given, rows = Counter(name for name, _ in layer.attributes), ATTRIBUTES.get(layer.kind, ())
+    present = {place for place, name in enumerate(layer.inputs) if name is not None}
+    needed = {row.name for row in rows if row.exists is always and row.unless not in present}
+    if strange := given.keys() - {*_OWNERS, *(row.name for row in rows)}:
+        return f"has the attribute {min(strange)[:40]!r}, which no {layer.kind[:40]} has"
+    if missing := needed - given.keys():
+        return f"does not say its {min(missing)}"
+    if given.total() > len(given):
+        return "says an attribute twice"
+    shape = layer.outputs[0].shape if layer.kind == "CONSTANT" and layer.outputs else (0,)
+    return "" if layer.weight("weights") or 0 in shape else "is a constant without a weight"
 
 
 def _claim(row: Tensor | Weight) -> str:

@@ -24,7 +24,7 @@ from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
-from pipeline.runtime.opened_file import FileWeights, check_files
+from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.program_engines import loaded_engine, weights_of
@@ -85,6 +85,7 @@ class ProgramModule(CompiledModule):
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
         check_files(compiled.program.parameters)  # what was read of it while this module was made
         self._written, self._same = written_inputs(self.program), Constants(self.program)
+        self._file = file_of(compiled.program.parameters)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
 
@@ -137,6 +138,10 @@ class ProgramModule(CompiledModule):
             if self._names is not None and self.settings.cuda_graphs and not (self._written or self._same):
                 self._quick = Quick.after(self._names, plan, leaves, worker)
             return results
+        except Exception as error:
+            if (failed := failure_of(self._file, error)) is not error:
+                raise failed from error
+            raise
         finally:
             workers.give(worker)
 
@@ -184,6 +189,14 @@ class ProgramModule(CompiledModule):
         return plan
 
     def _plan(self, given: Sequence[Leaf]) -> CallPlan:
+        try:
+            return self._new_plan(given)
+        except Exception as error:
+            if (failed := failure_of(self._file, error)) is not error:
+                raise failed from error
+            raise
+
+    def _new_plan(self, given: Sequence[Leaf]) -> CallPlan:
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
         template: list[Leaf] = [None] * len(layout.slots)

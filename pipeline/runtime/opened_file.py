@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import BinaryIO
 
+import torch
+
 from pipeline.aten.types import Leaf
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ExecutionError, PipelineError, worded
 from pipeline.frozen import FrozenDict
 
 
@@ -46,6 +48,21 @@ def check_files(parameters: object) -> None:
     """Raise an error if a file was overwritten that a program maps, whose parameters these are."""
     for file in parameters.files if isinstance(parameters, FileWeights) else ():
         file.check()
+
+
+def file_of(parameters: object) -> str:
+    """The file that a program was loaded from, whose parameters these are; empty if there is none."""
+    return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
+
+
+def failure_of(file: str, error: Exception) -> Exception:
+    """The error of a call that failed in an operator: for a program from a file one that names the file and the node,
+    else the error itself. A GPU that is full says so in torch's own error."""
+    if not file or isinstance(error, (PipelineError, MemoryError, torch.OutOfMemoryError)):
+        return error
+    where = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    hint = "call it with inputs as those that it was compiled for; a file that was changed may fail so as well"
+    return ExecutionError(f"{file}{where}: {worded(error)}", hint)
 
 
 class FileWeights(FrozenDict[str, Leaf]):

@@ -1,8 +1,9 @@
 """Change kept programs by the grammar of their format, make the digests right again, and load and run what comes.
 
-``python -m tests.artifact.fuzz --seconds 600 --seed 1`` prints each file that is neither refused with a
-`PipelineError` nor a program that runs: another error, a crash, 5 seconds, or 1 GiB more memory. The file is written to
-``--keep DIR``.
+A file that runs has to compute the numbers that `tests.artifact.meaning`, which is no part of `pipeline`, reads in its
+records. ``python -m tests.artifact.fuzz --seconds 600 --seed 1`` prints each file that does not, and is not refused
+with a `PipelineError` either: other numbers, another error, a crash, 5 seconds, or 1 GiB more memory. The file is
+written to ``--keep DIR``.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch.utils._pytree import tree_unflatten
+from attrs import frozen
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 import pipeline
 import pipeline.artifact.inspect
 from pipeline.artifact.container import MANIFEST
 from tests.artifact.damage import entries_of, rewritten
+from tests.artifact.meaning import Meaning, UnknownError
 from tests.artifact.programs import cases
 
 Place: TypeAlias = "tuple[Any, Any]"
@@ -127,10 +130,15 @@ CHANGES: Final[tuple[Callable[[random.Random, Sequence[Place]], None], ...]] = (
 )
 
 
-def changed(entries: Mapping[str, bytes], chance: random.Random) -> bytes:
-    """A file in which something was changed in one to three places, and whose digests are right."""
+def parts_of(entries: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The records of a file, and its other entries."""
     records = {name: json.loads(data) for name, data in entries.items() if name.endswith(".json")}
-    binary = {name: data for name, data in entries.items() if not name.endswith(".json")}
+    return records, {name: data for name, data in entries.items() if name not in records}
+
+
+def changed(entries: Mapping[str, bytes], chance: random.Random) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The records and the other entries of a file in which something was changed in one to three places."""
+    records, binary = parts_of(entries)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         name = chance.choice([*entries])
         if name in records:
@@ -143,41 +151,86 @@ def changed(entries: Mapping[str, bytes], chance: random.Random) -> bytes:
         else:
             other = chance.choice([*binary])
             binary[name], binary[other] = binary[other], binary[name]
+    return records, binary
+
+
+def file_of(records: Mapping[str, Any], binary: Mapping[str, bytes]) -> bytes:
+    """The file, with digests that are right."""
     texts = {name: json.dumps(record).encode() for name, record in records.items() if name != MANIFEST}
     return rewritten({**texts, **binary}, records[MANIFEST])
 
 
-def attempt(path: Path, inputs: Sequence[Any]) -> str:
-    """Describe, load and run a file; return what became of it: "refused", "failed in a call" or "ran"."""
+class WrongNumbersError(Exception):
+    """A file computes other numbers than its records say."""
+
+
+@frozen
+class Program:
+    """A program that is changed: its name, entries and inputs, and what it returns for them."""
+
+    name: str
+    entries: Mapping[str, bytes]
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def attempt(path: Path, program: Program, records: Mapping[str, Any], binary: Mapping[str, bytes]) -> str:
+    """Describe, load and run a file; return what became of it.
+
+    Raises:
+        WrongNumbersError: it computes other numbers than its records say.
+    """
     with contextlib.suppress(pipeline.ArtifactError):
         str(pipeline.artifact.inspect.inspect(path))
     try:
-        program = pipeline.load(path)
-        str(program), str(program.report())
-        module = program.module("reference")
+        loaded = pipeline.load(path)
+        str(loaded), str(loaded.report())
+        module = loaded.module("reference")
     except pipeline.PipelineError:
         return "refused"
     try:
-        args, kwargs = tree_unflatten(list(inputs), program.program.in_spec)
-        module(*args, **kwargs)
-    except Exception as error:  # as of a model that is wrong
-        if "allocate" in str(error) or isinstance(error, (MemoryError, RecursionError)):
-            raise
-        return "failed in a call" if isinstance(error, pipeline.PipelineError) else f"call: {type(error).__name__}"
-    return "ran"
+        args, kwargs = tree_unflatten(list(program.inputs), module.program.in_spec)
+        found = tree_leaves(module(*args, **kwargs))
+    except pipeline.PipelineError as error:
+        if "allocate" in str(error):
+            raise MemoryError(str(error)) from error
+        return "refused in a call"
+    if alike(found, program.outputs):
+        return "computed the same"
+    try:
+        said = Meaning(records, binary, program.inputs).outputs()
+    except UnknownError:
+        return "computed something that was not compared"
+    if not alike(found, said):
+        raise WrongNumbersError(f"{found} for {said}")
+    return "computed what it says"
+
+
+def alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether results are the same: dtypes, shapes, and numbers but for the order of sums."""
+    return len(some) == len(others) and all(map(_alike, some, others))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and (one == other or one != one)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _late(*_: object) -> None:
     raise TimeoutError(f"it takes more than {SECONDS} s")
 
 
-def programs(folder: Path) -> Iterator[tuple[str, Mapping[str, bytes], list[Any]]]:
-    """The programs: their names, entries and inputs."""
+def programs(folder: Path, kinds: Collection[str] = KINDS) -> Iterator[Program]:
+    """The programs."""
     torch.manual_seed(0)
-    for name, case in ((name, case) for name, case in cases().items() if name in KINDS):
+    for name, case in ((name, case) for name, case in cases().items() if name in kinds):
         made = pipeline.default(**case.settings)(case.model, args=case.args, dynamic_shapes=case.dynamic_shapes)
         made.save(folder / "p.trtp")
-        yield name, entries_of((folder / "p.trtp").read_bytes()), torch.utils._pytree.tree_leaves((case.args, {}))
+        inputs, outputs = (tree_leaves(each) for each in (case.args, made(*case.args)))
+        yield Program(name, entries_of((folder / "p.trtp").read_bytes()), inputs, outputs)
 
 
 def run(seconds: float, seed: int, keep: Path | None = None) -> tuple[Counter[str], list[str]]:
@@ -191,17 +244,20 @@ def run(seconds: float, seed: int, keep: Path | None = None) -> tuple[Counter[st
         resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, resource.RLIM_INFINITY))
         start = time.monotonic()
         while time.monotonic() - start < seconds:
-            kind, entries, inputs = chance.choice(made)
-            path.write_bytes(data := changed(entries, chance))
+            program = chance.choice(made)
+            records, binary = changed(program.entries, chance)
+            path.write_bytes(data := file_of(records, binary))
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
-                found[attempt(path, inputs)] += 1
+                found[attempt(path, program, records, binary)] += 1
             except BaseException as error:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 frame = traceback.extract_tb(error.__traceback__)[-1]
-                faults.append(f"{kind}: {type(error).__name__}: {str(error)[:200]} ({frame.filename}:{frame.lineno})")
+                faults.append(
+                    f"{program.name}: {type(error).__name__}: {str(error)[:200]} ({frame.filename}:{frame.lineno})"
+                )
                 if keep is not None:
                     (keep / f"{len(faults)}-{type(error).__name__}.trtp").write_bytes(data)
                     (keep / f"{len(faults)}.txt").write_text(traceback.format_exc())

@@ -9,6 +9,8 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,32 @@ def test_the_packages_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -
     before = cached_program.stages_of(stages)
     monkeypatch.setattr(program_key, "package", lambda: "other code")
     assert cached_program.stages_of(stages) != before
+
+
+products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+NUMERICS: dict[str, tuple[Callable[[Any], object], Any, Any]] = {
+    "TF32 in products": (partial(setattr, products, "fp32_precision"), "tf32", "none"),
+    "TF32 in products, by its older name": (torch.set_float32_matmul_precision, "high", "highest"),
+    "bfloat16 in products on the CPU": (torch.set_float32_matmul_precision, "medium", "highest"),
+    "no TF32 in convolutions": (partial(setattr, convolutions, "allow_tf32"), False, True),
+    "sums in float16": (partial(setattr, products, "allow_fp16_accumulation"), True, False),
+    "convolutions the same each time": (partial(setattr, convolutions, "deterministic"), True, False),
+    "algorithms the same each time": (torch.use_deterministic_algorithms, True, False),
+    "another default dtype": (torch.set_default_dtype, torch.float64, torch.float32),
+}
+
+
+@pytest.mark.parametrize("setting", NUMERICS)
+def test_how_torch_computes_constants_is_part_of_the_key(setting: str) -> None:
+    change, other, usual = NUMERICS[setting]
+    change(usual)
+    before = cached_program.stages_of(())
+    try:
+        change(other)
+        assert cached_program.stages_of(()) != before
+    finally:
+        change(usual)
+    assert cached_program.stages_of(()) == before
 
 
 class Twice(nn.Module):

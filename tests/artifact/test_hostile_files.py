@@ -19,7 +19,9 @@ import pipeline
 from pipeline.artifact.container import MANIFEST
 from pipeline.artifact.graphs import GraphOfFile
 from pipeline.artifact.inspect import inspect
+from pipeline.runtime.reference import elementwise
 from pipeline.settings import CompilationSettings
+from tests.artifact import fuzz
 from tests.artifact.damage import entries_of, rewritten
 from tests.artifact.programs import BATCH, Case, Function
 from tests.artifact.test_files import compiled
@@ -110,6 +112,18 @@ def in_a_circle(records: Records) -> None:
     layers = records["networks/0.json"]["layers"]
     first = next(layer for layer in layers if layer["inputs"])
     first["inputs"][0] = layers[-1]["outputs"][0]["name"]
+
+
+def of_layer(kind: str, **fields: Any) -> Callable[[Records], None]:
+    """Other fields of the layers of a kind."""
+
+    def act(records: Records) -> None:
+        layers = [layer for layer in records["networks/0.json"]["layers"] if layer["kind"] == kind]
+        assert layers
+        for layer in layers:
+            layer.update(fields)
+
+    return act
 
 
 def through_a_loop(records: Records) -> None:
@@ -211,6 +225,14 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
         lambda records: [s["outputs"][0].update(name="nobody") for s in records[MANIFEST]["segments"]],
         "does not make its output|are not those that its manifest|its parts do not fit",
     ),
+    "a layer does not say what it does": (of_layer("ELEMENTWISE", attributes=[]), "does not say its op"),
+    "a layer says it twice": (of_layer("ELEMENTWISE", attributes=[["op", "SUM"], ["op", "SUB"]]), "an attribute twice"),
+    "a layer says too much": (of_layer("ELEMENTWISE", attributes=[["alpha", 1]]), "the attribute 'alpha', which no E"),
+    "a constant without a value": (of_layer("CONSTANT", weights=[]), "is a constant without a weight"),
+    "an output that nothing makes": (
+        lambda records: records[MANIFEST]["segments"][-1]["outputs"][0].update(name="linear_9"),
+        "nothing makes its output|are not those that its manifest|does not make its output",
+    ),
     "two layers make a tensor": (through_a_loop, "two tensors are called"),
     "a power of a power": (relation(tower(4)), "more than 8192 bits"),
     "a shift": (relation(["LShift", 1, 2**40]), "more than 8192 bits"),
@@ -301,6 +323,34 @@ def test_a_file_that_is_overwritten_is_noticed(entries: dict[str, bytes], tmp_pa
     for act in actions:
         with pytest.raises(pipeline.ArtifactError, match="was overwritten while this process uses it"):
             act()
+
+
+def test_a_call_that_fails_in_an_operator_names_the_file_and_the_node(
+    entries: dict[str, bytes], tmp_path: Path
+) -> None:
+    change = of_operator(GELU, lambda row: row.update(target="aten.view.default", args=view_of(row)))
+    module = pipeline.load(written(entries, change, tmp_path / "p.trtp")).module("reference")
+    with pytest.raises(pipeline.ExecutionError, match=r"p\.trtp, in node gelu: shape '\[7\]' is invalid"):
+        module(torch.randn(3, 8))
+
+
+def view_of(row: Records) -> Records:
+    """The arguments of a view in a shape that no input has."""
+    return {"tuple": [row["args"]["tuple"][0], [7]]}
+
+
+def test_a_file_whose_numbers_are_not_what_it_says_is_a_fault(
+    entries: dict[str, bytes], tmp_path: Path, monkeypatch: Any
+) -> None:
+    program = next(fuzz.programs(tmp_path, ("whole",)))
+    records, binary = fuzz.parts_of(program.entries)
+    path = tmp_path / "p.trtp"
+    of_layer("ELEMENTWISE", attributes=[["op", "SUB"]])(records)
+    path.write_bytes(fuzz.file_of(records, binary))
+    assert fuzz.attempt(path, program, records, binary) == "computed what it says"
+    monkeypatch.setitem(elementwise.ELEMENTWISE, "SUB", torch.mul)
+    with pytest.raises(fuzz.WrongNumbersError):
+        fuzz.attempt(path, program, records, binary)
 
 
 def test_files_changed_by_their_grammar_are_refused_or_programs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import pipeline
 from pipeline.frontend import dynamo_graph
+from pipeline.runtime import data_writes
 from tests.test_dynamo import fresh  # noqa: F401 - every test begins with an empty cache of Dynamo's
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 1.5, -2.5]])
@@ -231,3 +233,19 @@ def test_weights_that_change_through_data_are_refitted(monkeypatch: pytest.Monke
     check(times)
     alias.copy_(torch.randn(3, 3))
     check(times + 1)
+
+
+def test_torch_has_its_own_data_again_once_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_writes, "_living", weakref.WeakSet())  # logs of pytest keep graphs of other tests
+    one, other = torch.zeros(2), torch.zeros(2)
+    watched = [data_writes.watch(tensor) for tensor in (one, other, one)]
+    assert watched[0] is watched[2]
+    for _ in range(2):
+        assert "data" in vars(torch.Tensor)
+        one.data.add_(1)
+        del watched[0]
+    assert watched[0].count != (0, 0)
+    del watched[0]
+    assert "data" not in vars(torch.Tensor)
+    one.data.add_(1)
+    assert one.tolist() == [3, 3]
