@@ -24,7 +24,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError, source_line
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend import packed, padded
+from pipeline.frontend import packed, padded, remembered
 from pipeline.frontend.blame import blamed
 from pipeline.frontend.branching.effects import of_one_size
 from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
@@ -45,9 +45,10 @@ from pipeline.shapes.guards import fixes_numbers
 
 log = logging.getLogger(__name__)
 
-Way: TypeAlias = Literal["python", "called", "comparing", "bytecode", "autograd", "example"]
+Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is
 exported (`untold`). ``"comparing"``: as ``"python"``, and where several sizes are compared the example decides.
+``"anew"``: as ``"python"``, and the model forgets the shapes of its last call (`remembered`).
 ``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int`` makes of sizes (not
 while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done
 its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
@@ -150,8 +151,9 @@ def _export(
     is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
     called: list[tuple[Spec, Way]] = [(shapes, "called"), (shapes, "comparing")] if is_its_own else []
     roomier: list[tuple[Spec, Way]] = [(other, way) for other in ranges.roomier(shapes)]
+    anew: list[tuple[Spec, Way]] = [(shapes, "anew")] if way == "python" and remembered.shapes(model) else []
     tries = (*roomier, *dynamo, *others) if fixed else (*roomier, *called, *others, *dynamo)
-    for other, another in (*tries, *([(shapes, "autograd")] if way == "python" else ())):
+    for other, another in (*anew, *tries, *([(shapes, "autograd")] if way == "python" else ())):
         with suppress(Exception):
             exported = _exported(model, args, kwargs, other, device, another)
             if _relaxed(exported, model, args, kwargs, shapes):
@@ -172,7 +174,9 @@ def _exported(
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
     watch = nullcontext() if way == "bytecode" else watched(model, way == "example")
-    with torch.no_grad(), warnings.catch_warnings(), exporting(), untouched(model), quantizers_whole(), watch:
+    forget = remembered.forgotten(model) if way == "anew" else nullcontext()
+    quiet = warnings.catch_warnings()
+    with torch.no_grad(), quiet, exporting(), untouched(model), forget, quantizers_whole(), watch:
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":

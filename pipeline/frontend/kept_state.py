@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Final
@@ -157,6 +157,12 @@ def noted(again: Callable[[], ExportedProgram]) -> None:
     kept = _kept.get()
     if kept is not None and not kept.twice:
         kept.again = again
+
+
+def changed() -> Collection[str]:
+    """Where else than in buffers the model of the last export holds something else after a call."""
+    kept = _kept.get()
+    return kept.changes.keys() if kept is not None else ()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from typing import Final
 
@@ -10,7 +11,6 @@ import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._library.fake_impl import FakeImplCtx
-from torch._refs import fft
 from torch._subclasses import fake_utils, meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -119,10 +119,11 @@ TABLE: Final = (
         "divides by the size of a resized dim less 1, which may be 0",
     ),
     Replacement(
-        fft,
-        "_apply_norm",
-        symbolic_kernels.normed,
-        "takes the size of a transform that varies for a constant, where its norm divides by the root of it",
+        math,
+        "sqrt",
+        symbolic_kernels.rooted,
+        "takes a size that varies, or the product of two, for a constant",
+        everywhere=True,
     ),
     Replacement(
         op_implementations_dict,

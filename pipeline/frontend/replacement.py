@@ -33,6 +33,11 @@ VERSION = (int(_MAJOR), int(_MINOR))
 _now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozenset())
 
 
+def traces(during: When) -> bool:
+    """Whether this thread gets the replacements of a kind."""
+    return during in _now.get()
+
+
 @frozen(eq=False)
 class Replacement:
     """A function of ours in place of one of torch's.
@@ -98,7 +103,7 @@ class Replacement:
 
         @functools.wraps(theirs)
         def either(*args: object, **kwargs: object) -> object:
-            return (ours if during in _now.get() else theirs)(*args, **kwargs)
+            return (ours if traces(during) else theirs)(*args, **kwargs)
 
         return either
 
@@ -132,7 +137,7 @@ class Places:
     @contextmanager
     def taken(self, during: When) -> Iterator[None]:
         """A context in which this thread gets the replacements of a kind."""
-        if during in _now.get():
+        if traces(during):
             yield
             return
         trace = object()

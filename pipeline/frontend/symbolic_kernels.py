@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from pipeline.aten.types import Argument, Target
-from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.replacement import Kernel, traces
 
 
 def oblivious(own: Kernel) -> Kernel:
@@ -151,12 +151,12 @@ def selected(own: Kernel) -> Kernel:
     return masked_select
 
 
-def normed(own: Kernel) -> Kernel:
-    """Divide a Fourier transform by the root of its length, also of one that varies."""
+def rooted(own: Kernel) -> Kernel:
+    """Take the root of a number that varies as an expression of it. Dynamo reads this function, too: to it a size is an
+    ``int``."""
 
-    def apply_norm(x: torch.Tensor, norm: str | None, signal_numel: Argument, forward: bool) -> object:
-        if norm == "ortho" and isinstance(signal_numel, torch.SymInt):
-            return x / _tensor(signal_numel).to(device=x.device, dtype=x.dtype.to_real()).sqrt()
-        return own(x, norm=norm, signal_numel=signal_numel, forward=forward)
+    def sqrt(x: object, /) -> object:
+        varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")
+        return torch.sym_sqrt(x) if varies else own(x)
 
-    return apply_norm
+    return sqrt

@@ -305,18 +305,49 @@ def test_segments_have_derived_ranges() -> None:
 
 
 class Remembers(torch.nn.Module):
-    """Remembers the shape of its last call, as heads of detectors do."""
+    """Remembers the shape of its last call, or its last dims, as heads of detectors do, and what it makes for it."""
 
-    shape: torch.Size | None = None
+    def __init__(self, last: int, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.last, self.make, self.shape = last, make, torch.Size(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.shape != x.shape:
-            self.grid, self.shape = torch.arange(x.shape[-1]), x.shape
+        if self.shape != x.shape[-self.last :]:
+            self.grid, self.shape = self.make(x), x.shape[-self.last :]
         return x * self.grid
 
 
-def test_a_size_that_the_model_fixes_is_an_error_with_its_line() -> None:
-    model, x = Remembers().eval(), torch.rand(2, 3)
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_model_that_remembers_its_last_shape_takes_others(dims: tuple[int, ...], last: int) -> None:
+    model, x = Remembers(last, lambda x: torch.arange(x.shape[-1]) / x.shape[-last]).eval(), torch.rand(2, 3)
     model(x)
-    with pytest.raises(pipeline.CaptureError, match=r"test_ranges\.py:\d+, if self\.shape != x\.shape:"):
+    kept = model.shape, model.grid
+    shapes = ({dim: Dim(f"n{dim}", min=1, max=8) for dim in dims},)
+    module = pipeline.default()(model, (x,), dynamic_shapes=shapes).module("reference")
+    assert model.shape is kept[0] and model.grid is kept[1]
+    for size in (2, 1, 5):
+        y = torch.rand([size if dim in dims else n for dim, n in enumerate(x.shape)])
+        torch.testing.assert_close(module(y), model(y), rtol=0, atol=0)
+
+
+def test_what_is_made_of_the_last_call_is_an_error_with_its_line() -> None:
+    model, x = Remembers(2, lambda x: x[0] * 2).eval(), torch.rand(2, 3)
+    model(x)
+    with pytest.raises(
+        pipeline.CaptureError, match=r"from call to call.*test_ranges\.py:\d+, self\.grid, self\.shape ="
+    ):
         pipeline.capture(model, (x,), dynamic_shapes=({0: Dim("n", min=1, max=8)},))
+
+
+def test_a_size_that_the_model_fixes_is_an_error_with_its_line() -> None:
+    class Fixed(torch.nn.Module):
+        shape: torch.Size
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if self.shape == x.shape else x.relu()
+
+    fixed = Fixed()
+    fixed.shape = torch.Size((2, 3))
+    with pytest.raises(pipeline.CaptureError, match=r"test_ranges\.py:\d+, return x \+ 1 if self\.shape == x\.shape"):
+        pipeline.capture(fixed, (torch.rand(2, 3),), dynamic_shapes=({0: Dim("n", min=1, max=8)},))

@@ -43,7 +43,7 @@ ONE_ENGINE: dict[str, Callable[[Any], Any]] = {
     "position ids": lambda x: x + torch.arange(x.shape[1]),
     "mean by hand": lambda x: x.sum(0) / x.shape[0],
     "scale by a root": lambda x: torch.softmax(x @ x.T / x.shape[1] ** 0.5, -1) @ x,
-    "sqrt": lambda x: x * torch.sym_sqrt(x.shape[0]),
+    "sqrt": lambda x: x * math.sqrt(x.shape[0] * x.shape[1]),
     "reciprocal": lambda x: x * (1 / x.shape[0]),
     "float division": lambda x: x + x.shape[0] / x.shape[1],
     "full of a quotient": lambda x: torch.full((x.shape[1],), x.shape[0] / 2) + x,
