@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -170,7 +171,7 @@ class Loader:
         try:
             check_weights(networks, kept)
             partitioned = self.partitioned()
-            check_recipes([*kept.constants.values(), *kept.refit_map.values()], kept, self.libraries, self.most)
+            self.check_recipes()
             compiled = Compiled(
                 partitioned=partitioned,
                 networks=networks,
@@ -188,6 +189,11 @@ class Loader:
             raise self.reader.broken("it is nested too deeply") from None
         check_whole(compiled, self.reader)
         return compiled
+
+    def check_recipes(self) -> None:
+        """Raise an error if a recipe calls what no file may call, or computes too much."""
+        kept = self.manifest
+        check_recipes([*kept.constants.values(), *kept.refit_map.values()], kept, self.libraries, self.most)
 
     def entry(self, name: str, kind: type[T]) -> T:
         """An entry's record."""
@@ -355,13 +361,22 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")
     try:
-        check_program(compiled)
-        LayoutBuilder(program, compiled.partitioned.segments).layout()
-        compiled.report()
+        with fitting(str(reader.name)):
+            check_program(compiled)
+            LayoutBuilder(program, compiled.partitioned.segments).layout()
+            compiled.report()
     except MalformedError as error:
         raise reader.broken(error.message) from None
+
+
+@contextmanager
+def fitting(name: str) -> Iterator[None]:
+    """A context in which what is made of a file fails as that of a file whose parts do not fit each other."""
+    try:
+        yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
-        raise reader.broken(f"its parts do not fit each other ({type(error).__name__}: {error})") from None
+        why = f"its parts do not fit each other ({type(error).__name__}: {error})"
+        raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy it again, or save it again") from None
 
 
 def engine_of(kept: KeptEngine, plan: Any) -> Engine:

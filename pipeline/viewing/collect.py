@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from attrs import evolve
+from sympy import preorder_traversal
 
 from pipeline.aten.naming import module_path, module_stack, node_of
 from pipeline.aten.tensor_type import TensorType
@@ -21,7 +22,7 @@ from pipeline.program import GETITEM, Cut, Partitioned, Segment, is_operator
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Healed
 from pipeline.records.profile import Profile
-from pipeline.shapes.environment import Symbols, bounds, shape_of
+from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
 from pipeline.verification.measure import versions
 from pipeline.viewing.fusion import fusions
 from pipeline.viewing.records import (
@@ -37,6 +38,9 @@ from pipeline.viewing.records import (
     Value,
     WeightView,
 )
+
+MOST_PARTS: Final = 10_000
+"""The parts of all different sizes whose ranges a page has; a model of transformers has some hundreds."""
 
 
 def view(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
@@ -59,6 +63,8 @@ class _Collector:
         self.program = self.partitioned.program
         self.nodes = {node.name: node for node in self.program.graph.nodes}
         self.fallbacks: Mapping[str, Fallback] = {f.node: f for f in self.partitioned.fallbacks}
+        self.ranges: dict[Expr, Range] = {}
+        self.parts = 0
         self.homes = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
 
     def view(self, title: str, profile: Profile | None) -> ProgramView:
@@ -105,12 +111,21 @@ class _Collector:
             module=module_path(node),
             where=node.meta.get("where") or line_of(node.meta),
             inputs=tuple(n.name for n in node.all_input_nodes if self.is_shown(n)),
-            values=tuple(_values(node.meta.get("val"), self.program.shapes)) if node.op != "output" else (),
+            values=tuple(_values(node.meta.get("val"), self.range)) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
             healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed.get(node.name, ())),
         )
         return self.in_engine(made, node) if place == "tensorrt" else self.in_torch(made, node)
+
+    def range(self, size: Expr) -> Range:
+        """The range of a size; all numbers where a program, which may come from a file, has more and longer sizes than
+        there is time for."""
+        if size not in self.ranges:
+            self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
+            slow = self.parts > MOST_PARTS and not isinstance(size, int)
+            self.ranges[size] = Range(0, 1, LARGEST) if slow else bounds(size, self.program.shapes)
+        return self.ranges[size]
 
     def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
         """A node with its converter, layers, weights and kernels."""
@@ -257,14 +272,14 @@ def _is_size(value: object) -> bool:
     return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
-def _values(value: object, symbols: Symbols) -> Iterator[Value]:
+def _values(value: object, range_of: Callable[[Expr], Range]) -> Iterator[Value]:
     """The tensors and numbers that a node gives."""
     if isinstance(value, tuple | list):
         for part in value:
-            yield from _values(part, symbols)
+            yield from _values(part, range_of)
     elif isinstance(value, torch.Tensor | TensorType):
         shape = shape_of(value)
-        ranges = [bounds(size, symbols) for size in shape]
+        ranges = [range_of(size) for size in shape]
         dtype = str(value.dtype).removeprefix("torch.")
         sizes = tuple(r.opt for r in ranges)
         yield Value(dtype, tuple(map(str, shape)), tuple((r.min, r.opt, r.max) for r in ranges), _nbytes(dtype, sizes))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from attrs import evolve
 
+from pipeline.artifact.described import described
 from pipeline.artifact.inspect import inspect
-from pipeline.artifact.load import loaded
-from pipeline.artifact.operators import ANY
+from pipeline.artifact.load import fitting
 from pipeline.errors import ArtifactError
 from pipeline.viewing.collect import view
 from pipeline.viewing.json import data_of, read
@@ -41,7 +41,8 @@ def _kept(path: Path) -> ProgramView:
     """The view of a kept program, with the versions that made it and the digest of its weights."""
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
-    found = view(loaded(path, ANY), path.stem)  # which runs nothing, so that it may name any operator
+    with fitting(str(path)):
+        found = view(described(path), path.stem)
     flavour, _, number = versions.tensorrt.partition(" ")
     made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
     return evolve(found, versions=made, weights_digest=weights.sha256 or manifest.entries.get(weights.entry, ""))

@@ -18,7 +18,6 @@ import torch
 import pipeline
 from pipeline.artifact.container import MANIFEST
 from pipeline.artifact.graphs import GraphOfFile
-from pipeline.artifact.inspect import inspect
 from pipeline.runtime.reference import elementwise
 from pipeline.settings import CompilationSettings
 from tests.artifact import fuzz
@@ -287,13 +286,6 @@ def test_a_power_of_a_size_is_bounded_when_it_is_computed(entries: dict[str, byt
     path = written(entries, relation(["Pow", 2, ["Pow", 2, ["Mul", 8, SYMBOL]]]), tmp_path / "p.trtp")
     with pytest.raises(pipeline.PipelineError):
         pipeline.load(path)(torch.randn(8, 8))
-
-
-def test_inspecting_evaluates_nothing(entries: dict[str, bytes], tmp_path: Path, monkeypatch: Any) -> None:
-    path = written(entries, lambda records: None, tmp_path / "p.trtp")
-    monkeypatch.setattr("pipeline.shapes.environment.eval", None, raising=False)
-    monkeypatch.setattr("pipeline.artifact.operators.known", None)
-    assert "engine" in str(inspect(path))
 
 
 def test_a_file_chooses_no_folder(entries: dict[str, bytes], tmp_path: Path) -> None:
