@@ -16,6 +16,7 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.impl.pool import avg_pool, max_pool
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
 from pipeline.impl.pool_windows import Windows, adaptive_places
+from pipeline.impl.reduce import extremum
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
@@ -86,7 +87,9 @@ def _whole(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:
         return x
-    wide = base.cast(net, x, torch.float32) if operation == trt.ReduceOperation.AVG else x
+    if operation == trt.ReduceOperation.MAX:
+        return extremum(net, "MAX", x, dims, True)
+    wide = base.cast(net, x, torch.float32)
     reduced = net.add("reduce", wide, operation, base.axes_mask(dims, base.rank(x)), True).get_output(0)
     return base.cast(net, reduced, base.dtype_of(x))
 

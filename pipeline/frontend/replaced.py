@@ -118,12 +118,13 @@ TABLE: Final = (
         symbolic_kernels.scaled,
         "divides by the size of a resized dim less 1, which may be 0",
     ),
+    Replacement(math, "sqrt", symbolic_kernels.rooted, "takes a size that varies for a constant", everywhere=True),
     Replacement(
-        math,
-        "sqrt",
-        symbolic_kernels.rooted,
-        "takes a size that varies, or the product of two, for a constant",
-        everywhere=True,
+        aten.one_hot.default,
+        recurrences.KEY,
+        symbolic_kernels.classified,
+        "has no shape where the number of classes is not given: it makes an int of the greatest",
+        during="export",
     ),
     Replacement(
         op_implementations_dict,
@@ -360,21 +361,14 @@ TABLE: Final = (
         for owner, names in SEEDS
         for name in names
     ),
-    Replacement(
-        torch.cuda,
-        "get_device_capability",
-        gpu_answers.capability,
-        "has no answer without a GPU, though models ask",
-        during="gpu",
+    *(
+        Replacement(torch.cuda, name, make, why, during="gpu")
+        for name, make, why in (
+            ("get_device_capability", gpu_answers.capability, "has no answer without a GPU, though models ask"),
+            ("is_bf16_supported", gpu_answers.bfloat16, "answers for the machine at hand, not for the GPU"),
+            ("current_device", gpu_answers.first, "has no answer without a GPU"),
+        )
     ),
-    Replacement(
-        torch.cuda,
-        "is_bf16_supported",
-        gpu_answers.bfloat16,
-        "answers for the machine at hand, not for the GPU that is traced for",
-        during="gpu",
-    ),
-    Replacement(torch.cuda, "current_device", gpu_answers.first, "has no answer without a GPU", during="gpu"),
     Replacement(
         torch.cuda.amp.common,
         "amp_definitely_not_available",

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from pipeline.aten.types import Argument, Target
@@ -160,3 +161,18 @@ def rooted(own: Kernel) -> Kernel:
         return torch.sym_sqrt(x) if varies else own(x)
 
     return sqrt
+
+
+def classified(own: Kernel) -> Kernel:
+    """Leave it to data how many classes there are, where it is not said."""
+
+    def one_hot(self: torch.Tensor, num_classes: Any = -1) -> object:
+        """one_hot(Tensor self, SymInt num_classes=-1) -> Tensor"""
+        if isinstance(num_classes, torch.SymInt) or num_classes != -1 or not isinstance(self, FakeTensor):
+            return own(self, num_classes)
+        env: Any = self.fake_mode.shape_env
+        classes = env.create_unbacked_symint()
+        torch._check(classes >= 1)
+        return self.new_empty((*self.shape, classes), dtype=torch.int64)
+
+    return one_hot

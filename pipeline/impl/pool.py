@@ -11,19 +11,26 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.blocks import block
+from pipeline.impl.elementwise import is_nan, layer, where
 from pipeline.impl.pool_windows import Windows, padded
-from pipeline.impl.reduce import reduce
+from pipeline.impl.reduce import extremum, reduce
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
 
 @block
 def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
-    """The highest element of each window; the border counts as -inf."""
+    """The highest element of each window, NaN if there is one, which TensorRT's layer ignores; the border counts as
+    -inf."""
     if windows.is_one:
-        return reduce(net, "MAX", x, _last(x, windows), True)
-    made = _layer(net, x, windows, trt.PoolingType.MAX, windows.padding)
-    return _result(net, made, windows, base.rank(x))
+        return extremum(net, "MAX", x, _last(x, windows), True)
+    marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
+    highest, marked = (
+        _result(net, _layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
+        for each in (x, marks)
+    )
+    dtype = base.dtype_of(x)
+    return where(net, layer(net, "GREATER", marked, 0, dtype), math.nan, highest, dtype)
 
 
 @block
@@ -65,17 +72,17 @@ def _layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, paddin
     flat = len(windows.kernel) == 1
     x = base.unsqueeze(net, x, [base.rank(x) - 1] * flat)
     x = base.raise_rank(net, x, len(windows.kernel) + flat + 2)
-    layer = net.add("pooling_nd", x, kind, (1,) * flat + tuple(windows.kernel))
-    layer.stride_nd = (1,) * flat + tuple(windows.stride)
-    layer.pre_padding = (0,) * flat + tuple(padding)
-    layer.post_padding = (0,) * flat + tuple(p + e for p, e in zip(padding, windows.excess, strict=True))
+    made = net.add("pooling_nd", x, kind, (1,) * flat + tuple(windows.kernel))
+    made.stride_nd = (1,) * flat + tuple(windows.stride)
+    made.pre_padding = (0,) * flat + tuple(padding)
+    made.post_padding = (0,) * flat + tuple(p + e for p, e in zip(padding, windows.excess, strict=True))
     if windows.rounds_up:
-        layer.padding_mode = trt.PaddingMode.EXPLICIT_ROUND_UP
-    return layer
+        made.padding_mode = trt.PaddingMode.EXPLICIT_ROUND_UP
+    return made
 
 
-def _result(net: Net, layer: Any, windows: Windows, rank: int) -> ITensor:
-    result = layer.get_output(0)
+def _result(net: Net, made: Any, windows: Windows, rank: int) -> ITensor:
+    result = made.get_output(0)
     added = base.rank(result) - rank
     flat = len(windows.kernel) == 1
     return base.squeeze(net, result, [*range(added - flat), *([base.rank(result) - 2] * flat)])

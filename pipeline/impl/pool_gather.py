@@ -15,7 +15,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, is_nan
-from pipeline.impl.reduce import reduce
+from pipeline.impl.reduce import extremum, reduce
 from pipeline.network.net import Net
 
 Places = np.ndarray[Any, Any]
@@ -26,7 +26,7 @@ def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITens
     """The highest element of each window of the last dims; None leaves a dim as it is."""
     result = base.cast(net, x, arithmetic(base.dtype_of(x)))
     for dim, rows in _by_dim(x, places):
-        result = reduce(net, "MAX", _elements(net, result, dim, rows), [dim + 1], False)
+        result = extremum(net, "MAX", _elements(net, result, dim, rows), [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 

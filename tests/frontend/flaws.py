@@ -344,6 +344,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.pow.Scalar: lambda: fails(exported, lambda x: (x.shape[0] / 2) ** x),
     "_compute_scale": lambda: fails(exported, resized),
     aten.bincount.default: weights_are_whole,
+    aten.one_hot.default: lambda: fails(exported, lambda x: torch.nn.functional.one_hot(x.long().abs())),
     aten.masked_select.default: masks_choose_few,
     "_validate_sample": lambda: least(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)) == 2,
     aten.unfold_backward.default: adds_elements,

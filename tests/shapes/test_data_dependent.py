@@ -287,6 +287,11 @@ def test_a_size_beyond_what_profiles_have_is_refused_in_words() -> None:
 
 SIZED_BY_VALUES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "bincount": (lambda x: torch.bincount(x).float().relu() * 2 + 1, torch.tensor([1, 3001]), torch.tensor([4, 0, 4])),
+    "classes": (
+        lambda x: torch.nn.functional.one_hot(x).float().relu() * 2 + 1,
+        torch.tensor([1, 3001]),
+        torch.tensor([4, 0, 4]),
+    ),
     "repeats": (lambda x: x.repeat_interleave(x).float().relu() * 2 + 1, torch.tensor([0, 1500]), torch.tensor([3, 2])),
 }
 
