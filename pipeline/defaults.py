@@ -15,7 +15,18 @@ from pipeline.converters.decompositions import DecompositionTable, chosen
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.program import Built, Program
 from pipeline.settings import CompilationSettings
-from pipeline.stages import Build, Decompose, Improve, Load, Validate, convert, partition, refit_map, unbuilt
+from pipeline.stages import (
+    Build,
+    Decompose,
+    Improve,
+    Load,
+    Validate,
+    avoid_faults,
+    convert,
+    partition,
+    refit_map,
+    unbuilt,
+)
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 from pipeline.verification.again import Again
 from pipeline.verification.bisection import LIMIT, bisected
@@ -36,7 +47,8 @@ def default(
     build_executor: Executor | None = None,
     **fields: object,
 ) -> Pipeline[Program, Compiled]:
-    """Return the default pipeline: decompose → improve → validate → partition → convert → build → refit_map → load.
+    """Return the default pipeline: decompose → improve → validate → partition → avoid_faults →
+    convert → build → refit_map → load.
 
     Args:
         settings: the settings; default ones if None.
@@ -64,7 +76,7 @@ def default(
         Validate(registry, decompositions, whole),
     )
     built = cached_by(settings, Build(build_executor))
-    return Pipeline((*front, partition, convert, built, refit_map, Load()), settings)
+    return Pipeline((*front, partition, avoid_faults, convert, built, refit_map, Load()), settings)
 
 
 def bisect(

@@ -26,6 +26,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
+from pipeline.network.marks import Mark
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
@@ -253,8 +254,8 @@ class Segment:
     """A part of a program that runs in one place: an engine, or PyTorch.
 
     ``nodes`` are names of graph nodes in order. ``inputs`` and ``outputs`` are typed and ranged. ``constants`` are the
-    placeholders of constants that the nodes read, and that are part of the engine; it reads those among its inputs
-    where they lie. A segment with a ``profile`` runs only in calls that fit this profile of the program.
+    placeholders that the nodes read and that are part of the engine; it reads those among its inputs where they lie.
+    A segment with a ``profile`` runs only in calls that fit it. ``marks``: where its network avoids faults.
     """
 
     name: str
@@ -264,6 +265,7 @@ class Segment:
     outputs: tuple[Port, ...]
     constants: tuple[str, ...] = ()
     profile: int | None = None
+    marks: tuple[Mark, ...] = ()
 
     def __str__(self) -> str:
         ports = f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
@@ -343,10 +345,8 @@ def headline(partitioned: Partitioned) -> str:
     inside = {n for s in partitioned.engine_segments for n in s.nodes if verdicts[n].target != GETITEM}
     total = len(inside) + len(partitioned.fallbacks)
     segments, engines = len(partitioned.segments), len(partitioned.engine_segments)
-    return (
-        f"{segments} segment{'s'[: segments != 1]}: {len(inside)} of {total} operators in "
-        f"{engines} engine{'s'[: engines != 1]}"
-    )
+    places = f"{engines} engine{'s'[: engines != 1]}"
+    return f"{segments} segment{'s'[: segments != 1]}: {len(inside)} of {total} operators in {places}"
 
 
 def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
@@ -364,6 +364,7 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
     yield from (f"  input  {port}" for port in segment.inputs)
     yield from (f"  output {port}" for port in segment.outputs)
     yield from (f"  cut    {cut}" for cut in partitioned.cuts if cut.source == segment.name)
+    yield from (f"  mark   {mark}" for mark in segment.marks)
 
 
 @frozen

@@ -84,28 +84,16 @@ class Capabilities:
     version_tuple: tuple[int, ...]
     plugins: bool
     attention: Attention
-    attention_gqa_half: bool
     kv_cache_update: bool
     rotary_embedding: bool
     normalization_v2: bool
     cumulative: bool
     nonzero: bool
     strided_dilated_deconvolution: bool
-    strided_groups_that_vary: bool
-    halves_after_products: bool
-    halves_after_deconvolutions: bool
-    every_bfloat16_convolution: bool
     int8_activations: bool
     quantization: bool
     code_convolutions: bool
     codes_beside_floats: bool
-    lone_queries: bool
-    turned_products: bool
-    turned_halves: bool
-    splits_sums: bool
-    float32_sums: bool
-    biases_of_products: bool
-    factors_of_products: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -129,28 +117,16 @@ def _capabilities(bindings: Any) -> Capabilities:
         version_tuple=version,
         plugins=hasattr(network, "add_plugin_v3"),
         attention=attention,
-        attention_gqa_half=attention != "none" and (not rtx or version >= (1, 6)),  # reported wrong before
         kv_cache_update=hasattr(network, "add_kv_cache_update"),
         rotary_embedding=hasattr(network, "add_rotary_embedding"),
         normalization_v2=hasattr(network, "add_normalization_v2"),
         cumulative=hasattr(network, "add_cumulative"),
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
         strided_dilated_deconvolution=not rtx,
-        strided_groups_that_vary=not rtx or version < (1, 5),  # wrong in 1.6.1, on an H100: `impl.conv.deconvolution`
-        halves_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`, `impl.matmul`
-        halves_after_deconvolutions=not rtx or version < (1, 6),  # garbage since, on an H100: `impl.conv`
-        every_bfloat16_convolution=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
         code_convolutions=not rtx or version >= (1, 7),  # before: none of INT8 by INT8, FP8 by FP8 without its scale
         codes_beside_floats=not rtx or version >= (1, 7),  # before: none of FP8, none of INT4 by float32 that runs
-        lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
-        turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
-        turned_halves=not rtx,  # likewise, with 1.4 and 1.6.1 on an H100, and by 1.5's plans
-        splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
-        float32_sums=not rtx or version < (1, 6),  # float16 spelled in float32 changes nothing before, `impl.matmul`
-        biases_of_products=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
-        factors_of_products=not rtx or version >= (1, 6),  # lost before, on an H100: `impl.matmul`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

@@ -30,6 +30,7 @@ ROOMS = (
     ("frontend",),
     ("converters",),
     ("impl",),
+    ("quirks",),
     ("build",),
     ("runtime",),
     ("compiled",),
@@ -38,7 +39,6 @@ ROOMS = (
     ("shapes",),
     ("recipes",),
     ("aten",),
-    ("quirks",),
     ("settings", "records", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""

@@ -20,6 +20,7 @@ from pipeline.aten.naming import module_stack
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ArtifactError
 from pipeline.program import Program
+from pipeline.quirks.applied import experiment
 from pipeline.trt import has_gpu
 from pipeline.version import __version__
 
@@ -54,7 +55,7 @@ def program_key(program: Program, stages: JsonData, known: Known = lambda tensor
         raise NoIdentityError(f"the program cannot be kept: {error}") from None
     named = {**program.parameters, **{f"graph {name}": tensor for name, tensor in tensors.by_key.items()}}
     values = "\n".join(_values(named, known))
-    return _digest(FORMAT, json.dumps(stages), text, values)
+    return _digest(FORMAT, json.dumps(stages), text, values, *experiment())
 
 
 def hint_key(model: torch.nn.Module, stages: JsonData) -> str:

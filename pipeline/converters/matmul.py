@@ -14,6 +14,8 @@ from pipeline.impl import matmul as impl
 from pipeline.impl.attention import first_row, not_alone
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
+from pipeline.quirks import matmul_neighbours
+from pipeline.quirks.matmul_neighbours import PASSING
 
 aten = torch.ops.aten
 
@@ -26,7 +28,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
     if lone:
         a, lone = not_alone(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
-    result = impl.transposed(net, result) if is_turned(net.node) else result
+    result = impl.transposed(net, result, matmul_neighbours.RESULT)
     return first_row(net, result) if lone else result
 
 
@@ -37,21 +39,12 @@ def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     if node is None or does(node.target) is not Does.MULTIPLIES:
         return [*factors]
     rows = zip(factors, bind(node.target, node.args, node.kwargs)[first:], strict=False)
-    return [impl.transposed(net, x) if _is_transposed(given) else x for x, given in rows]
-
-
-_PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
-
-
-def _is_transposed(node: object) -> bool:
-    """Whether a factor is the result of another node with its last dim moved elsewhere."""
-    node = _passed(node)
-    return isinstance(node, torch.fx.Node) and _moves_last(node)
+    return [impl.transposed(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
 def _passed(node: object) -> object:
     """The node whose value another passes on, in another shape or dtype, or repeated."""
-    while isinstance(node, torch.fx.Node) and does(node.target) in _PASSING:
+    while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
         node = node.args[0]
     return node
 
@@ -72,21 +65,4 @@ def addmm(net: Net, *operands: Value) -> ITensor:
 @converts(aten.linear.default)
 def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> ITensor:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
-    return impl.linear(net, input, weight, bias, turned=is_turned(net.node))
-
-
-def is_turned(node: torch.fx.Node | None) -> bool:
-    """Whether a user moves the last dim of a node's result elsewhere."""
-    return node is not None and any(_moves_last(user) for user in node.users)
-
-
-def _moves_last(node: torch.fx.Node) -> bool:
-    if node.target is aten.t.default:
-        return True
-    rank = node.meta["val"].dim() if node.target in (aten.permute.default, aten.transpose.int) else 0
-    if not rank:
-        return False
-    _, *dims = bind(node.target, node.args, node.kwargs)
-    if node.target is aten.permute.default:
-        return bool(dims[0][-1] % rank != rank - 1)
-    return bool(dims[0] % rank != dims[1] % rank and rank - 1 in (dims[0] % rank, dims[1] % rank))
+    return impl.linear(net, input, weight, bias)

@@ -3,24 +3,16 @@ once."""
 
 from __future__ import annotations
 
-from operator import getitem
-
 import torch
 
-from pipeline.aten.kinds import is_cheap
-from pipeline.aten.traits import Does, does
 from pipeline.impl import base
+from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
 from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
 from pipeline.network.net import Net
-from pipeline.trt import CAPABILITIES, trt
-
-BEHIND = 8
-"""Operators up to ReLU or GELU within which a product is looked for."""
-PARTS = (Does.SELECTS, Does.MIXES)
-"""Operators, beside views, that return elements of their inputs."""
+from pipeline.trt import trt
 
 
 @block
@@ -62,28 +54,14 @@ def relu(net: Net, x: Value) -> ITensor:
 
 
 def _behind_product(net: Net, x: ITensor) -> ITensor:
-    return behind_product(net, x) if _is_behind_product(net) else x
+    return behind_product(net, x) if is_marked(net, "biases-of-matmuls") else x
 
 
 @block
 def behind_product(net: Net, x: ITensor) -> ITensor:
-    """What a product with a bias gives, for ReLU or GELU: the larger of it and itself where the bias may be lost."""
-    return x if CAPABILITIES.biases_of_products else base.kept_apart(net, x)
-
-
-@fact
-def _is_behind_product(net: Net) -> bool:
-    """Whether a product's bias may be lost: RTX 1.6.1 makes it, and ReLU or GELU, part of the product, for which there
-    is no kernel on an H100 that adds it (docs/tensorrt.md, "Numbers"). If their input is kept apart, it is added."""
-    if CAPABILITIES.biases_of_products:
-        return False
-    before = [] if net.ctx.node is None else [net.ctx.node]
-    for _ in range(BEHIND):
-        before = list(dict.fromkeys(source for node in before for source in node.all_input_nodes))
-        if any(does(node.target) in (Does.PROJECTS, Does.MULTIPLIES) for node in before):
-            return True
-        before = [node for node in before if is_cheap(node) or node.target is getitem or does(node.target) in PARTS]
-    return False
+    """What a product with a bias gives, for ReLU or GELU. RTX 1.6.1 makes the bias and these part of the product, for
+    which there is no kernel on an H100 that adds it; behind a barrier, it is added."""
+    return base.barrier(net, x, "biases-of-matmuls")
 
 
 @block
@@ -95,10 +73,7 @@ def erf(net: Net, x: Value) -> ITensor:
 @block
 def tanh(net: Net, x: Value) -> ITensor:
     """The hyperbolic tangent; TensorRT may take that of a multiple for a part of GELU."""
-    x, node = floating(net, x), net.ctx.node
-    given = node.args[0] if node is not None and node.args else None
-    is_multiple = isinstance(given, torch.fx.Node) and given.target is torch.ops.aten.mul.Tensor
-    return activation(net, "TANH", _behind_product(net, x) if is_multiple else x)
+    return activation(net, "TANH", _behind_product(net, floating(net, x)))
 
 
 @block

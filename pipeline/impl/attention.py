@@ -18,7 +18,8 @@ from pipeline.impl.slice import narrow
 from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError, SymbolicInt
 from pipeline.network.net import Net
-from pipeline.trt import CAPABILITIES, trt
+from pipeline.quirks import applies
+from pipeline.trt import trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
 """Of the four dims of attention those that a tensor of fewer does not have: the heads, and then the batch."""
@@ -78,8 +79,6 @@ def _raised(net: Net, x: ITensor) -> ITensor:
 
 def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
     """TensorRT's attention layer."""
-    if not CAPABILITIES.attention_gqa_half:
-        key, value = (_repeated(net, x, base.dims(query)[1]) for x in (key, value))
     norm = trt.AttentionNormalizationOp.SOFTMAX
     mark = net.ctx.log.mark()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
@@ -126,7 +125,7 @@ def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype
     """The softmax of scores in float32, where the mask allows, rounded to a dtype."""
     if mask is not None:
         scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
-    return base.cast(net, softmax(net, scores, -1), dtype, bare=True)
+    return base.plain_cast(net, softmax(net, scores, -1), dtype)
 
 
 def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
@@ -224,7 +223,7 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
-    if CAPABILITIES.lone_queries or all(size == 1 for size in batches) or sizes[-2] != 1:
+    if not applies("lone-queries") or all(size == 1 for size in batches) or sizes[-2] != 1:
         return query, False
     *others, width = base.sizes(net, query)
     return base.expand(net, query, [*others[:-1], 2, width]), True
@@ -238,13 +237,12 @@ def first_row(net: Net, x: ITensor) -> ITensor:
 
 def _in_numbers(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
     """What a mask adds to scores, in float32."""
-    key = ("in numbers", id(mask))
-    if key not in net.ctx.memo:
+    known = net.ctx.mask_numbers
+    if id(mask) not in known:
         bools = base.dtype_of(mask) == torch.bool
         added = where(net, mask, 0.0, float("-inf"), dtype) if bools else mask
-        net.ctx.memo[key] = (base.cast(net, added, torch.float32), mask)
-    result: ITensor = net.ctx.memo[key][0]
-    return result
+        known[id(mask)] = base.cast(net, added, torch.float32), mask
+    return known[id(mask)][0]
 
 
 @block
@@ -281,7 +279,7 @@ def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
         return query
     wide = base.cast(net, query, torch.float32)
     factor = base.constant(net, scale, torch.float32, rank=base.rank(query))
-    scaled = base.cast(net, base.elementwise(net, "PROD", wide, factor), base.dtype_of(query), bare=True)
+    scaled = base.plain_cast(net, base.elementwise(net, "PROD", wide, factor), base.dtype_of(query))
     return base.noted(net, scaled, base.known_sizes(net, query))
 
 
@@ -325,11 +323,10 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 def _counted(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     """0, 1, 2 … along a dim."""
-    key = ("counted", size if isinstance(size, int) else id(size), rank, dim)
-    if key not in net.ctx.memo:
-        net.ctx.memo[key] = (_count(net, size, rank, dim), size)
-    result: ITensor = net.ctx.memo[key][0]
-    return result
+    key = (size if isinstance(size, int) else id(size), rank, dim)
+    if key not in net.ctx.counted:
+        net.ctx.counted[key] = _count(net, size, rank, dim), size
+    return net.ctx.counted[key][0]
 
 
 def _count(net: Net, size: Size, rank: int, dim: int) -> ITensor:
@@ -352,10 +349,10 @@ def lets_all_attend(net: Net, mask: Value | None) -> bool:
 
 def _alive(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """0 where the mask leaves nothing to attend to, which would be NaN."""
-    key = ("alive", id(mask))
-    if key not in net.ctx.memo:
-        net.ctx.memo[key] = (_has_any(net, mask), mask)
-    return where(net, net.ctx.memo[key][0], result, 0.0, base.dtype_of(result))
+    known = net.ctx.masks_with_some
+    if id(mask) not in known:
+        known[id(mask)] = _has_any(net, mask), mask
+    return where(net, known[id(mask)][0], result, 0.0, base.dtype_of(result))
 
 
 def _has_any(net: Net, mask: ITensor) -> ITensor:

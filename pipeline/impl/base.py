@@ -7,7 +7,7 @@ A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -17,12 +17,14 @@ from pipeline.impl.expression import operation, solution, whole
 from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name
 from pipeline.network.net import Net
+from pipeline.quirks import applies
 from pipeline.shapes.environment import bounds, on_host
-from pipeline.trt import CAPABILITIES, to_torch, to_trt, trt
+from pipeline.trt import to_torch, to_trt, trt
 
 ITensor: TypeAlias = trt.ITensor
 Size: TypeAlias = Any
 Value: TypeAlias = Any
+ROUNDED: Final = "halves-behind-matmuls"
 
 
 @block
@@ -35,11 +37,11 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
     tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor
     shape = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
-    key = ("constant", id(value) if given else literal_name(tensor), shape)
-    if key not in net.ctx.memo:
+    key, known = (id(value) if given else literal_name(tensor), shape), net.ctx.constant_layers
+    if key not in known:
         layer = net.add("constant", shape, net.ctx.trt_weights(tensor))
-        net.ctx.memo[key] = (layer.get_output(0), value)
-    output: ITensor = net.ctx.memo[key][0]
+        known[key] = layer.get_output(0), value
+    output = known[key][0]
     return output if dtype is None else cast(net, output, dtype)
 
 
@@ -55,28 +57,32 @@ def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: in
 
 
 @block
-def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITensor:
+def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
     """``x`` in another dtype; ``x`` itself if it has it already.
 
-    A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does: RTX 1.4 gives
-    garbage then (docs/tensorrt.md). So the maximum of the result and itself follows in that kernel, unless the cast is
-    part of a pattern that TensorRT recognises (``bare``), and the cast comes before the dims of a convolution are
-    squeezed again. Some products are cast in the next kernel: see `matmul`.
+    A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does
+    (`halves-behind-matmuls`). So a barrier follows in that kernel, and the cast comes before the dims of a convolution
+    are squeezed again. Some products are cast in the next kernel: see `matmul`.
     """
-    wanted = to_trt(network_dtype(dtype))
-    if x.dtype == wanted:
+    if x.dtype == to_trt(network_dtype(dtype)):
         return x
     if dtype == torch.bool:
         return unary(net, "NOT", is_zero(net, x))
-    wide = x.dtype == trt.float32
-    mend = wide and not bare and dtype == torch.bfloat16 and not CAPABILITIES.halves_after_products
-    if mend and (found := net.ctx.memo.get(("squeezed", id(x)))):
+    rounds = x.dtype == trt.float32 and applies(ROUNDED)
+    if rounds and dtype == torch.bfloat16 and (found := net.ctx.squeezed.get(id(x))):
         given, added, _ = found
         return squeeze(net, cast(net, given, dtype), added)
-    if wide and dtype in net.ctx.memo.get(("rounded apart", id(x)), ((), x))[0]:
-        x = kept_apart(net, x)
-    made = net.add("cast", x, wanted).get_output(0)
-    return kept_apart(net, made) if mend else made
+    if rounds and dtype in net.ctx.rounded_apart.get(id(x), ((), x))[0]:
+        x = barrier(net, x, ROUNDED)
+    made = plain_cast(net, x, dtype)
+    return barrier(net, made, ROUNDED) if rounds and dtype == torch.bfloat16 else made
+
+
+@block
+def plain_cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
+    """``x`` in another dtype by a single layer, as a part of patterns that TensorRT recognises."""
+    wanted = to_trt(network_dtype(dtype))
+    return x if x.dtype == wanted else net.add("cast", x, wanted).get_output(0)
 
 
 @block
@@ -196,10 +202,10 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     known = known_sizes(net, x)[dim]
     if isinstance(known, SymbolicInt):
         return _expression(net, known.expr)
-    key = ("size", id(x), axis(dim, rank(x)))
-    if key not in net.ctx.memo:
-        net.ctx.memo[key] = (_slice1(net, _shape(net, x), axis(dim, rank(x))), x)
-    return net.ctx.memo[key][0]
+    key, known_tensors = (id(x), axis(dim, rank(x))), net.ctx.size_tensors
+    if key not in known_tensors:
+        known_tensors[key] = _slice1(net, _shape(net, x), axis(dim, rank(x))), x
+    return known_tensors[key][0]
 
 
 @fact
@@ -226,12 +232,10 @@ def sizes(net: Net, x: ITensor) -> list[Size]:
 
 
 def _shape(net: Net, x: ITensor) -> ITensor:
-    key = ("shape", id(x))
-    if key not in net.ctx.memo:
-        shape = net.add("shape", x).get_output(0)
-        net.ctx.memo[key] = (cast(net, shape, torch.int64), x)
-    output: ITensor = net.ctx.memo[key][0]
-    return output
+    known = net.ctx.shape_tensors
+    if id(x) not in known:
+        known[id(x)] = cast(net, net.add("shape", x).get_output(0), torch.int64), x
+    return known[id(x)][0]
 
 
 def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
@@ -270,11 +274,10 @@ def scalar_of(net: Net, value: Size) -> ITensor:
 
 def _expression(net: Net, expr: Any) -> ITensor:
     """The layers that compute an expression from the shapes of the network's inputs, made once."""
-    key = ("expression", str(expr))
-    if key not in net.ctx.memo:
-        net.ctx.memo[key] = _compute(net, expr)
-    output: ITensor = net.ctx.memo[key]
-    return output
+    known = net.ctx.expressions
+    if str(expr) not in known:
+        known[str(expr)] = _compute(net, expr)
+    return known[str(expr)]
 
 
 def _compute(net: Net, expr: Any) -> ITensor:
@@ -301,10 +304,11 @@ def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
 
 
 @block
-def kept_apart(net: Net, x: ITensor) -> ITensor:
-    """The maximum of ``x`` and itself: the same values, through a layer that TensorRT does not remove as it does an
-    identity. It keeps the layers before and after it from being computed together."""
-    return elementwise(net, "MAX", x, x)
+def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
+    """The maximum of ``x`` and itself, if TensorRT has the fault of this row of the table; else ``x``. These are the
+    same values, through a layer that TensorRT does not remove as it does an identity: the layers before and after it
+    are not computed together."""
+    return elementwise(net, "MAX", x, x) if applies(quirk) else x
 
 
 @block
@@ -333,14 +337,6 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     else:
         layer.set_input(1, shape_tensor(net, _with_wildcard(net, shape)))
     return noted(net, layer.get_output(0), [None if s == -1 else s for s in shape])
-
-
-@block
-def by_itself(net: Net, x: ITensor) -> ITensor:
-    """The larger of ``x`` and itself in one dim: the same values, and nothing else is computed in the kernel of the
-    product or transposed convolution that makes ``x``."""
-    made = sizes(net, x)
-    return reshape(net, kept_apart(net, reshape(net, x, [-1])), made)
 
 
 def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from pipeline.impl import base
+from pipeline.impl import barriers, base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.pool_windows import padded, spread
 from pipeline.network.net import Net
+from pipeline.quirks import applies
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
@@ -35,7 +36,7 @@ def convolution(
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
     long = max(base.dims(weight)[2:]) > LONGEST or max(stride) > FURTHEST
-    missing = (depthwise or long) and not CAPABILITIES.every_bfloat16_convolution
+    missing = (depthwise or long) and applies("bfloat16-convolutions")
     return (_widened if missing else _batched)(net, x, weight, bias, layer)
 
 
@@ -58,7 +59,7 @@ def deconvolution(
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
-        varies = groups > 1 and -1 in base.dims(x) and not CAPABILITIES.strided_groups_that_vary
+        varies = groups > 1 and -1 in base.dims(x) and applies("grouped-deconvolutions")
         missing = max(apart) > 1 and not CAPABILITIES.strided_dilated_deconvolution
         if max(strides) > 1 and (varies or missing):
             spacing = [1] * flat + strides
@@ -85,7 +86,7 @@ def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
 
     def rounded(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         result = base.cast(net, layer(x, weight, bias, flat), torch.bfloat16)
-        return result if CAPABILITIES.halves_after_deconvolutions else base.by_itself(net, result)
+        return barriers.flat(net, result, "rounded-deconvolutions")
 
     x, weight = (base.tensor(net, v, torch.float32) for v in (x, weight))
     bias = None if bias is None else base.tensor(net, bias, torch.float32)
@@ -104,7 +105,7 @@ def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
     made = layer(x, weight, bias, flat)
     result = base.squeeze(net, made, added)
     if added:
-        net.ctx.memo["squeezed", id(result)] = (made, added, result)  # for `base.cast`
+        net.ctx.squeezed[id(result)] = made, added, result  # for `base.cast`
     return result
 
 

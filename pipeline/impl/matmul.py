@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
-from pipeline.aten.kinds import is_cheap, is_pointwise, moves
-from pipeline.aten.traits import Does, does
-from pipeline.impl import base
+from pipeline.impl import barriers, base
+from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
-from pipeline.impl.of_zeros import sums_of_zeros
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.trt import CAPABILITIES, trt
+from pipeline.quirks import applies, matmul_neighbours
+from pipeline.trt import trt
 
-WITHIN = 6
-"""Operators behind a product that are looked at."""
+CONFUSED: Final = "factors-of-matmuls"
 
 
 @block
@@ -38,8 +37,7 @@ def _accumulated(
     *,
     transpose_b: bool = False,
     empty: bool = True,
-    scaled: bool = False,
-    kept: bool = True,
+    outer: bool = True,
 ) -> ITensor:
     """The product; that of halves is in float32, and rounded, where TensorRT would sum in halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
@@ -57,51 +55,23 @@ def _accumulated(
         row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
         return base.squeeze(net, _product(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
-    if kept and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
+    if outer and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
         return base.cast(net, _outer(net, (a, x), (b, y), op_a, op_b), dtype)
     longer = _longer(net, (x, y), dims, empty)
     if longer is not None:
         x, y = (sampled(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
     product = _product(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
-        confused = _may_be_confused(net, product, base.dims(x)[dims[0]], scaled=scaled)
-        product = base.by_itself(net, product) if confused else product
+        confused = _may_be_confused(net, product, base.dims(x)[dims[0]])
+        product = barriers.flat(net, product, CONFUSED) if confused else product
     return base.cast(net, product, dtype)
 
 
 @fact
-def _may_be_confused(net: Net, product: ITensor, summed: int, *, scaled: bool) -> bool:
-    """Whether a product's kernel may be taken for another's: sizes are known at run time only, and something that may
-    be computed in the kernel reads the product: but for what a softmax follows, since TensorRT has kernels for that.
-
-    Of two kernels in an engine that differ in how many sizes they take, and multiply by a number, RTX 1.4 and 1.5 run
-    the first for both if the sizes are the same (docs/tensorrt.md, "Numbers"). ``summed``: over how many. ``scaled``:
-    the converter multiplies it by a number.
-    """
-    node = net.ctx.node
-    if CAPABILITIES.factors_of_products or node is None or does(node.target) is not Does.MULTIPLIES:
-        return False
-    if -1 not in (*base.dims(product)[-2:], summed):
-        return False
-    return scaled or _is_read_elementwise(net, node)
-
-
-def _is_read_elementwise(net: Net, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Whether an elementwise operator that no softmax follows reads a node, or a view of it."""
-    return any(
-        (is_pointwise(user) and not _is_softened(net, user))
-        or (within > 0 and moves(user) and _is_read_elementwise(net, user, within - 1))
-        for user in node.users
-    )
-
-
-def _is_softened(net: Net, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Whether a softmax of the same engine follows on all ways from a node, after elementwise operators and views."""
-    inside = net.ctx.inside
-    if does(node.target) is Does.SOFTENS:
-        return not inside or node.name in inside
-    on = within and is_cheap(node) and node.users and (not inside or node.name in inside)
-    return bool(on) and all(_is_softened(net, user, within - 1) for user in node.users)
+def _may_be_confused(net: Net, product: ITensor, summed: int) -> bool:
+    """Whether a product's kernel may be taken for another's (`factors-of-matmuls`): sizes are known at run time only.
+    ``summed``: over how many."""
+    return -1 in (*base.dims(product)[-2:], summed) and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
 
 
 @fact
@@ -110,7 +80,7 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
     is added to the rounded product: to one in float32 it would be, and the weights would be kept, in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
-        return dtype == torch.float16 and not CAPABILITIES.float32_sums
+        return dtype == torch.float16 and applies("matmul-sums")
     return asked and dtype in HALVES
 
 
@@ -119,7 +89,7 @@ def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: b
 
     It is where the size may be 0 at run time, if ``empty``: RTX 1.4 then returns 0 for everything in the same kernel,
     including terms added to the product. And where the size may be odd, and TensorRT would compute something of the
-    zero that it adds itself (`pipeline.impl.of_zeros`).
+    zero that it adds itself (`pipeline.quirks.zero_padded_k`).
     """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
     if empty:
@@ -127,7 +97,7 @@ def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: b
             if isinstance(size, SymbolicInt) and bounds_of(net, size.expr)[0] < 1:
                 return total([size, 1])
     there = base.dims(operands[0])[dims[0]]
-    if there % 2 == 0 or not sums_of_zeros(net):
+    if there % 2 == 0 or not is_marked(net, "padded-zeros"):
         return None
     if there != -1:
         return there + 1
@@ -152,36 +122,32 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
     """The product; if it is float32, `base.cast` does not let its own kernel round it to halves where RTX 1.4 refuses
     to run that in float16, or gives garbage in bfloat16 (docs/tensorrt.md): with two batch dims or more, and, in
     float16, where a factor was computed in float32."""
-    if not CAPABILITIES.halves_after_products and product.dtype == trt.float32:
+    if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
-            net.ctx.memo["rounded apart", id(product)] = HALVES, product
-        elif net.ctx.node is not None and any(map(_is_computed_wide, net.ctx.node.all_input_nodes)):
-            net.ctx.memo["rounded apart", id(product)] = (torch.float16,), product
+            net.ctx.rounded_apart[id(product)] = HALVES, product
+        elif is_marked(net, base.ROUNDED):
+            net.ctx.rounded_apart[id(product)] = (torch.float16,), product
     return product
 
 
-def _is_computed_wide(node: torch.fx.Node) -> bool:
-    """Whether an elementwise operator computed it in float32."""
-    value = node.meta.get("val")
-    return is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype == torch.float32
-
-
 @block
-def transposed(net: Net, x: Value) -> Value:
+def transposed(net: Net, x: Value, name: str = "") -> Value:
     """Protect a factor or result of a product that is transposed before or after the product. TensorRT-RTX computes
-    such a product transposed, and may use a factor's first batch for all (docs/tensorrt.md, "Numbers"). Taking the
-    maximum of the tensor and itself prevents that."""
-    if not isinstance(x, trt.ITensor) or not _is_turned_wrongly(base.dtype_of(x)):
+    such a product transposed, and may use a factor's first batch for all (`transposed-matmuls`).
+
+    name: the input's, or that of the result, by which the node may be marked; empty if it is transposed anyway.
+    """
+    row = _transposed_row(x)
+    if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
     batches = base.dims(x)[:-2]
-    return base.kept_apart(net, x) if batches and batches[0] != 1 else x
+    return base.barrier(net, x, row) if batches and batches[0] != 1 else x
 
 
-def _is_turned_wrongly(dtype: torch.dtype) -> bool:
-    """Whether TensorRT gets a product of this dtype wrong that it computes transposed."""
-    if dtype in HALVES:
-        return not CAPABILITIES.turned_halves
-    return dtype == torch.float32 and not CAPABILITIES.turned_products
+def _transposed_row(x: Value) -> str:
+    """The row of the table of faults for products of this tensor's dtype that are computed transposed, or nothing."""
+    dtype = base.dtype_of(x)
+    return "transposed-matmuls" if dtype in HALVES else "transposed-float32-matmuls" if dtype == torch.float32 else ""
 
 
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
@@ -208,7 +174,8 @@ def _outer(
     op_b: trt.MatrixOperation,
 ) -> ITensor:
     """A product that sums over a single element. TensorRT computes it as one that broadcasts both operands, which goes
-    wrong where the kernel of a reduction keeps one of them (`pipeline.impl.kept`): constants are in no such kernel."""
+    wrong where the kernel of a reduction keeps one of them (`broadcast-in-reductions`): constants are in no such
+    kernel."""
     x, y = _matrix(net, a[1], op_a, -2), _matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
@@ -228,49 +195,25 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 
 @block
-def linear(
-    net: Net, x: Value, weight: Value, bias: Value | None, *, turned: bool = False, kept: bool = True
-) -> ITensor:
+def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
     """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
 
-    ``kept``: the kernel of a reduction may keep the input (`pipeline.impl.kept`).
-    ``turned``: the result is transposed next. TensorRT-RTX then computes it transposed, and may use the input's first
-    batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the same
-    kernel.
+    ``outer``: a product over one element may be computed element by element.
     """
-    result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, kept=kept)
+    result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
-    apart = turned and _is_turned_wrongly(base.dtype_of(result))
-    return base.kept_apart(net, result) if apart or _is_beside_others(net, result) else result
-
-
-@fact
-def _is_beside_others(net: Net, result: ITensor) -> bool:
-    """Whether a linear layer's kernel, whose sizes are known, may be taken for that of another one in its engine, which
-    takes sizes at run time (`_may_be_confused`): both are multiplied in their kernels."""
-    node = net.ctx.node
-    if CAPABILITIES.factors_of_products or node is None or does(node.target) is not Does.PROJECTS:
-        return False
-    if -1 in base.dims(result) or not _is_read_elementwise(net, node):
-        return False
-    return any(does(other.target) is Does.PROJECTS and _varies(other) for other in _beside(net, node))
-
-
-def _beside(net: Net, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The nodes of the engine that a node is in."""
-    return (other for other in node.graph.nodes if not net.ctx.inside or other.name in net.ctx.inside)
-
-
-def _varies(node: torch.fx.Node) -> bool:
-    """Whether sizes of a node's result are known at run time only."""
-    return not all(isinstance(size, int) for size in node.meta["val"].shape)
+    row = _transposed_row(result)
+    if is_marked(net, row, matmul_neighbours.RESULT):
+        return base.barrier(net, result, row)
+    confused = -1 not in base.dims(result) and is_marked(net, CONFUSED, matmul_neighbours.BESIDE_SIZES)
+    return base.barrier(net, result, CONFUSED) if confused else result
 
 
 @block
 def plus_product(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
     """``beta * x + alpha * (a @ b)``; ``x`` is not read if beta is 0, so its NaN do not matter."""
-    result, product = base.result_type(a, b), _accumulated(net, a, b, scaled=alpha != 1)
+    result, product = base.result_type(a, b), _accumulated(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:
         product = binary(net, "PROD", product, _coefficient(alpha, dtype), dtype)

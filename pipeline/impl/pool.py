@@ -51,7 +51,7 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
         wide, padding = padded(net, wide, padding, padding), [0] * len(padding)
     padding = [0] * len(padding) if divisor else padding
     if not count_include_pad and any(padding):
-        wide = base.kept_apart(net, wide)  # never the input of an average that counts the border
+        wide = base.barrier(net, wide, "merged-averages")  # never the input of an average that counts the border
     made = _layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
     made.average_count_excludes_padding = not (count_include_pad and any(padding))
     result = _result(net, made, windows, base.rank(x))

@@ -13,7 +13,7 @@ from pipeline.impl import base, elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block as building_block
 from pipeline.network.net import Net
-from pipeline.trt import CAPABILITIES, dtype_called, to_trt, trt
+from pipeline.trt import dtype_called, to_trt, trt
 
 NAMES: Final = MappingProxyType(
     {"int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2", "e8m0": "float8_e8m0fnu"}
@@ -65,8 +65,7 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
     x = codes(net, x, type) if isinstance(x, torch.Tensor) else x
     scales = scale_of(net, scale, block, dtype)
     made = _with_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
-    apart = not CAPABILITIES.codes_beside_floats and (type, dtype) == ("int4", torch.float32)
-    return base.kept_apart(net, made) if apart else made
+    return base.barrier(net, made, "int4-by-float32") if (type, dtype) == ("int4", torch.float32) else made
 
 
 @building_block

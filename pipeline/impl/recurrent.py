@@ -44,7 +44,7 @@ def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor
 def _of_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
     """A product of the state. No reduction keeps it; and were it elementwise, which that of one number could be, then
     TensorRT would repeat it for each gate of each step behind: the plan of eight steps of a GRU had 31 MB."""
-    return linear(net, state, weight, bias, kept=False)
+    return linear(net, state, weight, bias, outer=False)
 
 
 def _elman(activate: Callable[[Net, ITensor], ITensor]) -> Cell:

@@ -13,7 +13,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
-from pipeline.impl.nothing import may_leave_none
+from pipeline.impl.empty import may_leave_none
 from pipeline.impl.shape import sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt

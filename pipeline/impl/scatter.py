@@ -12,8 +12,8 @@ from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block
+from pipeline.impl.empty import may_be_none
 from pipeline.impl.index import iota
-from pipeline.impl.nothing import may_be_none
 from pipeline.impl.shape import bounds_of, expression, product, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net

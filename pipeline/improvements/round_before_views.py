@@ -6,7 +6,7 @@ import torch
 
 from pipeline.aten.traits import Does, does
 from pipeline.improvements.rewriting import Node, Rewriting, improvement, is_output, only_reader, source_of
-from pipeline.trt import CAPABILITIES
+from pipeline.quirks import applies
 
 VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
@@ -19,7 +19,7 @@ def round_before_views(rewriting: Rewriting) -> None:
     RTX 1.4 rounds in the kernel of the product or convolution and moves elements afterwards. The layer that keeps such
     a kernel right must follow the cast directly (`impl.base.cast`): after a move it would be in the next kernel.
     """
-    if CAPABILITIES.halves_after_products:
+    if not applies("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
         views = [] if node._erased or not _rounds(node) else _views(source_of(node))

@@ -13,8 +13,8 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Target
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, only_reader, rank_of
+from pipeline.quirks import applies
 from pipeline.shapes.environment import Shape, bounds, shape_of
-from pipeline.trt import CAPABILITIES
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
@@ -41,7 +41,7 @@ def split_products(rewriting: Rewriting) -> None:
     end to end: 16 of an H200's 132 for a layer of 2,048. One row has other kernels, and many rows are blocks enough.
     Six layers of a Llama-like decoder, 8 rows: 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59.
     """
-    if not CAPABILITIES.splits_sums:
+    if applies("unsplit-sums"):
         split(rewriting, parts_of)
 
 

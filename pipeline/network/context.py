@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -16,10 +16,14 @@ from pipeline.aten.raw import raw_bytes
 from pipeline.errors import PipelineError
 from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight
+from pipeline.network.marks import Marks
 from pipeline.recipes import held
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
+
+Made: TypeAlias = tuple[trt.ITensor, trt.ITensor]
+"""A tensor that is made once, and the one that it is made of, which its key refers to by ``id`` and must live."""
 
 
 @frozen
@@ -58,10 +62,21 @@ class ConversionContext:
         literals: the weights that come from no parameter, by names derived from their content.
         weights: the names of all weights, by the address at which they lie.
         recorded: the names that converters recorded weights by, by the same address.
-        memo: results that building blocks make once per network, with the values that their keys refer to by ``id``.
+        constant_layers: the outputs of constant layers, each made once: by content, or ``id`` of the tensor, and shape.
+        shape_tensors: the shapes of tensors that layers compute, by ``id`` of the tensor, with that tensor.
+        size_tensors: single sizes of tensors, by ``id`` of the tensor and dim, likewise.
+        expressions: the tensors of one element that hold an expression, by the expression's text.
+        mask_numbers: what an attention's masks add to scores, by ``id`` of the mask, with the mask.
+        masks_with_some: whether rows of masks let anything through, likewise.
+        counted: 0, 1, 2 … along a dim, by the size or its ``id``, the rank and the dim, with the size.
+        squeezed: the results of convolutions before dims were taken away: by ``id`` of what was made of them, with the
+            dims, and with that tensor.
+        rounded_apart: the dtypes to which products are rounded in a kernel of its own, by ``id``, with the product.
+        held_sizes: the sizes that tensors hold, by ``id``, with the tensor.
+        stand_ins: what stands for the network's values in code that was written for other compilers.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
-        leaving: the symbols of inputs of which there may be none, where that leaves something to compute.
+        marks: where the network avoids faults of TensorRT's kernels.
         in_place: tensors in the memory of a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
         constant_nodes: the names of the nodes that are its constants.
@@ -80,10 +95,20 @@ class ConversionContext:
     literals: dict[str, torch.Tensor] = field(factory=dict)
     weights: dict[int, Weight] = field(factory=dict)
     recorded: dict[int, str] = field(factory=dict)
-    memo: dict[Any, Any] = field(factory=dict)
+    constant_layers: dict[tuple[int | str, tuple[int, ...]], tuple[trt.ITensor, object]] = field(factory=dict)
+    shape_tensors: dict[int, Made] = field(factory=dict)
+    size_tensors: dict[tuple[int, int], Made] = field(factory=dict)
+    expressions: dict[str, trt.ITensor] = field(factory=dict)
+    mask_numbers: dict[int, Made] = field(factory=dict)
+    masks_with_some: dict[int, Made] = field(factory=dict)
+    counted: dict[tuple[int, int, int], tuple[trt.ITensor, object]] = field(factory=dict)
+    squeezed: dict[int, tuple[trt.ITensor, list[int], trt.ITensor]] = field(factory=dict)
+    rounded_apart: dict[int, tuple[tuple[torch.dtype, ...], trt.ITensor]] = field(factory=dict)
+    held_sizes: dict[int, tuple[int | SymbolicInt, trt.ITensor]] = field(factory=dict)
+    stand_ins: object = None
     shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
     ranges: Symbols = field(factory=dict)
-    leaving: frozenset[str] = frozenset()
+    marks: Marks = field(factory=Marks)
     in_place: list[Any] = field(factory=list)
     inside: frozenset[str] = frozenset()
     constant_nodes: frozenset[str] = frozenset()

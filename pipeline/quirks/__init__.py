@@ -1,5 +1,7 @@
-"""Kernel faults of TensorRT: one table, which passes ask before a network is made."""
+"""Kernel faults of TensorRT: one table, a pass that marks where they are avoided, and detectors for plans."""
 
-from pipeline.quirks.table import QUIRKS, Quirk, applies
+from pipeline.quirks.applied import applies, assume, is_there, without
+from pipeline.quirks.quirk import Quirk
+from pipeline.quirks.table import QUIRKS
 
-__all__ = ["QUIRKS", "Quirk", "applies"]
+__all__ = ["QUIRKS", "Quirk", "applies", "assume", "is_there", "without"]

@@ -7,59 +7,22 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
-from attrs import frozen
-
-from pipeline.trt import CAPABILITIES, has_gpu
-
-Version = tuple[int, ...]
-
-
-@frozen
-class Quirk:
-    """A kernel fault.
-
-    id: its name.
-    fault: what TensorRT does, and the size of the error.
-    since, before: the versions of TensorRT-RTX that have it: from `since` on, and none from `before` on; None is open.
-    gpus: where it was measured.
-    capabilities: the compute capabilities of GPUs that have it, if others have not; it is asked of the GPU at hand.
-    trigger: what in a program brings it about.
-    instead: what is written instead, and by what part of the compiler.
-    seen: how it shows in a plan or when an engine is loaded; empty if it does not.
-    test: the test that finds it if it is not avoided.
-    evidence: the note with the measurements.
-    """
-
-    id: str
-    fault: str
-    gpus: str
-    trigger: str
-    instead: str
-    test: str
-    evidence: str
-    capabilities: tuple[str, ...] = ()
-    since: Version | None = None
-    before: Version | None = None
-    seen: str = ""
-
-    @property
-    def versions(self) -> str:
-        """The versions in words: "1.6 and newer"."""
-        first, end = (v and ".".join(map(str, v)) for v in (self.since, self.before))
-        if first and end:
-            return f"{first} to before {end}"
-        return f"{first} and newer" if first else f"before {end}" if end else "all"
-
-    def is_in(self, flavour: str, version: Version) -> bool:
-        """Return whether a version has the fault."""
-        from_here_on = self.since is None or version >= self.since
-        return flavour == "tensorrt_rtx" and from_here_on and (self.before is None or version < self.before)
-
+from pipeline.quirks import (
+    broadcast_after_reduction,
+    empty_broadcast,
+    expression_blowup,
+    inlined_reductions,
+    matmul_neighbours,
+    zero_padded_k,
+)
+from pipeline.quirks import plan_detectors as detect
+from pipeline.quirks.quirk import Quirk
 
 SIZES: Final = "docs/notes/2026-11-29-real-sizes.md"
-NUMBERS: Final = "docs/tensorrt.md"
+NUMBERS: Final = "docs/notes/2026-11-29-kernel-faults.md"
 HOPPER: Final = "H100, H200 (9.0)"
+BOTH: Final = ("tensorrt_rtx", "tensorrt")
+"""Avoided in both libraries: it was measured with TensorRT-RTX, and not looked for in the other."""
 
 QUIRKS: Final = (
     Quirk(
@@ -151,48 +114,72 @@ QUIRKS: Final = (
         gpus=HOPPER,
         trigger="one query a batch, behind other attentions",
         instead="the query twice (`impl.attention.not_alone`)",
-        seen="`_gemv_mha` of several batches (`wrong_kernels.of_other_batches`)",
+        seen="`_gemv_mha` of several batches",
         test="tests/gpu/test_attention_gpu.py::test_one_query_after_other_attentions",
         evidence=NUMBERS,
+        detector=detect.of_other_batches,
+        finding="may attend to the keys of other batches",
     ),
     Quirk(
         id="transposed-matmuls",
         fault="A matmul beside a transposition uses the first batch for all.",
         gpus=HOPPER,
-        trigger="a factor or result that is transposed, behind attentions; in float32 before 1.6, in halves on all",
-        instead="the maximum of the tensor and itself (`impl.matmul.transposed`, `linear`)",
-        seen="`__myl_MoveReshTranReshMove` (`wrong_kernels.of_one_batch`)",
+        trigger="a factor or result in halves that is transposed, behind attentions",
+        instead="the maximum of the tensor and itself (`quirks.matmul_neighbours`, `impl.matmul`)",
+        seen="`__myl_MoveReshTranReshMove`",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_with_what_is_transposed",
         evidence=NUMBERS,
+        detector=detect.of_one_batch,
+        finding="copies one batch for all",
+        places=matmul_neighbours.transposed_halves,
+    ),
+    Quirk(
+        id="transposed-float32-matmuls",
+        fault="A matmul of float32 beside a transposition uses the first batch for all.",
+        before=(1, 6),
+        gpus="H100 (9.0)",
+        trigger="a factor or result in float32 that is transposed, behind attentions",
+        instead="the maximum of the tensor and itself (`quirks.matmul_neighbours`, `impl.matmul`)",
+        test="tests/build/test_kernels_turned.py",
+        evidence=NUMBERS,
+        places=matmul_neighbours.transposed_floats,
     ),
     Quirk(
         id="broadcast-in-reductions",
         fault="A reduction's kernel broadcasts a value from threads that do not hold it.",
         gpus=HOPPER,
         trigger="a value computed before a reduction and broadcast behind it",
-        instead="the value expanded in a kernel of its own (`impl.kept`)",
-        seen="registers read by other threads (`wrong_kernels.kept_elsewhere`)",
+        instead="the value expanded in a kernel of its own (`quirks.broadcast_after_reduction`)",
+        seen="registers read by other threads",
         test="tests/gpu/test_kept_gpu.py::test_agrees_with_eager",
         evidence=NUMBERS,
+        detector=detect.kept_elsewhere,
+        finding="reads what its threads keep of other elements",
+        flavours=BOTH,
+        places=broadcast_after_reduction.places,
     ),
     Quirk(
         id="sums-of-few",
         fault="A sum of up to six elements in a reduction's kernel takes one element for others.",
         gpus=HOPPER,
         trigger="a reduction of 2 to 6 elements beside a larger one",
-        instead="a barrier behind the sum (`impl.written_in`)",
+        instead="a barrier behind the sum, or what it is broadcast to (`quirks.inlined_reductions`)",
         test="tests/gpu/test_written_in_gpu.py::test_agrees_with_eager",
         evidence=NUMBERS,
+        flavours=BOTH,
+        places=inlined_reductions.places,
     ),
     Quirk(
         id="expanded-loops",
         fault="A loop that is written out is not built, or takes minutes.",
         gpus="any: the build",
         trigger="long chains of views, small sums and matmuls over few terms",
-        instead="barriers where an expression would grow (`impl.expanded`)",
+        instead="barriers where an expression would grow (`quirks.expression_blowup`)",
         seen='"insert_point is not in bb" from the builder',
         test="tests/gpu/test_expanded_gpu.py::test_steps_agree_with_eager",
         evidence=NUMBERS,
+        flavours=BOTH,
+        places=expression_blowup.places,
     ),
     Quirk(
         id="halves-behind-matmuls",
@@ -200,10 +187,14 @@ QUIRKS: Final = (
         before=(1, 6),
         gpus=HOPPER,
         trigger="two batch dims or more, or a factor computed in float32",
-        instead="the rounding in a kernel of its own (`impl.base.cast`, `impl.matmul`)",
-        seen="`wrong_kernels.rounded_last`",
+        instead="the rounding in a kernel of its own (`quirks.matmul_neighbours`, `impl.base.cast`)",
+        seen="a cast to bfloat16 at the end of a kernel",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_of_batches_that_are_rounded_at_once",
         evidence=NUMBERS,
+        detector=detect.by_plan(detect.rounded_last),
+        finding="gives {} by a cast to bfloat16 at its end",
+        dtype="bfloat16",
+        places=matmul_neighbours.computed_wide,
     ),
     Quirk(
         id="factors-of-matmuls",
@@ -211,10 +202,13 @@ QUIRKS: Final = (
         before=(1, 6),
         gpus=HOPPER,
         trigger="matmuls of sizes known at run time only, multiplied in their kernels",
-        instead="a barrier behind the matmul (`impl.matmul`)",
-        seen="`wrong_kernels.confused`",
+        instead="a barrier behind the matmul (`quirks.matmul_neighbours`, `impl.matmul`)",
+        seen="one name of kernels that take other numbers of sizes",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_keep_their_factors",
         evidence=NUMBERS,
+        detector=detect.by_plan(detect.confused),
+        finding="may take another one's factor",
+        places=matmul_neighbours.scaled,
     ),
     Quirk(
         id="biases-of-matmuls",
@@ -222,28 +216,35 @@ QUIRKS: Final = (
         since=(1, 6),
         gpus="H100 (9.0)",
         trigger="ReLU or GELU behind a linear layer, read in more than one place",
-        instead="the maximum of the bias's sum and itself (`impl.activation`)",
-        seen="`bias=true` of a matmul (`wrong_kernels.with_biases`)",
+        instead="the maximum of the bias's sum and itself (`quirks.matmul_neighbours`, `impl.activation`)",
+        seen="`bias=true` of a matmul",
         test="tests/build/test_biases_of_products.py",
         evidence=NUMBERS,
+        detector=detect.by_plan(detect.with_biases),
+        finding="may leave out its bias",
+        places=matmul_neighbours.biased,
     ),
     Quirk(
         id="padded-zeros",
         fault="A matmul of an odd number of terms adds a zero, and computes what is before it on that zero.",
         gpus=HOPPER,
         trigger="an operator that maps 0 to infinity or NaN before such a matmul",
-        instead="an even number of terms (`impl.of_zeros`)",
+        instead="an even number of terms (`quirks.zero_padded_k`, `impl.matmul`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_of_sizes_that_kernels_do_not_take",
         evidence=NUMBERS,
+        flavours=BOTH,
+        places=zero_padded_k.places,
     ),
     Quirk(
         id="empty-loops",
         fault="A loop over nothing leaves out what its kernel computes for others.",
         gpus=HOPPER,
         trigger="a sum over a size that may be 0, or something broadcast to nothing",
-        instead="one more element, or a tensor that is not empty (`impl.nothing`)",
+        instead="one more element, or a kernel of its own (`quirks.empty_broadcast`, `impl.empty`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_sums_of_nothing_leave_the_places_of_others",
         evidence=NUMBERS,
+        flavours=BOTH,
+        places=empty_broadcast.places,
     ),
     Quirk(
         id="grouped-deconvolutions",
@@ -262,9 +263,12 @@ QUIRKS: Final = (
         gpus="H100 (9.0)",
         trigger="transposed convolutions in bfloat16 one behind the other",
         instead="a barrier behind the rounding (`impl.conv`)",
-        seen="`wrong_kernels.widened_again`",
+        seen="a cast to bfloat16 before another in the kernel",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_transposed_convolutions_that_are_rounded_and_widened",
         evidence=NUMBERS,
+        detector=detect.by_plan(detect.widened_again),
+        finding="rounds to bfloat16 before it gives {}",
+        dtype="bfloat16",
     ),
     Quirk(
         id="bfloat16-convolutions",
@@ -277,19 +281,59 @@ QUIRKS: Final = (
         test="tests/gpu/test_bfloat16_gpu.py::test_long_windows",
         evidence=NUMBERS,
     ),
+    Quirk(
+        id="unwritten-results",
+        fault="A kernel with several results forgets some of them.",
+        gpus=HOPPER,
+        trigger="an output that another output reads, which two others read",
+        instead="a layer of its own for an output that others read (`stages.convert`)",
+        seen="a result that the kernel's source does not mention",
+        detector=detect.unwritten,
+        finding="never writes {}",
+        test="tests/build/test_kernels_outputs.py",
+        evidence=NUMBERS,
+    ),
+    Quirk(
+        id="masked-attention-sums",
+        fault="Sums a masked attention of float16 in float16, rounding after every 32 keys.",
+        gpus=HOPPER,
+        trigger="an attention with a mask of several queries",
+        instead="its second matmul in float32 between casts (`impl.attention`)",
+        seen="`_hmma_fp16_traits` of a kernel that adds a mask",
+        detector=detect.summed_in_halves,
+        finding="sums a masked attention in float16",
+        test="tests/build/test_kernels_sums.py",
+        evidence=NUMBERS,
+    ),
+    Quirk(
+        id="unsplit-sums",
+        fault="Does not split the sums of matmuls of few rows over multiprocessors, which takes longer.",
+        gpus=HOPPER,
+        trigger="a matmul of 2 to 64 rows by few columns, in halves",
+        instead="matmuls of parts of the sum, added in float32 (`improvements.split_products`)",
+        test="tests/improvements/test_split_products.py",
+        evidence="docs/benchmarks.md",
+    ),
+    Quirk(
+        id="merged-averages",
+        fault="Computes one of two averages of a tensor that differ in whether they count the border, for both.",
+        gpus=HOPPER,
+        trigger="two average poolings of one tensor, with and without `count_include_pad`",
+        instead="a barrier before the one that does not count it (`impl.pool`)",
+        test="tests/gpu/test_attribute_pairs.py",
+        evidence=NUMBERS,
+        flavours=BOTH,
+    ),
+    Quirk(
+        id="int4-by-float32",
+        fault='Multiplies INT4 by float32 in one kernel, which does not run: "cuDNN graph compilation failed".',
+        before=(1, 7),
+        gpus="H200 (9.0)",
+        trigger="a matmul of float32 by weights in INT4",
+        instead="a barrier behind the weights' numbers (`impl.quantize`)",
+        seen="the error when the engine is loaded",
+        test="tests/gpu/test_quantized_gpu.py",
+        evidence=NUMBERS,
+    ),
 )
 """All rows."""
-
-_BY_ID: Final = {quirk.id: quirk for quirk in QUIRKS}
-
-
-def applies(id: str) -> bool:
-    """Return whether the TensorRT in use, on the GPU at hand where that matters, has the fault of this row."""
-    quirk = _BY_ID[id]
-    here = quirk.is_in(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
-    return here and (not quirk.capabilities or gpu_at_hand() in quirk.capabilities)
-
-
-def gpu_at_hand() -> str:
-    """Return the compute capability of the current GPU ("9.0"), or nothing."""
-    return ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu() else ""

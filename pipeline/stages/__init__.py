@@ -1,5 +1,6 @@
 """The stages, one file each."""
 
+from pipeline.stages.avoid_faults import avoid_faults
 from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
@@ -25,6 +26,7 @@ __all__ = [
     "SharedWeights",
     "Validate",
     "Verify",
+    "avoid_faults",
     "build",
     "by_submodule",
     "convert",

@@ -18,18 +18,6 @@ from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
-from pipeline.build.wrong_kernels import (
-    confused,
-    kept_elsewhere,
-    of_one_batch,
-    of_other_batches,
-    rounded_last,
-    sources,
-    summed_in_halves,
-    unwritten,
-    widened_again,
-    with_biases,
-)
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
@@ -37,7 +25,8 @@ from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.network.pairs import pairs
 from pipeline.program import Built, Converted
-from pipeline.trt import CAPABILITIES
+from pipeline.quirks import QUIRKS, is_there
+from pipeline.quirks.plan_detectors import sources
 
 log = logging.getLogger(__name__)
 
@@ -124,25 +113,17 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
 
 def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """The kernels of a plan that are known to be wrong, each with a description of the fault."""
-    found = sources(data)
-    wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
-    if not CAPABILITIES.halves_after_products and _has_bfloat16(network):
-        wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
-    if not CAPABILITIES.halves_after_deconvolutions and _has_bfloat16(network):
-        wrong += [(kernel, f"rounds to bfloat16 before it gives {tensor}") for kernel, tensor in widened_again(data)]
-    wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
-    wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
-    wrong += [(kernel, "reads what its threads keep of other elements") for kernel in kept_elsewhere(data, found)]
-    wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]
-    if not CAPABILITIES.biases_of_products:
-        wrong += [(kernel, "may leave out its bias") for kernel in with_biases(data)]
-    if not CAPABILITIES.factors_of_products:
-        wrong += [(kernel, "may take another one's factor") for kernel in confused(data)]
-    return wrong
+    read, dtypes = sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
+    return [
+        (kernel, quirk.finding.format(*result))
+        for quirk in QUIRKS
+        if quirk.detector is not None and quirk.dtype in ("", *dtypes) and is_there(quirk.id)
+        for kernel, *result in map(_parts, quirk.detector(data, read))
+    ]
 
 
-def _has_bfloat16(network: Network) -> bool:
-    return any(tensor.dtype == "bfloat16" for layer in network.layers for tensor in layer.outputs)
+def _parts(found: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (found,) if isinstance(found, str) else found
 
 
 def _tell(done: int, total: int, name: str, phase: str) -> None:

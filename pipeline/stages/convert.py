@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 import sympy
 import torch
 from attrs import evolve
-from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.naming import layer_name, unlike
@@ -26,16 +25,14 @@ from pipeline.build.profiles import profiles_of, symbols_of
 from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
-from pipeline.impl import base
+from pipeline.impl import barriers, base
 from pipeline.impl.checked import check_tensor
-from pipeline.impl.expanded import Expanded, alone
-from pipeline.impl.kept import Kept, spread
-from pipeline.impl.nothing import that_leave_something
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle, name_dimensions
 from pipeline.network.legacy import LegacyNetwork
+from pipeline.network.marks import Marks
 from pipeline.network.net import Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
@@ -90,16 +87,13 @@ class _Conversion:
         self.ctx.constant_nodes = frozenset(segment.constants)
         self.ranges: Symbols = symbols_of(self.program, segment)
         self.ctx.ranges = self.ranges
-        outputs = {port.name for port in segment.outputs}
-        self.ctx.leaving = that_leave_something([nodes[name] for name in segment.nodes], outputs, self.ranges)
+        self.ctx.marks = Marks(segment.marks)
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
         )
         self.ctx.net.name = segment.name
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
-        self.kept = Kept(nodes[name] for name in segment.nodes)
-        self.expanded = Expanded(nodes[name] for name in segment.nodes)
         self.env: dict[str, Argument] = {}
         self.bindings = binding_names(self.program.outputs, segment)
         self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
@@ -185,12 +179,11 @@ class _Conversion:
         choice = self.verdicts[node.name].choice
         assert choice is not None
         net = Net(self.ctx, layer_name(node))
-        wide = {x: spread(net, self.value(x), x, node) for x in self.kept.broadcast_in(node)}
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else self.value(x))
+        args, kwargs = barriers.arguments(net, node, self.value)
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         made = choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
-        return alone(net, made) if node in self.expanded or node in self.kept.written_in else made
+        return barriers.result(net, node, made)
 
     def value(self, node: torch.fx.Node) -> Argument:
         """The value that a converter receives for a node: its tensor, constant, or symbolic int."""

@@ -16,6 +16,7 @@ from pipeline.compose.pipelines import as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.errors import AgreementError, AgreementWarning, warn
+from pipeline.stages.avoid_faults import avoid_faults
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
 from pipeline.stages.partition import partition
@@ -32,7 +33,9 @@ from pipeline.verification.samples import Given
 
 OnFailure = Literal["raise", "warn", "heal"]
 
-STAGES: tuple[AnyStage, ...] = tuple(map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, convert, build, refit_map)))
+STAGES: tuple[AnyStage, ...] = tuple(
+    map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, avoid_faults, convert, build, refit_map))
+)
 """By which a program is compiled again where `verify` is called by itself, outside a pipeline."""
 
 

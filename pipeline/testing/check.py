@@ -18,7 +18,7 @@ from pipeline.network.description import Network
 from pipeline.program import Converted, Partitioned, Program, Verdict
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
-from pipeline.stages import Decompose, Validate, convert, partition, refit_map
+from pipeline.stages import Decompose, Validate, avoid_faults, convert, partition, refit_map
 from pipeline.stages import build as build_stage
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
@@ -120,8 +120,8 @@ def check(
 
 
 def _partitioned(call: Call, made: Made, *stages: Any) -> Partitioned:
-    """The call's program through these stages, and `partition`."""
-    found: Partitioned = attempt("converts", call, lambda: _through((*stages, partition), made.program))
+    """The call's program through these stages, `partition` and `avoid_faults`."""
+    found: Partitioned = attempt("converts", call, lambda: _through((*stages, partition, avoid_faults), made.program))
     return found
 
 

@@ -16,7 +16,7 @@ from pipeline.converters.registry import ConverterRegistry
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
-from pipeline.stages import Decompose, Validate, convert, partition, refit_map
+from pipeline.stages import Decompose, Validate, avoid_faults, convert, partition, refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
 from pipeline.testing.check import attempt, fail, run_beside_eager
@@ -109,7 +109,7 @@ def _check_operators(
 def _compiled(call: Call, program: Program, registry: ConverterRegistry) -> Compiled:
     """The rest of the way, to a program without engines."""
     validate = Validate(registry)
-    return attempt("converts", call, lambda: refit_map(unbuilt(convert(partition(validate(program))))))
+    return attempt("converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program)))))))
 
 
 def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:

@@ -8,15 +8,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attrs import evolve
 from torch import nn
 from torch.export import Dim
 from torch.nn.functional import gelu
 
 import pipeline
-from pipeline.build.wrong_kernels import with_biases
-from pipeline.impl import activation
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
+from pipeline.quirks import applies
+from pipeline.quirks.plan_detectors import with_biases
 
 MAXIMUM, RELU = "op=MAX", "type=RELU"
 FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -64,17 +63,18 @@ class Convolved(nn.Module):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_relu_reads_is_kept_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@quirks.assume("biases-of-matmuls")
+def test_what_relu_reads_is_kept_apart(form: str) -> None:
     """As for a TensorRT that needs it; where TensorRT does, no product has a bias of its own."""
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=False))
     x, model = torch.randn(2, 12, 64), Squared(form).eval()
     compiled = pipeline.default(compute_capabilities=("8.9",))(model, args=(x,))
     assert str(compiled.networks[0]).count(MAXIMUM) == str(compiled.networks[0]).count(RELU) > 0
     torch.testing.assert_close(compiled.module("reference")(x), model(x))
-    if not CAPABILITIES.biases_of_products:
+    if LOSES_THEM:
         assert not with_biases(bytes(compiled.engines[0].plan))
 
 
+LOSES_THEM = applies("biases-of-matmuls")
 GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gate": lambda y, z: gelu(y) * z,
     "halves": lambda y, z: (gelu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1]).repeat(1, 1, 2),
@@ -109,38 +109,34 @@ def gated(form: str, dtype: torch.dtype, vary: bool = False) -> pipeline.Compile
 @pytest.mark.parametrize("vary", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", GATES)
-def test_what_gelu_reads_is_kept_apart(
-    form: str, dtype: torch.dtype, vary: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=False))
+@quirks.assume("biases-of-matmuls")
+def test_what_gelu_reads_is_kept_apart(form: str, dtype: torch.dtype, vary: bool) -> None:
     compiled = gated(form, dtype, vary)
     network = str(compiled.networks[0])
     assert MAXIMUM in network or (dtype == torch.bfloat16 and not form.startswith("by"))  # that is in float32
     x, model = torch.randn(2, 12, 64).to(dtype), Gated(form).eval().to(dtype)
     torch.testing.assert_close(compiled.module("reference")(x), model(x).detach(), rtol=0.05, atol=0.02)
-    if not CAPABILITIES.biases_of_products:
+    if LOSES_THEM:
         assert not with_biases(bytes(compiled.engines[0].plan))
 
 
-@pytest.mark.skipif(CAPABILITIES.biases_of_products, reason="this TensorRT adds them")
+@pytest.mark.skipif(not LOSES_THEM, reason="this TensorRT adds them")
 @pytest.mark.parametrize("vary", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("form", GATES)
-def test_a_bias_that_is_part_of_a_product_is_warned_of(
-    form: str, vary: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=True))
+@quirks.without("biases-of-matmuls")
+def test_a_bias_that_is_part_of_a_product_is_warned_of(form: str, vary: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert with_biases(bytes(gated(form, torch.float16, vary).engines[0].plan))
     assert "may leave out its bias" in caplog.text
 
 
-def test_convolutions_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=False))
+@quirks.assume("biases-of-matmuls")
+def test_convolutions_are_left_as_they_are() -> None:
     converted = pipeline.default().until("convert")(Convolved("power").eval(), args=(torch.randn(2, 16, 8, 8),))
     assert MAXIMUM not in str(converted.networks[0])
 
 
-def test_nothing_is_added_where_tensorrt_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=True))
+@quirks.without("biases-of-matmuls")
+def test_nothing_is_added_where_tensorrt_is_right() -> None:
     converted = pipeline.default().until("convert")(Squared("power").eval(), args=(torch.randn(2, 12, 64),))
     assert MAXIMUM not in str(converted.networks[0])

@@ -10,8 +10,8 @@ from torch.export import Dim
 
 import pipeline
 from examples.models import small
-from pipeline.impl.expanded import Expanded
 from pipeline.network.description import Network
+from pipeline.quirks.expression_blowup import Expanded
 from tests.build.expanding import STEPS, Stepwise
 
 FULL = pipeline.default(require_full_compilation=True, min_block_size=1)

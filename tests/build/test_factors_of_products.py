@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from torch.export import Dim
 
 import pipeline
-from pipeline.build.wrong_kernels import confused
-from pipeline.impl import matmul
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
+from pipeline.quirks import applies
+from pipeline.quirks.plan_detectors import confused
 
-WITH_THEM = evolve(CAPABILITIES, factors_of_products=True)
-needed = pytest.mark.skipif(CAPABILITIES.factors_of_products, reason="this TensorRT is taken to have them right")
+needed = pytest.mark.skipif(not applies("factors-of-matmuls"), reason="this TensorRT is taken to have them right")
 FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "factor": lambda y: y * 0.3,
     "two": lambda y: y * 0.3 * 0.5,
@@ -66,8 +64,8 @@ def test_no_two_kernels_have_one_name_and_other_arguments(form: str, dtype: torc
 
 
 @needed
-def test_what_would_be_confused_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
+@quirks.without("factors-of-matmuls")
+def test_what_would_be_confused_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     made = compiled(Chained("factor"), torch.float32)
     assert confused(bytes(made.engines[0].plan)) == ("__myl_FcMul",)
     assert "kernel __myl_FcMul may take another one's factor" in caplog.text
@@ -132,9 +130,7 @@ def streams(dtype: torch.dtype) -> tuple[Streams, tuple[torch.Tensor, torch.Tens
 
 @needed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_layers_whose_sizes_are_known_have_other_names(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_whose_sizes_are_known_have_other_names(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
     model, rows = streams(dtype)
     compile, shapes = pipeline.default(compute_capabilities=("8.9",)), (tuple(STREAMS.values()),)
     made = compile(model, args=rows, dynamic_shapes=shapes)
@@ -143,6 +139,6 @@ def test_layers_whose_sizes_are_known_have_other_names(
     torch.testing.assert_close(made.module("reference")(*rows), model(*rows), rtol=2e-2, atol=2e-2)
     assert "may take" not in caplog.text
     assert "op=MAX" not in str(compile(model, args=rows).networks[0]), "nothing varies"
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
-    assert confused(bytes(compile(model, args=rows, dynamic_shapes=shapes).engines[0].plan))
+    with quirks.without("factors-of-matmuls"):
+        assert confused(bytes(compile(model, args=rows, dynamic_shapes=shapes).engines[0].plan))
     assert "may take another one's factor" in caplog.text

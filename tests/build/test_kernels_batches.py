@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attrs import evolve
 from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY, of
-from pipeline.impl import matmul
+from pipeline import quirks
+from pipeline.quirks import applies
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import ROUNDED, Rounded
@@ -41,17 +41,15 @@ def test_attention_is_one_kernel(form: str, dtype: torch.dtype, dynamic: bool) -
     assert not rounding(found)
 
 
-@pytest.mark.skipif(CAPABILITIES.halves_after_products, reason="this TensorRT has such kernels right")
+@pytest.mark.skipif(not applies("halves-behind-matmuls"), reason="this TensorRT has such kernels right")
 @HALVES
 @pytest.mark.parametrize("form", ["one key head", "by hand"])
-def test_no_product_of_batches_ends_in_a_cast(
-    form: str, dtype: torch.dtype, dynamic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_product_of_batches_ends_in_a_cast(form: str, dtype: torch.dtype, dynamic: bool) -> None:
     """Where attention is taken apart, and where a model does so by itself."""
     ours = compiled(form, dtype, dynamic, decompose_attention=True)
     assert not rounding(ours)
-    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=True))
-    theirs = compiled(form, dtype, dynamic, decompose_attention=True)
+    with quirks.without("halves-behind-matmuls"):
+        theirs = compiled(form, dtype, dynamic, decompose_attention=True)
     assert rounding(theirs)
     assert len(of(ours)) <= len(of(theirs))
 

@@ -3,20 +3,19 @@ that our networks have none. Plans tell which kernels there will be."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
-from attrs import evolve
 from torch import nn
 from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from examples.models import small
-from pipeline.build.wrong_kernels import rounded_last
-from pipeline.impl import base, conv
+from pipeline import quirks
+from pipeline.quirks import applies
+from pipeline.quirks.plan_detectors import rounded_last
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(
@@ -59,7 +58,7 @@ def compiled(piece: str) -> pipeline.Compiled:
     return compile(make().eval().to(torch.bfloat16), args=(torch.randn(shape, dtype=torch.bfloat16),))
 
 
-needed = pytest.mark.skipif(CAPABILITIES.halves_after_products, reason="this TensorRT has such kernels right")
+needed = pytest.mark.skipif(not applies("halves-behind-matmuls"), reason="this TensorRT has such kernels right")
 
 
 @needed
@@ -69,16 +68,10 @@ def test_no_kernel_of_a_product_ends_in_a_cast(piece: str) -> None:
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_the_kernels_that_there_would_be(
-    piece: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@quirks.assume("halves-behind-matmuls")
+@quirks.without("halves-behind-matmuls")
+def test_the_kernels_that_there_would_be(piece: str, caplog: pytest.LogCaptureFixture) -> None:
     """And what building them says. When this fails, TensorRT makes other kernels."""
-    monkeypatch.setattr(base, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=True))
-    monkeypatch.setattr(
-        importlib.import_module("pipeline.stages.build"),
-        "CAPABILITIES",
-        evolve(CAPABILITIES, halves_after_products=False),
-    )
     found = rounded_last(compiled(piece).engines[0].plan)
     assert found
     for kernel, tensor in found:
@@ -137,8 +130,8 @@ def test_nor_does_one_before_a_move(name: str, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize(("groups", "wide"), [(1, False), (4, False), (8, True)])
-def test_depthwise_is_computed_in_float32(groups: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, every_bfloat16_convolution=False))
+@quirks.assume("bfloat16-convolutions")
+def test_depthwise_is_computed_in_float32(groups: int, wide: bool) -> None:
     model, x = nn.Conv2d(8, 8, 3, groups=groups), torch.randn(1, 8, 9, 9)
     half = pipeline.default(require_full_compilation=True)(
         model.eval().to(torch.bfloat16), args=(x.to(torch.bfloat16),)
@@ -150,12 +143,10 @@ def test_depthwise_is_computed_in_float32(groups: int, wide: bool, monkeypatch: 
 @pytest.mark.parametrize(
     ("kernel", "stride", "wide"), [(10, 5, False), (16, 8, False), (33, 1, True), (9, 17, True), (127, 64, True)]
 )
-def test_long_windows_are_computed_in_float32(
-    kernel: int, stride: int, wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, every_bfloat16_convolution=False))
+@quirks.assume("bfloat16-convolutions")
+def test_long_windows_are_computed_in_float32(kernel: int, stride: int, wide: bool) -> None:
     model, x = nn.Conv1d(1, 32, kernel, stride, bias=False).eval().bfloat16(), torch.randn(2, 1, 640).bfloat16()
     half = pipeline.default(require_full_compilation=True)(model, args=(x,))
     [layer] = [layer for layer in half.networks[0].layers if layer.kind == "CONVOLUTION"]
     assert (layer.outputs[0].dtype == "float32") is wide
-    assert CAPABILITIES.halves_after_products or rounded_last(half.engines[0].plan) == ()
+    assert not applies("halves-behind-matmuls") or rounded_last(half.engines[0].plan) == ()

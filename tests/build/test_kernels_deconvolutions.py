@@ -7,15 +7,14 @@ import logging
 
 import pytest
 import torch
-from attrs import evolve
 from torch import nn
 from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
-from pipeline.build.wrong_kernels import widened_again
-from pipeline.impl import conv
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
+from pipeline.quirks import applies
+from pipeline.quirks.plan_detectors import widened_again
 
 FORMS = ("two", "normed", "normed, alone", "alone", "in float32")
 """What is behind a transposed convolution."""
@@ -47,19 +46,17 @@ def compiled(form: str) -> pipeline.Compiled:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_is_computed_behind_the_rounding(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=False))
+@quirks.assume("rounded-deconvolutions")
+def test_nothing_is_computed_behind_the_rounding(form: str) -> None:
     made, x = compiled(form), torch.randn(2, 8, 8, 8).bfloat16()
     assert not widened_again(bytes(made.engines[0].plan))
     torch.testing.assert_close(made.module("reference")(x), Upward(form).eval().bfloat16()(x), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.skipif(CAPABILITIES.halves_after_deconvolutions, reason="this TensorRT has such kernels right")
+@pytest.mark.skipif(not applies("rounded-deconvolutions"), reason="this TensorRT has such kernels right")
 @pytest.mark.parametrize("form", ["two", "normed"])
-def test_what_would_be_wrong_is_warned_of(
-    form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=True))
+@quirks.without("rounded-deconvolutions")
+def test_what_would_be_wrong_is_warned_of(form: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ((kernel, tensor), *_) = widened_again(bytes(compiled(form).engines[0].plan))
     assert f"TensorRT's kernel {kernel} rounds to bfloat16 before it gives {tensor}" in caplog.text
@@ -85,10 +82,8 @@ GROUPS = [(groups, kernel, stride) for groups in (1, 4, 8) for kernel, stride in
 
 @pytest.mark.parametrize("varies", [True, False], ids=["varies", "one length"])
 @pytest.mark.parametrize(("groups", "kernel", "stride"), GROUPS)
-def test_groups_have_a_stride_of_1_where_a_size_varies(
-    groups: int, kernel: int, stride: int, varies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, strided_groups_that_vary=False))
+@quirks.assume("grouped-deconvolutions")
+def test_groups_have_a_stride_of_1_where_a_size_varies(groups: int, kernel: int, stride: int, varies: bool) -> None:
     model, dims = Grouped(groups, kernel, stride, True).eval(), [{2: Dim("length", min=3, max=40)}] if varies else None
     compiled = pipeline.default(require_full_compilation=True)(model, (torch.randn(2, 8, 14),), dynamic_shapes=dims)
     for length in (14, 3, 40) if varies else (14,):

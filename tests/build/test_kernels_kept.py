@@ -11,8 +11,8 @@ import torch
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
-from pipeline.build.wrong_kernels import kept_elsewhere, sources
 from pipeline.impl import base
+from pipeline.quirks.plan_detectors import kept_elsewhere, sources
 from pipeline.trt import CAPABILITIES
 from tests.build.kept import FORMS, RIGHT, Broadcast, dynamic, inputs
 

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
-from pipeline.build.wrong_kernels import sources, unwritten
+from pipeline.quirks.plan_detectors import sources, unwritten
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(

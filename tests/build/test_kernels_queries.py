@@ -7,13 +7,12 @@ import logging
 
 import pytest
 import torch
-from attrs import evolve
 from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
-from pipeline.build.wrong_kernels import of_other_batches, sources
-from pipeline.impl import attention
+from pipeline import quirks
+from pipeline.quirks.plan_detectors import of_other_batches, sources
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import FORMS, Pooled
 
@@ -51,9 +50,9 @@ def test_one_batch_has_the_kernel() -> None:
     assert mixed(found) == ()
 
 
-def test_what_would_be_wrong_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@quirks.without("lone-queries")
+def test_what_would_be_wrong_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """As in the network of somebody's own converter."""
-    monkeypatch.setattr(attention, "CAPABILITIES", evolve(CAPABILITIES, lone_queries=True))
     with caplog.at_level(logging.WARNING):
         [kernel] = mixed(plan("attention", torch.float16, 8))
     assert kernel.startswith("_gemv_mha")

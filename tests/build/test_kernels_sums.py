@@ -15,7 +15,8 @@ from torch.export import Dim
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline.build.kernels import kernels
-from pipeline.build.wrong_kernels import sources, summed_in_halves
+from pipeline.quirks import applies
+from pipeline.quirks.plan_detectors import sources, summed_in_halves
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(
@@ -66,7 +67,7 @@ def test_halves_are_summed_in_float32(case: str) -> None:
     assert summed_in_halves(made, sources(made)) == ()
 
 
-@pytest.mark.skipif(not CAPABILITIES.float32_sums, reason="its products of halves are spelled in float32 anyway")
+@pytest.mark.skipif(applies("matmul-sums"), reason="its products of halves are spelled in float32 anyway")
 def test_what_would_be_summed_in_halves_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,18 +7,18 @@ import logging
 
 import pytest
 import torch
-from attrs import evolve
 
 import pipeline
 from benchmarks.kernels import CAPABILITY, of
-from pipeline.build.wrong_kernels import of_one_batch, sources
-from pipeline.impl import matmul
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
+from pipeline.quirks import applies
+from pipeline.quirks.plan_detectors import of_one_batch, sources
 from tests.build.attentions import COMPARED, Compared, Mixed, Repeated
 
-pytestmark = pytest.mark.skipif(CAPABILITIES.turned_halves, reason="this TensorRT has such kernels right")
-OF_FLOATS = pytest.mark.skipif(CAPABILITIES.turned_products, reason="this TensorRT has none in float32")
-WITH_THEM = evolve(CAPABILITIES, turned_products=True, turned_halves=True)
+pytestmark = pytest.mark.skipif(not applies("transposed-matmuls"), reason="this TensorRT has such kernels right")
+OF_FLOATS = pytest.mark.skipif(not applies("transposed-float32-matmuls"), reason="this TensorRT has none in float32")
+AS_IT_IS = quirks.without("transposed-matmuls", "transposed-float32-matmuls")
+"""Networks in which nothing keeps matmuls apart."""
 
 
 def compiled(batch: int = 2) -> pipeline.Compiled:
@@ -45,57 +45,57 @@ def repeated(dtype: torch.dtype) -> pipeline.Compiled:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_no_kernel_copies_one_batch_of_halves_for_all(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_copies_one_batch_of_halves_for_all(dtype: torch.dtype) -> None:
     ours = repeated(dtype)
     assert copied(ours) == ()
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
-    theirs = repeated(dtype)
+    with AS_IT_IS:
+        theirs = repeated(dtype)
     assert copied(theirs) != ()
     assert len(of(ours)) <= len(of(theirs))
 
 
 @OF_FLOATS
-def test_no_kernel_copies_one_batch_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_copies_one_batch_for_all() -> None:
     ours = compiled()
     assert copied(ours) == ()
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
-    theirs = compiled()
+    with AS_IT_IS:
+        theirs = compiled()
     assert copied(theirs) != ()
     assert len(of(ours)) <= len(of(theirs))
 
 
 @OF_FLOATS
 @pytest.mark.parametrize("form", COMPARED)
-def test_no_product_copies_one_batch_of_a_factor_for_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_product_copies_one_batch_of_a_factor_for_all(form: str) -> None:
     ours = compared(form)
     assert copied(ours) == ()
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
-    theirs = compared(form)
+    with AS_IT_IS:
+        theirs = compared(form)
     assert copied(theirs) != ()
     assert len(of(ours)) <= len(of(theirs)) + (form == "result")
 
 
 @pytest.mark.parametrize("form", COMPARED)
-def test_no_product_of_halves_copies_one_batch_of_a_factor(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_product_of_halves_copies_one_batch_of_a_factor(form: str) -> None:
     ours = compared(form, torch.float16)
     assert copied(ours) == ()
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
-    assert len(of(ours)) <= len(of(compared(form, torch.float16))) + 1
+    with AS_IT_IS:
+        assert len(of(ours)) <= len(of(compared(form, torch.float16))) + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_products_of_one_batch_stay_as_they_are(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_one_batch_stay_as_they_are(dtype: torch.dtype) -> None:
     ours = compared("second factor", dtype, batch=1)
-    monkeypatch.setattr(matmul, "transposed", lambda net, x: x)
-    theirs = compared("second factor", dtype, batch=1)
+    with AS_IT_IS:
+        theirs = compared("second factor", dtype, batch=1)
     assert str(ours.networks[0]) == str(theirs.networks[0])
     assert not copied(theirs)
 
 
 @OF_FLOATS
-def test_one_batch_is_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
-    assert copied(compiled(batch=1)) == ()
+def test_one_batch_is_all_batches() -> None:
+    with AS_IT_IS:
+        assert copied(compiled(batch=1)) == ()
 
 
 INDICES = {
@@ -132,8 +132,8 @@ def test_a_kernel_of_sizes_known_at_run_time_is_read_by_itself() -> None:
     assert len(sources(plan)) == 2 and of_one_batch(plan, sources(plan)) == ()
 
 
-def test_what_would_be_wrong_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
+@AS_IT_IS
+def test_what_would_be_wrong_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         kernel, *_ = copied(repeated(torch.float16))
     assert f"TensorRT's kernel {kernel} copies one batch for all" in caplog.text

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from attrs import evolve
 
 import pipeline
-from pipeline.impl import base, matmul
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
 
 
 class Wide(torch.nn.Module):
@@ -34,9 +32,9 @@ def behind(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype)
 
 
 @pytest.fixture(autouse=True)
-def rounding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, matmul):
-        monkeypatch.setattr(module, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=False))
+def rounding_is_wrong() -> Iterator[None]:
+    with quirks.assume("halves-behind-matmuls"):
+        yield
 
 
 def test_it_is_rounded_in_another_kernel_where_a_factor_was_computed() -> None:

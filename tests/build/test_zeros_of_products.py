@@ -14,8 +14,8 @@ from torch.export import Dim
 from torch.nn.functional import linear
 
 import pipeline
-from pipeline.impl import matmul
-from pipeline.impl.of_zeros import of_zeros
+from pipeline import quirks
+from pipeline.quirks.zero_padded_k import of_zeros
 from pipeline.trt import CAPABILITIES
 
 PLANS = pytest.mark.skipif(CAPABILITIES.flavour != "tensorrt_rtx", reason="plans of another TensorRT hold no sources")
@@ -76,9 +76,9 @@ def test_nothing_is_computed_of_zeros(form: str, varies: bool) -> None:
 
 
 @PLANS
-def test_tensorrt_computes_something_of_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it has learned it, and `pipeline.impl.of_zeros` is of no use."""
-    monkeypatch.setattr(matmul, "sums_of_zeros", lambda net: False)
+@quirks.without("padded-zeros")
+def test_tensorrt_computes_something_of_zeros() -> None:
+    """Else it has learned it, and `pipeline.quirks.zero_padded_k` is of no use."""
     assert kernels_of_zeros(compiled(Product("both", 7), example(7)))
 
 

@@ -7,12 +7,10 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from attrs import evolve
 from torch import nn
 
 import pipeline
-from pipeline.impl import matmul
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
 
 Form: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -68,13 +66,11 @@ def sums(dtype: torch.dtype, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("sums_in_float32", [True, False])
-def test_float16_is_widened_by_default_where_tensorrt_sums_in_halves(
-    sums_in_float32: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, float32_sums=sums_in_float32))
-    assert sums(torch.float16) == ("float16" if sums_in_float32 else "float32")
-    assert sums(torch.bfloat16) == "bfloat16"
-    assert sums(torch.float16, use_fp32_acc=False) == "float16"
+def test_float16_is_widened_by_default_where_tensorrt_sums_in_halves(sums_in_float32: bool) -> None:
+    with (quirks.without if sums_in_float32 else quirks.assume)("matmul-sums"):
+        assert sums(torch.float16) == ("float16" if sums_in_float32 else "float32")
+        assert sums(torch.bfloat16) == "bfloat16"
+        assert sums(torch.float16, use_fp32_acc=False) == "float16"
 
 
 def test_a_setting_that_is_no_flag_is_an_error() -> None:

@@ -15,6 +15,7 @@ import pipeline
 from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
+from pipeline.quirks import applies
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 from tests.build.attentions import Attend
 
@@ -103,7 +104,7 @@ def attended(*inputs: Any, causal: bool = False, by_layer: bool = False) -> None
     compiled = pipeline.default(require_full_compilation=True)(Attend(causal, 0.3).eval(), args=inputs)
     assert ("ATTENTION_INPUT" in compiled.networks[0].kinds()) == by_layer
     dtypes = [t.dtype for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs]
-    halves = "float16" if CAPABILITIES.float32_sums else "float32"
+    halves = "float16" if not applies("matmul-sums") else "float32"
     assert dtypes == ([] if by_layer else [halves, "float32" if len(inputs) > 3 else halves])
     result = compiled.module(executor="reference")(*inputs)
     torch.testing.assert_close(result, Attend(causal, 0.3)(*inputs), rtol=2e-3, atol=2e-3)
@@ -306,7 +307,7 @@ class Scaled(torch.nn.Module):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an H100 or H200 those of 1,024 queries and keys run in PyTorch, unless the user wants all in TensorRT."""
-    table = importlib.import_module("pipeline.quirks.table")
+    table = importlib.import_module("pipeline.quirks.applied")
 
     def fallbacks(length: int, dtype: torch.dtype = torch.float16, **settings: Any) -> list[str]:
         x = torch.zeros(1, 1, length, 16, dtype=dtype)

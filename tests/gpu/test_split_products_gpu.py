@@ -11,11 +11,11 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.trt import CAPABILITIES
+from pipeline.quirks import applies
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(CAPABILITIES.splits_sums, reason="this TensorRT is taken to split sums itself"),
+    pytest.mark.skipif(not applies("unsplit-sums"), reason="this TensorRT is taken to split sums itself"),
 ]
 BATCH = Dim("batch", max=8)
 PROFILES: dict[str, Any] = {

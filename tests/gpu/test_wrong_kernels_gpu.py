@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from torch.export import Dim
 
 import pipeline
-from pipeline.impl import conv, matmul
+from pipeline import quirks
+from pipeline.quirks import applies
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated, Rounded
 from tests.build.test_biases_of_products import FORMS as SQUARES
@@ -92,26 +92,26 @@ def test_products_with_what_is_transposed(form: str, dtype: torch.dtype) -> None
     assert compared(form, dtype) <= BOUND[dtype]
 
 
-@pytest.mark.skipif(CAPABILITIES.turned_products, reason="this TensorRT is taken to have them right")
+@pytest.mark.skipif(not applies("transposed-float32-matmuls"), reason="this TensorRT is taken to have them right")
 @pytest.mark.xfail(strict=True, reason="what `impl.matmul.transposed` is for")
-def test_products_whose_factor_is_copied_by_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, turned_products=True))
+@quirks.without("transposed-float32-matmuls")
+def test_products_whose_factor_is_copied_by_a_kernel() -> None:
     assert compared("second factor", torch.float32) <= BOUND[torch.float32]
 
 
-@pytest.mark.skipif(CAPABILITIES.halves_after_deconvolutions, reason="this TensorRT is taken to have them right")
+@pytest.mark.skipif(not applies("rounded-deconvolutions"), reason="this TensorRT is taken to have them right")
 @pytest.mark.xfail(strict=True, reason="what `impl.conv` is for")
-def test_transposed_convolutions_that_are_rounded_and_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=True))
+@quirks.without("rounded-deconvolutions")
+def test_transposed_convolutions_that_are_rounded_and_widened() -> None:
     model, x = Upward("two").eval().to("cuda", torch.bfloat16), torch.randn(2, 8, 8, 8).to("cuda", torch.bfloat16)
     assert error(model, (x,)) <= BOUND[torch.bfloat16]
 
 
-@pytest.mark.skipif(CAPABILITIES.turned_halves, reason="this TensorRT is taken to have them right")
+@pytest.mark.skipif(not applies("transposed-matmuls"), reason="this TensorRT is taken to have them right")
 @pytest.mark.xfail(strict=True, reason="what `impl.matmul.linear` is for")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_products_in_halves_whose_result_is_turned(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, turned_halves=True))
+@quirks.without("transposed-matmuls")
+def test_products_in_halves_whose_result_is_turned(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     assert error(Repeated().eval().to("cuda", dtype), (torch.randn(2, 3, 16, 16).to("cuda", dtype),)) <= BOUND[dtype]
 
@@ -142,10 +142,8 @@ def test_products_of_batches(form: str, dynamic: bool, decompose: bool, dtype: t
 @pytest.mark.xfail(strict=True, reason="what `impl.matmul` is for")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_products_of_batches_that_are_rounded_at_once(
-    dynamic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=True))
+@quirks.without("halves-behind-matmuls")
+def test_products_of_batches_that_are_rounded_at_once(dynamic: bool, dtype: torch.dtype) -> None:
     assert rounded("by hand", dtype, dynamic, True) <= BOUND[dtype]
 
 

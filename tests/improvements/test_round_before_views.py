@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from torch import nn
 from torch.export import Dim
 
-from pipeline.trt import CAPABILITIES
+from pipeline import quirks
 from tests.improvements.programs import agree, decomposed, improved, targets
 
 Tensor = torch.Tensor
@@ -34,8 +33,9 @@ class Model(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def as_on_1_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=False))
+def as_on_1_4() -> Iterator[None]:
+    with quirks.assume("halves-behind-matmuls"):
+        yield
 
 
 def heads(x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def test_others_stay(function: Callable[..., Any]) -> None:
     assert targets(improved(before, "round_before_views")) == targets(before)
 
 
-def test_nothing_moves_where_such_kernels_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=True))
+@quirks.without("halves-behind-matmuls")
+def test_nothing_moves_where_such_kernels_are_right() -> None:
     before = decomposed(Model(turned), X)
     assert targets(improved(before, "round_before_views")) == targets(before)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline import Program
+from pipeline import Program, quirks
 from pipeline.improvements.split_products import parts_of
 from pipeline.stages.improve import Improve
-from pipeline.trt import CAPABILITIES
 from tests.improvements.programs import agree, decomposed, improved, targets, values
 
 Tensor = torch.Tensor
@@ -26,8 +24,9 @@ FEW_AND_MANY = [({0: Dim("batch", max=8), 1: 1},), ({0: Dim("batch", max=8), 1: 
 
 
 @pytest.fixture(autouse=True)
-def as_on_rtx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "CAPABILITIES", evolve(CAPABILITIES, splits_sums=False))
+def as_on_rtx() -> Iterator[None]:
+    with quirks.assume("unsplit-sums"):
+        yield
 
 
 class Product(nn.Module):
@@ -198,8 +197,8 @@ def test_quantized_weights_stay() -> None:
     assert targets(improved(before, "split_products")) == targets(before)
 
 
-def test_nothing_is_split_where_tensorrt_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "CAPABILITIES", evolve(CAPABILITIES, splits_sums=True))
+@quirks.without("unsplit-sums")
+def test_nothing_is_split_where_tensorrt_does() -> None:
     before = program_of(Product(linear), rows(8))
     assert targets(improved(before, "split_products")) == targets(before)
 

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 import torch
 from attrs import field, frozen
-from torch.fx.node import map_arg
 
 from pipeline.aten.graphs import over, results
 from pipeline.aten.types import Argument, Target
@@ -19,12 +18,11 @@ from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.errors import worded
 from pipeline.frontend.fakes import fake_result
 from pipeline.frozen import FrozenDict
-from pipeline.impl import base
-from pipeline.impl.expanded import alone
-from pipeline.impl.kept import Kept, spread
+from pipeline.impl import barriers, base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
-from pipeline.network.net import Net
+from pipeline.network.marks import Marks
 from pipeline.program import Output, Program, Validated
+from pipeline.quirks.marking import marks_of
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import ShapeEnvironment, expression
 from pipeline.stages import Decompose, Validate
@@ -61,20 +59,19 @@ def _converted(
     ctx: ConversionContext, name: str, validated: Validated, given: dict[str, Argument]
 ) -> dict[str, Argument]:
     """Convert each node of a program; return the values in the network."""
-    program, env, around = validated.program, dict(given), ctx.node
-    kept = Kept(program.graph.nodes)
+    program, env, around = validated.program, dict(given), (ctx.node, ctx.marks)
+    marks = marks_of([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
+    ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
     try:
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.name not in env:
                 env[node.name] = program.constants[node.name].evaluate({})
             elif node.op == "call_function":
                 ctx.node = node
-                wide = {x.name: spread(Net(ctx, name), env[x.name], x, node) for x in kept.broadcast_in(node)}
-                made = _convert(ctx, name, node, validated, {**env, **wide} if wide else env)
-                env[node.name] = alone(Net(ctx, name), made) if node in kept.written_in else made
+                env[node.name] = _convert(ctx, name, node, validated, env)
                 ctx.note_result(env[node.name], node.meta.get("val"))
     finally:
-        ctx.node = around
+        ctx.node, ctx.marks = around
     return env
 
 
@@ -85,8 +82,9 @@ def _convert(
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
         raise NetworkError(f"{name}: no converter takes this call of {verdict.target}: {reasons}")
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda each: env[each.name])
-    return verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
+    args, kwargs = barriers.arguments(ctx, name, node, lambda each: env[each.name])
+    made = verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
+    return barriers.result(ctx, name, node, made)
 
 
 @frozen(eq=False)

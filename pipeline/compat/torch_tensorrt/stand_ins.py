@@ -22,7 +22,7 @@ from pipeline.trt import trt
 def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> trt.ITensor:
     """Remember the size that a tensor holds: an int, or an expression (None: unknown)."""
     if size is not None:
-        ctx.memo["holds a size", id(tensor)] = (size, tensor)
+        ctx.held_sizes[id(tensor)] = size, tensor
     return tensor
 
 
@@ -38,13 +38,12 @@ class StandIns:
     @classmethod
     def of(cls, ctx: ConversionContext) -> StandIns:
         """The stand-ins of a network, made once."""
-        if "stand-ins" not in ctx.memo:
+        if not isinstance(ctx.stand_ins, cls):
             assert ctx.node is not None
             mode = fake_mode(ctx.node.graph)
             mode = mode if mode.shape_env is not None else FakeTensorMode(shape_env=ShapeEnv())
-            ctx.memo["stand-ins"] = cls(ctx, mode, _device(ctx.node))
-        made: StandIns = ctx.memo["stand-ins"]
-        return made
+            ctx.stand_ins = cls(ctx, mode, _device(ctx.node))
+        return ctx.stand_ins
 
     def tensor(self, value: Argument) -> torch.Tensor:
         """The stand-in for an ``ITensor`` or a constant."""
@@ -55,7 +54,7 @@ class StandIns:
 
     def number(self, value: trt.ITensor) -> int | torch.SymInt:
         """The number that a tensor of one element holds, as a size."""
-        size, _ = self.ctx.memo.get(("holds a size", id(value)), (None, value))
+        size, _ = self.ctx.held_sizes.get(id(value), (None, value))
         return size if isinstance(size, int) else self.unknown(value, None) if size is None else self.symbolic(size)
 
     def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 _CALL = re.compile(
     rb"function=\{ name=\S+ fqn=(?P<name>\S+) args=\{(?P<args>[^}]*)\}"
@@ -23,6 +23,12 @@ _EMPTY = re.compile(rb'tensor=\{ [^\n]*?dims=\{(?: [^}]*)? 0 [^}]*\}[^\n]*? name
 Plan: TypeAlias = Any
 """A serialized engine: bytes, or anything like them with ``find``."""
 Sources: TypeAlias = Mapping[bytes, int]
+Found = TypeVar("Found")
+
+
+def by_plan(find: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
+    """A detector that reads no sources, as one that is given them."""
+    return lambda plan, _: find(plan)
 
 
 def sources(plan: object) -> Sources:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.frontend.capture import capture
-from pipeline.impl.kept import Kept
+from pipeline.quirks.marking import marks_of
 
 
 def _shifted(x: torch.Tensor, y: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -68,6 +68,5 @@ def test_what_is_broadcast_before(name: str) -> None:
 
     graph = capture(Model().eval(), (torch.randn(1, 8), torch.randn(4, 8))).graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    kept = Kept(nodes)
-    found = [x.name for node in nodes for x in kept.broadcast_in(node)]
-    assert found == due
+    marks = [mark for mark in marks_of(nodes, {}) if mark.form == "expanded"]
+    assert [name for mark in marks for name in mark.names] == due

@@ -1,8 +1,8 @@
-"""Find the sums of few elements that a kernel must not have in its own expression.
+"""Find the sums of few elements that a kernel must not have in its own expression (`sums-of-few`).
 
 TensorRT-RTX writes a reduction of few elements, a product over few, and a softmax or normalization of few into the
 kernel that reads it, element by element. Where that kernel is one of a reduction, 1.4 to 1.7.1 compute each such
-element once, and take it for others (docs/tensorrt.md, "Numbers"): ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by
+element once, and take it for others: ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by
 0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of ``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. A
 layer that repeats elements before is right here, and a value that another kernel has computed.
 """
@@ -11,37 +11,31 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from pipeline.aten.arguments import argument, names_of
 from pipeline.aten.traits import Does, does
-from pipeline.impl.expanded import FEW, can_be_summed, summed
-from pipeline.impl.fused import MOVING, node_shape, passes, reduces
+from pipeline.quirks.expression_blowup import FEW, can_be_summed, summed
+from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.reduction_fusion import MOVING, broadcast_inputs, node_shape, passes, reduces
 from pipeline.shapes.environment import Shape
 
 PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS)
 
 
-class WrittenIn:
-    """What the kernels of a segment's reductions would have in their expressions.
-
-    ``node in`` it: the node is computed apart. nodes: the segment's, in order.
-    """
-
-    def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
-        nodes = list(nodes)
-        reduced, few = _reduced(nodes), _few(nodes)
-        self._pairs = {(x, node) for node in nodes if node in reduced for x in node.all_input_nodes if x in few}
-        self._apart = {node for node in nodes if node in reduced and _reads_elsewhere(node) and can_be_summed(node)}
-
-    def __contains__(self, node: object) -> bool:
-        return node in self._apart
-
-    def is_broadcast_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Whether an input that a node broadcasts is to be repeated before."""
-        return (given, node) in self._pairs
+def places(part: Part) -> Iterator[Place]:
+    """The nodes that broadcast such sums to what a reduction reads, with these inputs, and those computed apart."""
+    reduced, few = _reduced(part.nodes), _few(part.nodes)
+    for node in part.nodes:
+        if node not in reduced:
+            continue
+        found = few.intersection(node.all_input_nodes)
+        if found and (names := tuple(x.name for x in broadcast_inputs(node) if x in found)):
+            yield "expanded", node.name, names
+        if _reads_elsewhere(node) and can_be_summed(node):
+            yield "apart", node.name, ()
 
 
 def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
@@ -53,7 +47,7 @@ def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return found
 
 
-def _reduced(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
+def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     """The values that a reduction reads, or an expression that it reads."""
     found = set[torch.fx.Node]()
     for node in reversed(nodes):

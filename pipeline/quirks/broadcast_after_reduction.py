@@ -1,45 +1,39 @@
-"""Find the operands that have to be broadcast before an elementwise layer, not by it.
+"""Find the operands that have to be broadcast before an elementwise layer, not by it (`broadcast-in-reductions`).
 
 A kernel of TensorRT-RTX that reduces keeps what it computes of each element in its threads' registers, for layers
 behind the reduction. Where one of these broadcasts such a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold
-nothing: ``softmax(x) * y`` of [4, 1, 8] and [4, 5, 8] gave infinities (docs/tensorrt.md, "Numbers"). A
-layer that repeats elements is in no such kernel. The same helps where it has a sum of few in its expression
-(`written_in.py`).
+nothing: ``softmax(x) * y`` of [4, 1, 8] and [4, 5, 8] gave infinities. A layer that repeats elements is in no such
+kernel. The same helps where it has a sum of few in its expression (`inlined_reductions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal, TypeAlias
 
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.kinds import moves
 from pipeline.aten.traits import Does, does
-from pipeline.impl import base
-from pipeline.impl.base import Value
-from pipeline.impl.blocks import block
-from pipeline.impl.fused import REDUCING, node_shape, passes, reduces
-from pipeline.impl.written_in import WrittenIn
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
-from pipeline.shapes.environment import Expr, Shape, shape_of
-from pipeline.trt import trt
+from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.reduction_fusion import REDUCING, broadcast_inputs, is_broadcast, node_shape, passes, reduces
+from pipeline.shapes.environment import Shape
 
 aten = torch.ops.aten
 
 Role: TypeAlias = Literal["reduced", "behind"]
 """What a value is to the kernel of a reduction: its result, or computed from it and from elements that it reduced."""
-ADDING: Final = {
-    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
-    aten.linear.default: 2,
-}
-"""Products that something is added to, and its place among their arguments."""
-
-
 SHIFTED: Final = (aten.logsumexp.default,)
 """Reductions that add what they computed from another one of the same elements."""
+
+
+def places(part: Part) -> Iterator[Place]:
+    """The nodes that broadcast what a kernel may keep, with these inputs."""
+    kept = Kept(part.nodes)
+    for node in part.nodes:
+        if names := tuple(x.name for x in broadcast_inputs(node) if kept.is_in(x, node)):
+            yield "expanded", node.name, names
 
 
 class Kept:
@@ -56,7 +50,6 @@ class Kept:
         self._read: set[torch.fx.Node] = set()
         nodes = list(nodes)
         self._places = {node: place for place, node in enumerate(nodes)}
-        self.written_in = WrittenIn(nodes)
         known: dict[str, torch.fx.Node] = {}
         for node in nodes:
             first = known.setdefault(self._key(node), node)
@@ -79,17 +72,9 @@ class Kept:
             elif inputs & self._shifting:
                 self._shifting.add(node)
 
-    def broadcast_in(self, node: torch.fx.Node) -> list[torch.fx.Node]:
-        """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
-        given, size = node.all_input_nodes if is_pointwise(node) else _added(node), node_shape(node)
-        wide = [x for x in given if _is_broadcast(node_shape(x), size) and _keeps_dtype(x, node)]
-        return [
-            x
-            for x in wide
-            if self._one(x) in self._kept
-            or self._is_read_elsewhere(x, node, size)
-            or self.written_in.is_broadcast_in(x, node)
-        ]
+    def is_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
+        """Whether a kernel may keep an input that a node broadcasts."""
+        return self._one(given) in self._kept or self._is_read_elsewhere(given, node, node_shape(node))
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
@@ -111,7 +96,7 @@ class Kept:
         if "behind" in roles.values():
             return "behind"
         reduced = [x for x in inputs if roles[x] == "reduced"]
-        others = len(reduced) < len(inputs) and any(_is_broadcast(node_shape(x), node_shape(node)) for x in reduced)
+        others = len(reduced) < len(inputs) and any(is_broadcast(node_shape(x), node_shape(node)) for x in reduced)
         return "behind" if others else "reduced" if reduced else None
 
     def _reduced(self, node: torch.fx.Node) -> Shape | None:
@@ -158,47 +143,9 @@ class Kept:
         return False
 
 
-@block
-def spread(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node) -> Value:
-    """The value of an input of a node, repeated as in its result; constants are kept by no kernel, and stay."""
-    if not isinstance(value, trt.ITensor):
-        return value
-    sizes = _repeated(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
-    return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])
-
-
-def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a product is added to, if it is, as a list."""
-    place = next((place for target, place in ADDING.items() if target is node.target), len(node.args))
-    return [x for x in node.args[place : place + 1] if isinstance(x, torch.fx.Node)]
-
-
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
 """Operators that no kernel of a reduction has, but for products over a single element."""
 
 
-def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others,
-    and a condition not at all."""
-    conditions = node.args[:1] if node.target is aten.where.self else ()
-    if node_shape(given) != () or given in conditions:
-        return True
-    counted = (x for x in node.all_input_nodes if x not in conditions and node_shape(x) is not None)
-    return len({x.meta["val"].dtype for x in counted}) == 1
-
-
 def _holds_tensors(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
-
-
-def _is_broadcast(given: Shape | None, size: Shape | None) -> bool:
-    """Whether a tensor is repeated in some dim where another has this shape."""
-    if given is None or size is None or len(given) > len(size):
-        return False
-    return any(new != -1 for new in _repeated(given, size))
-
-
-def _repeated(given: Shape, size: Shape) -> list[Expr]:
-    """The size of each dim in which a tensor is repeated to get a shape, -1 for the others."""
-    padded = (1,) * (len(size) - len(given)) + given
-    return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, size, strict=True)]

@@ -1,16 +1,15 @@
-"""What TensorRT computes of the zeros that it lengthens the sum of a product with.
+"""Find what TensorRT computes of the zeros that it lengthens the sum of a matmul with (`padded-zeros`).
 
 Where a product sums over an odd number of elements, TensorRT-RTX adds a zero to each row of both factors. It adds them
 before elementwise layers of one tensor, and so the product sums ``exp(0) * cos(0)`` for
-``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()`` (docs/tensorrt.md,
-"Numbers").
+``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
 import torch
@@ -19,9 +18,8 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.impl.blocks import fact
-from pipeline.impl.kept import ADDING
-from pipeline.network.net import Net
+from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7
 """Stands for each element of a constant that elementwise layers read."""
@@ -29,15 +27,15 @@ WITHIN: Final = 32
 """Elementwise operators in front of a product that are looked at."""
 
 
-@fact
-def sums_of_zeros(net: Net) -> bool:
-    """Whether the product that is converted would sum something else than zeros for the zeros that are added to its
-    factors."""
-    node = net.ctx.node
-    made = [] if node is None else [of_zeros(x, net.ctx.inside, net.ctx.constant_nodes) for x in _factors(node)]
-    if node is not None and does(node.target) is Does.RECURS:
-        made.append({0.0})
-    return bool(made) and any(math.prod(each) != 0 for each in itertools.product(*made))
+def places(part: Part) -> Iterator[Place]:
+    """The matmuls that would sum something else than zeros for the zeros that are added to their factors."""
+    for node in part.nodes:
+        if factors := _factors(node):
+            made = [of_zeros(x, part.inside, part.constants) for x in factors]
+            if does(node.target) is Does.RECURS:
+                made.append({0.0})
+            if any(math.prod(each) != 0 for each in itertools.product(*made)):
+                yield "converter", node.name, ()
 
 
 def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:

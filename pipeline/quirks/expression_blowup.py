@@ -1,30 +1,25 @@
-"""Find the values that have to be computed by themselves, so that no kernel's expression grows without end.
+"""Find the values that have to be computed by themselves, so that no kernel's expression grows without end
+(`expanded-loops`).
 
 TensorRT-RTX writes what a kernel reads through views, reductions of few elements and products over few into the kernel,
 once for each place that it is read at. ``u[1:] + u[:-1]`` of the last result, 12 times, is an expression of 4,096
-terms, and 20 times one of a million: the builder takes 0.1 ms or more for a term, and gigabytes (docs/tensorrt.md). A
-running sum is in no other kernel.
+terms, and 20 times one of a million: the builder takes 0.1 ms or more for a term, and gigabytes.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
 
 from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.impl import base
-from pipeline.impl.base import Value
-from pipeline.impl.blocks import block
-from pipeline.impl.fused import node_shape
-from pipeline.impl.reduce_scan import cumulative_sum
-from pipeline.network.net import Net
+from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
-from pipeline.trt import trt
 
 HARMLESS: Final = 8192
 """An engine whose largest expression has as many terms builds in seconds; nothing of it is computed apart."""
@@ -38,6 +33,12 @@ DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torc
 
 Views = frozenset[torch.fx.Node]
 """What an elementwise expression reads at other places than its own."""
+
+
+def places(part: Part) -> Iterator[Place]:
+    """The nodes that are computed apart."""
+    expanded = Expanded(part.nodes)
+    return (("apart", node.name, ()) for node in part.nodes if node in expanded)
 
 
 class Expanded:
@@ -87,15 +88,6 @@ class Expanded:
         """What an elementwise operator reads at other places if it reads this."""
         is_place_for_place = given in self._views and node_shape(given) == node_shape(node)
         return self._views[given] if is_place_for_place else frozenset((given,))
-
-
-@block
-def alone(net: Net, value: Value) -> Value:
-    """The value, computed before what reads it: the running sum along a new dim of size 1 has a kernel of its own."""
-    if not isinstance(value, trt.ITensor):
-        return value
-    made = cumulative_sum(net, base.unsqueeze(net, value, [0]), 0, base.dtype_of(value))
-    return base.squeeze(net, made, [0])
 
 
 def _selects(node: torch.fx.Node) -> bool:

@@ -1,0 +1,73 @@
+"""Keep what is computed of one size from loops over another that a call may leave empty (`empty-loops`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block, fact
+from pipeline.impl.shape import bounds_of, expression
+from pipeline.network.net import Net
+from pipeline.quirks import applies
+from pipeline.trt import CAPABILITIES, trt
+
+
+@fact
+def may_be_none(net: Net, size: Size) -> bool:
+    """Whether a call may have none of a size that the program knows."""
+    return bounds_of(net, expression(size))[0] < 1
+
+
+@fact
+def may_leave_none(net: Net, size: Size) -> bool:
+    """Whether data decides a size, or an input has it and leaves something (`pipeline.quirks.empty_broadcast`), and
+    there may be none; an intermediate's size is unknown (None), and may be any such."""
+    if not applies("empty-loops"):
+        return False
+    if size is None:
+        data = any(name.startswith("u") and each.min < 1 for name, each in net.ctx.ranges.items())
+        return data or bool(net.ctx.marks.empty_sizes)
+    expr = expression(size)
+    decides = free_unbacked_symbols(expr) or any(s.name in net.ctx.marks.empty_sizes for s in expr.free_symbols)
+    return bool(decides) and may_be_none(net, size)
+
+
+@block
+def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
+    """The tensors of one rank that a layer broadcasts, made of these values: each that is broadcast over a dim that a
+    call may leave empty, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no
+    part of other kernels."""
+    if not CAPABILITIES.cumulative:
+        return tuple(tensors)
+    rank = max(map(base.rank, tensors))
+    sizes = [[*[1] * (rank - base.rank(value)), *_sizes(net, value)] for value in values]
+    return tuple(
+        _alone(net, tensor, places[0])
+        if isinstance(value, trt.ITensor) and (places := [d for d in range(rank) if _is_over_nothing(net, sizes, i, d)])
+        else tensor
+        for i, (value, tensor) in enumerate(zip(values, tensors, strict=True))
+    )
+
+
+def _sizes(net: Net, value: Value) -> list[Size]:
+    return base.known_sizes(net, value) if isinstance(value, trt.ITensor | torch.Tensor) else []
+
+
+def _is_over_nothing(net: Net, sizes: Sequence[Sequence[Size]], which: int, dim: int) -> bool:
+    others = [each[dim] for i, each in enumerate(sizes) if i != which]
+    return sizes[which][dim] == 1 and any(
+        size is not None and size != 1 and may_leave_none(net, size) for size in others
+    )
+
+
+def _alone(net: Net, x: ITensor, dim: int) -> ITensor:
+    dtype = base.dtype_of(x)
+    summed = base.cast(net, x, torch.int32 if dtype == torch.bool else dtype)
+    axis = base.constant(net, np.array(dim, dtype=np.int64))
+    layer = net.add("cumulative", summed, axis, trt.CumulativeOperation.SUM, False, False)
+    return base.cast(net, layer.get_output(0), dtype)

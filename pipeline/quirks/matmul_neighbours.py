@@ -1,0 +1,151 @@
+"""Find the matmuls whose kernels go wrong with what is before or behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import getitem
+from typing import Final
+
+import torch
+
+from pipeline.aten.arguments import argument, bind, names_of
+from pipeline.aten.kinds import is_cheap, is_pointwise, moves
+from pipeline.aten.traits import Does, does
+from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.reduction_fusion import ADDING
+
+aten = torch.ops.aten
+
+WITHIN: Final = 6
+"""Operators behind a matmul that are looked at."""
+BEHIND: Final = 8
+"""Operators up to ReLU or GELU within which a matmul is looked for."""
+PARTS: Final = (Does.SELECTS, Does.MIXES)
+"""Operators, beside views, that return elements of their inputs."""
+PASSING: Final = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
+"""Operators that leave the last dim where it is."""
+RESULT: Final = "result"
+"""Among a mark's names: the matmul's own result, beside inputs."""
+OF_SIZES: Final = "of sizes that vary"
+BESIDE_SIZES: Final = "beside sizes that vary"
+"""Names of a mark: what the kernels differ in, sizes of a matmul itself, or those of other linear layers."""
+
+
+def transposed_halves(part: Part) -> Iterator[Place]:
+    """The matmuls in halves beside a transposition (`transposed-matmuls`)."""
+    return _transposed(part, torch.float16, torch.bfloat16)
+
+
+def transposed_floats(part: Part) -> Iterator[Place]:
+    """The matmuls in float32 beside a transposition (`transposed-float32-matmuls`)."""
+    return _transposed(part, torch.float32, torch.float64)
+
+
+def _transposed(part: Part, *dtypes: torch.dtype) -> Iterator[Place]:
+    """The matmuls of these dtypes of which a factor comes transposed, or the result is transposed next."""
+    for node in part.nodes:
+        kind = does(node.target)
+        is_matmul = kind is Does.MULTIPLIES or node.target is aten.linear.default
+        if is_matmul and node.meta["val"].dtype in dtypes:
+            given = list(bind(node.target, node.args, node.kwargs)) if kind is Does.MULTIPLIES else []
+            del given[: node.target in ADDING]
+            names = [x.name for x in given if isinstance(x, torch.fx.Node) and _comes_transposed(x)]
+            if any(_moves_last(user) for user in node.users):
+                names.append(RESULT)
+            if names:
+                yield "converter", node.name, tuple(names)
+
+
+def _comes_transposed(node: object) -> bool:
+    """Whether a value is the result of a node that moves the last dim elsewhere, in another shape or dtype."""
+    while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
+        node = node.args[0]
+    return isinstance(node, torch.fx.Node) and _moves_last(node)
+
+
+def _moves_last(node: torch.fx.Node) -> bool:
+    if node.target is aten.t.default:
+        return True
+    rank = node.meta["val"].dim() if node.target in (aten.permute.default, aten.transpose.int) else 0
+    if not rank:
+        return False
+    _, *dims = bind(node.target, node.args, node.kwargs)
+    if node.target is aten.permute.default:
+        return bool(dims[0][-1] % rank != rank - 1)
+    return bool(dims[0] % rank != dims[1] % rank and rank - 1 in (dims[0] % rank, dims[1] % rank))
+
+
+def scaled(part: Part) -> Iterator[Place]:
+    """The matmuls that may be multiplied in their kernels, where such a kernel may be taken for another's
+    (`factors-of-matmuls`): those of two computed tensors, and linear layers beside others whose sizes vary."""
+    varying = {x for x in part.nodes if does(x.target) is Does.PROJECTS and _varies(x)}
+    for node in part.nodes:
+        kind = does(node.target)
+        if kind is Does.MULTIPLIES and (_has_factor(node) or _is_read_elementwise(part, node)):
+            yield "converter", node.name, (OF_SIZES,)
+        elif kind is Does.PROJECTS and varying - {node} and _is_read_elementwise(part, node):
+            yield "converter", node.name, (BESIDE_SIZES,)
+
+
+def _has_factor(node: torch.fx.Node) -> bool:
+    """Whether the converter multiplies the matmul by a number."""
+    return "alpha" in names_of(node.target) and argument(node, "alpha") != 1
+
+
+def _varies(node: torch.fx.Node) -> bool:
+    """Whether sizes of a node's result are known at run time only."""
+    return not all(isinstance(size, int) for size in node.meta["val"].shape)
+
+
+def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
+    """Whether an elementwise operator that no softmax follows reads a node, or a view of it: TensorRT has kernels of
+    their own for a softmax behind a matmul."""
+    return any(
+        (is_pointwise(user) and not _is_softened(part, user))
+        or (within > 0 and moves(user) and _is_read_elementwise(part, user, within - 1))
+        for user in node.users
+    )
+
+
+def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
+    """Whether a softmax of the same engine follows on all ways from a node, after elementwise operators and views."""
+    if does(node.target) is Does.SOFTENS:
+        return node.name in part.inside
+    goes_on = within and is_cheap(node) and node.users and node.name in part.inside
+    return bool(goes_on) and all(_is_softened(part, user, within - 1) for user in node.users)
+
+
+def biased(part: Part) -> Iterator[Place]:
+    """ReLU, GELU and what may be a part of GELU, behind a matmul whose bias may be lost (`biases-of-matmuls`)."""
+    for node in part.nodes:
+        loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default) or _is_tanh_of_multiple(node)
+        if loses and _is_behind_matmul(node):
+            yield "converter", node.name, ()
+
+
+def _is_tanh_of_multiple(node: torch.fx.Node) -> bool:
+    given = node.args[0] if node.target is aten.tanh.default else None
+    return isinstance(given, torch.fx.Node) and given.target is aten.mul.Tensor
+
+
+def _is_behind_matmul(node: torch.fx.Node) -> bool:
+    before = [node]
+    for _ in range(BEHIND):
+        before = list(dict.fromkeys(source for node in before for source in node.all_input_nodes))
+        if any(does(node.target) in (Does.PROJECTS, Does.MULTIPLIES) for node in before):
+            return True
+        before = [node for node in before if is_cheap(node) or node.target is getitem or does(node.target) in PARTS]
+    return False
+
+
+def computed_wide(part: Part) -> Iterator[Place]:
+    """The nodes that read what an elementwise operator computed in float32: a matmul of it is not rounded to halves in
+    its own kernel (`halves-behind-matmuls`)."""
+    for node in part.nodes:
+        if not (is_pointwise(node) or moves(node)) and any(map(_is_computed_wide, node.all_input_nodes)):
+            yield "converter", node.name, ()
+
+
+def _is_computed_wide(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype == torch.float32

@@ -1,0 +1,71 @@
+"""`Quirk`: a row of the table of kernel faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.plan_detectors import Plan, Sources
+
+Version: TypeAlias = tuple[int, ...]
+Analysis: TypeAlias = Callable[[Part], Iterable[Place]]
+"""Finds the places of a segment where a fault is avoided."""
+Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
+"""Finds a fault's kernels in a plan: the name of each, or its name and that of a result."""
+
+
+@frozen
+class Quirk:
+    """A kernel fault.
+
+    id: its name.
+    fault: what TensorRT does, and the size of the error.
+    since, before: the versions of TensorRT-RTX that have it: from `since` on, and none from `before` on; None is open.
+    flavours: the libraries in which it is avoided. All were measured with TensorRT-RTX.
+    gpus: where it was measured.
+    capabilities: the compute capabilities of GPUs that have it, if others have not; it is asked of the GPU at hand.
+    trigger: what in a program brings it about.
+    instead: what is written instead, and by what part of the compiler.
+    places: finds where a segment is marked, so that its network avoids the fault; None if no mark is needed.
+    seen: how it shows in a plan or when an engine is loaded; empty if it does not.
+    detector: finds its kernels in a plan, if they show there.
+    finding: what is wrong with such a kernel, in words; {} is a result of it.
+    dtype: networks without tensors of this dtype do not have it.
+    test: the test that finds it if it is not avoided.
+    evidence: the note with the measurements.
+    """
+
+    id: str
+    fault: str
+    gpus: str
+    trigger: str
+    instead: str
+    test: str
+    evidence: str
+    capabilities: tuple[str, ...] = ()
+    since: Version | None = None
+    before: Version | None = None
+    places: Analysis | None = field(default=None, repr=False)
+    seen: str = ""
+    detector: Detector | None = field(default=None, repr=False)
+    finding: str = ""
+    dtype: str = ""
+    flavours: tuple[str, ...] = ("tensorrt_rtx",)
+
+    @property
+    def versions(self) -> str:
+        """The versions in words: "1.6 and newer"."""
+        first, end = (v and ".".join(map(str, v)) for v in (self.since, self.before))
+        if first and end:
+            return f"{first} to before {end}"
+        return f"{first} and newer" if first else f"before {end}" if end else "all"
+
+    def is_in(self, flavour: str, version: Version) -> bool:
+        """Return whether a version has the fault."""
+        if flavour not in self.flavours:
+            return False
+        is_new_enough = self.since is None or version >= self.since
+        return is_new_enough and (self.before is None or version < self.before)

@@ -1,0 +1,82 @@
+"""Which operators TensorRT may fuse into the kernel of a reduction."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Final
+
+import torch
+
+from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.traits import Does, does
+from pipeline.shapes.environment import Expr, Shape, shape_of
+
+aten = torch.ops.aten
+
+REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
+"""Operators that reduce; the first two return an element for each of theirs."""
+MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
+"""Operators that may move nothing at the sizes at hand, or only choose, as ``tril`` does."""
+
+
+def reduces(node: torch.fx.Node) -> bool:
+    """Whether an operator has a reduction: norms by groups have, unlike those of channels."""
+    kind = does(node.target)
+    return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
+
+
+def passes(node: torch.fx.Node) -> bool:
+    """Whether an operator may compute each element from one of each input, or move none."""
+    if node.target is operator.getitem or is_pointwise(node) or moves(node):
+        return True
+    given = node.all_input_nodes
+    return does(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
+
+
+def node_shape(node: torch.fx.Node) -> Shape | None:
+    """The sizes of a node that is a tensor."""
+    value = node.meta.get("val")
+    return shape_of(value) if isinstance(value, torch.Tensor) else None
+
+
+ADDING: Final = {
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
+    aten.linear.default: 2,
+}
+"""Matmuls that something is added to, and its place among their arguments."""
+
+
+def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The inputs that an operator broadcasts element by element, and that layers before it can broadcast instead."""
+    given, size = node.all_input_nodes if is_pointwise(node) else _added(node), node_shape(node)
+    return [x for x in given if is_broadcast(node_shape(x), size) and _keeps_dtype(x, node)]
+
+
+def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What is added to a matmul, if anything is, as a list."""
+    place = next((place for target, place in ADDING.items() if target is node.target), len(node.args))
+    return [x for x in node.args[place : place + 1] if isinstance(x, torch.fx.Node)]
+
+
+def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others,
+    and a condition not at all."""
+    conditions = node.args[:1] if node.target is aten.where.self else ()
+    if node_shape(given) != () or given in conditions:
+        return True
+    counted = (x for x in node.all_input_nodes if x not in conditions and node_shape(x) is not None)
+    return len({x.meta["val"].dtype for x in counted}) == 1
+
+
+def is_broadcast(given: Shape | None, size: Shape | None) -> bool:
+    """Whether a tensor is repeated in some dim where another has this shape."""
+    if given is None or size is None or len(given) > len(size):
+        return False
+    return any(new != -1 for new in repeated(given, size))
+
+
+def repeated(given: Shape, size: Shape) -> list[Expr]:
+    """The size of each dim in which a tensor is repeated to get a shape, -1 for the others."""
+    padded = (1,) * (len(size) - len(given)) + given
+    return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, size, strict=True)]

@@ -1,0 +1,33 @@
+"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark where the networks avoid faults of TensorRT's kernels.
+
+Before: segments. After: the same segments, with a mark for each place where a row of `pipeline.quirks` applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attrs import evolve
+
+from pipeline.build.profiles import symbols_of
+from pipeline.compose.pipelines import stage
+from pipeline.program import Partitioned, Program, Segment
+from pipeline.quirks.marking import marks_of
+
+
+@stage
+def avoid_faults(partitioned: Partitioned) -> Partitioned:
+    """Mark the nodes of each engine segment; `pipeline.quirks.without` leaves a row of the table out."""
+    nodes = {node.name: node for node in partitioned.program.graph.nodes}
+    segments = (
+        _marked(partitioned.program, segment, nodes) if segment.kind == "engine" else segment
+        for segment in partitioned.segments
+    )
+    return evolve(partitioned, segments=tuple(segments))
+
+
+def _marked(program: Program, segment: Segment, nodes: Mapping[str, torch.fx.Node]) -> Segment:
+    inside = [nodes[name] for name in segment.nodes]
+    outputs = [port.name for port in segment.outputs]
+    return evolve(segment, marks=marks_of(inside, symbols_of(program, segment), segment.constants, outputs))
