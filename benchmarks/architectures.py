@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_map
 
 from examples.models import Case
@@ -25,7 +25,8 @@ class Architecture:
     """An architecture: its name in the library it is from, what it does, and what makes a small one.
 
     task: in one or two words (``"decoder"``, ``"detection"``), for the table. sizes: the sizes of the dynamic dims to
-    try, by name. dtypes: what to compile it in, by torch's names. library: that which it is from.
+    try, by name. dtypes: what to compile it in, by torch's names. library: that which it is from. decisions: the setting
+    that it needs.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Architecture:
     sizes: tuple[dict[str, int], ...] = SIZES
     dtypes: tuple[str, ...] = ("float32",)
     library: str = "transformers"
+    decisions: str = "refuse"
 
     def case(self, dtype: torch.dtype = torch.float32) -> Case:
         """The module in eval mode with its example, the same every time."""
@@ -43,7 +45,12 @@ class Architecture:
         constants = frozenset(name for name, value in kwargs.items() if isinstance(value, Constant))
         kwargs = {name: value.value if name in constants else value for name, value in kwargs.items()}
         kwargs = tree_map(lambda value: _cast(value, dtype), kwargs)
-        return Case(self.name, model.eval().to(dtype), kwargs, dims, constants)
+        return Case(self.name, model.eval().to(dtype), kwargs, dims, constants, self.decisions)
+
+
+def by_example(architecture: Architecture) -> Architecture:
+    """An architecture whose branches data decides: those of its example are compiled, and each call is checked."""
+    return evolve(architecture, decisions="example")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

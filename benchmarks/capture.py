@@ -43,7 +43,8 @@ def row(architecture: Architecture) -> dict[str, Any] | None:
     if refused:
         again, refused = seconds(lambda: exported(case, strict=True))
         theirs += again
-    ours, _ = seconds(lambda: pipeline.capture(case.model, (), case.example, case.dynamic_shapes))
+    settings = pipeline.CompilationSettings(decisions=case.decisions)
+    ours, _ = seconds(lambda: pipeline.capture(case.model, (), case.example, case.dynamic_shapes, settings=settings))
     return {
         "name": architecture.name,
         "task": architecture.task,

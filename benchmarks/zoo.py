@@ -31,7 +31,7 @@ import pipeline
 from benchmarks import environment
 from benchmarks.architectures import Architecture
 from examples.models import Case
-from pipeline.errors import CaptureError, ShapeError
+from pipeline.errors import CaptureError, DecisionError, ShapeError
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.whole import difference
 
@@ -100,7 +100,8 @@ def captured(case: Case, known: AbstractSet[str] | None = None) -> tuple[pipelin
 
 def _captured(case: Case, keep: AbstractSet[str]) -> tuple[pipeline.Program, Case]:
     less = attrs.evolve(case, dynamic_shapes=_kept(case.dynamic_shapes, keep))
-    return pipeline.capture(less.model, (), less.example, less.dynamic_shapes), less
+    settings = pipeline.CompilationSettings(decisions=less.decisions)
+    return pipeline.capture(less.model, (), less.example, less.dynamic_shapes, settings=settings), less
 
 
 def _names(shapes: Any) -> set[str]:
@@ -157,15 +158,19 @@ def _clock(taken: dict[str, float]) -> Any:
 def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compiled) -> dict[str, Any]:
     """Errors relative to the largest of an output, ours and eager's own, of the worst output; ``wrong`` says how.
 
-    Where there is no float64 to compare with, ours is relative to eager's result, and eager's own is not known.
+    ``otherwise`` counts the calls that take another branch than the example, where data decides. Where there is no
+    float64 to compare with, ours is relative to eager's result, and eager's own is not known.
     """
     module, exact = compiled.module("reference"), _double(architecture.case(torch.float32).model)
-    worst, wrong, tried, known = (0.0, 0.0), "", 0, True
+    worst, wrong, tried, known, otherwise = (0.0, 0.0), "", 0, True, 0
     for kwargs in (case.kwargs, *(case.inputs(**sizes) for sizes in architecture.sizes)):
-        kwargs = padded(kwargs)
+        kwargs = kwargs if case.decisions == "example" else padded(kwargs)
         try:
             ours = module(**fresh(kwargs))
         except ShapeError:
+            continue
+        except DecisionError:
+            otherwise += 1
             continue
         tried += 1
         with torch.no_grad():
@@ -176,6 +181,7 @@ def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compil
         wrong = wrong or difference("output", theirs, best, ours, compiled.program, "reference")
         worst = max(worst, *_errors(ours, theirs, best), key=_excess)
     found = {"sizes": tried, "error": worst[0], "eager_error": worst[1] if known else None}
+    found |= {"otherwise": otherwise} if otherwise else {}
     return {**found, "wrong": wrong} if wrong else found
 
 

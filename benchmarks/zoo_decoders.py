@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import transformers as hf
 
-from benchmarks.architectures import Architecture
+from benchmarks.architectures import Architecture, by_example
 from benchmarks.texts import EXPERTS, LATENT, SMALL, auto, decoder
 
 DECODERS = (
@@ -18,11 +18,13 @@ DECODERS = (
     decoder("cohere"),
     decoder("cohere2", sliding_window=8),
     decoder("ctrl", dff=96),
-    decoder(
-        "dbrx",
-        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
-        d_model=64,
-        ffn_config={"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    by_example(
+        decoder(
+            "dbrx",
+            attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+            d_model=64,
+            ffn_config={"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+        )
     ),
     decoder("deepseek_v2", **EXPERTS | LATENT),
     decoder("deepseek_v3", **EXPERTS | LATENT),
@@ -78,14 +80,16 @@ DECODERS = (
     decoder("lfm2", full_attn_idxs=[1], block_multiple_of=16),
     decoder("llama"),
     decoder("llama4_text", **EXPERTS, intermediate_size_mlp=96, attention_chunk_size=16),
-    decoder(
-        "longcat_flash",
-        **EXPERTS | LATENT,
-        num_layers=2,
-        ffn_hidden_size=96,
-        expert_ffn_hidden_size=32,
-        zero_expert_num=2,
-        moe_topk=2,
+    by_example(
+        decoder(
+            "longcat_flash",
+            **EXPERTS | LATENT,
+            num_layers=2,
+            ffn_hidden_size=96,
+            expert_ffn_hidden_size=32,
+            zero_expert_num=2,
+            moe_topk=2,
+        )
     ),
     decoder("mamba", state_size=8, time_step_rank=4),
     decoder("mamba2", num_heads=8, state_size=8, chunk_size=8, n_groups=2, expand=2, head_dim=16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.architectures import by_example
 from benchmarks.images import (
     HEADS,
     MOBILEVIT,
@@ -174,7 +175,9 @@ ARCHITECTURES = (
     ),
     image("vitpose", "VitPoseForPoseEstimation", "VitPoseConfig", 32, task="key points", **VITPOSE),
     image("vitmatte", "VitMatteForImageMatting", "VitMatteConfig", 32, task="matting", channels=4, **VITMATTE),
-    image("superpoint", "SuperPointForKeypointDetection", "SuperPointConfig", 64, task="key points", **SUPERPOINT),
+    by_example(
+        image("superpoint", "SuperPointForKeypointDetection", "SuperPointConfig", 64, task="key points", **SUPERPOINT)
+    ),
     image(
         "seggpt",
         "SegGptModel",

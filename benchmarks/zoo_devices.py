@@ -31,6 +31,8 @@ def row(architecture: Architecture) -> dict[str, Any]:
         program, case = zoo.captured(architecture.case())
     except CaptureError as error:
         return {**found, "refused": str(error).splitlines()[0]}
+    if case.decisions == "example":
+        return {**found, "refused": "the example decides, and a GPU that is not there has no values"}
     try:
         decompose = pipeline.default().until("decompose")
         as_on_gpu = pipeline.capture(case.model, (), case.example, case.dynamic_shapes, device="cuda")

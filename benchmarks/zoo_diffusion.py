@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.architectures import Architecture
+from benchmarks.architectures import Architecture, by_example
 from benchmarks.signals import Given, diffusion, floats, ids, ones
 from benchmarks.zoo_latents import LATENT_ARCHITECTURES
 from pipeline import Constant
@@ -343,27 +343,29 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         num_embeds_ada_norm=10,
         **DIT,
     ),
-    diffusion(
-        "omnigen",
-        "image",
-        "OmniGenTransformer2DModel",
-        {
-            "hidden_states": floats("batch", 4, 8, 8),
-            "timestep": floats("batch"),
-            "input_ids": ids(50, "batch", 7),
-            "position_ids": Given(("batch", 24), "order"),
-        },
-        wrap=WithoutImages,
-        hidden_size=16,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        num_layers=2,
-        pad_token_id=0,
-        vocab_size=50,
-        pos_embed_max_size=16,
-        time_step_dim=16,
-        rope_scaling={"long_factor": [1.0, 1.1, 1.2, 1.3], "short_factor": [1.0, 1.0, 1.1, 1.1]},
+    by_example(
+        diffusion(
+            "omnigen",
+            "image",
+            "OmniGenTransformer2DModel",
+            {
+                "hidden_states": floats("batch", 4, 8, 8),
+                "timestep": floats("batch"),
+                "input_ids": ids(50, "batch", 7),
+                "position_ids": Given(("batch", 24), "order"),
+            },
+            wrap=WithoutImages,
+            hidden_size=16,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            intermediate_size=32,
+            num_layers=2,
+            pad_token_id=0,
+            vocab_size=50,
+            pos_embed_max_size=16,
+            time_step_dim=16,
+            rope_scaling={"long_factor": [1.0, 1.1, 1.2, 1.3], "short_factor": [1.0, 1.0, 1.1, 1.1]},
+        )
     ),
     diffusion(
         "prior_transformer",

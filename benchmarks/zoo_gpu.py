@@ -22,7 +22,7 @@ from benchmarks import environment, zoo
 from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.compiled import Compiled
-from pipeline.errors import CaptureError, ExecutionError, ShapeError
+from pipeline.errors import CaptureError, DecisionError, ExecutionError, ShapeError
 from pipeline.verification.bounds import MULTIPLE, Bound
 from pipeline.verification.eager import products_in_tf32
 
@@ -120,7 +120,7 @@ def _verified(architecture: Architecture, case: Case, compiled: Compiled) -> dic
 def _calls(architecture: Architecture, case: Case) -> Iterator[dict[str, Any]]:
     """The inputs to compare: the example's, and those of other sizes."""
     for kwargs in (case.kwargs, *(_moved(case.inputs(**sizes)) for sizes in architecture.sizes[1:2])):
-        yield zoo.padded(kwargs)
+        yield kwargs if case.decisions == "example" else zoo.padded(kwargs)
 
 
 def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module, watch: Watch) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module, 
         try:
             ours = module(**zoo.fresh(kwargs))
             torch.cuda.synchronize()
-        except ShapeError:
+        except (ShapeError, DecisionError):
             continue
         tried += 1
         watch("run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import transformers as hf
 from attrs import evolve
 
-from benchmarks.architectures import Architecture
+from benchmarks.architectures import Architecture, by_example
 from benchmarks.texts import BOTH, EXPERTS, SMALL, T5, auto, both, encoder, step
 from benchmarks.zoo_decoders import DECODERS
 
@@ -42,7 +42,7 @@ ENCODERS = (
         ),
     ),
     encoder("ibert", quant_mode=False),
-    encoder("longformer", attention_window=4, max_position_embeddings=80),
+    by_example(encoder("longformer", attention_window=4, max_position_embeddings=80)),
     encoder("luke", entity_vocab_size=20, entity_emb_size=16),
     encoder("megatron-bert"),
     encoder("mobilebert", embedding_size=32, intra_bottleneck_size=32, true_hidden_size=32),
@@ -63,14 +63,19 @@ ENCODERS = (
 )
 
 BOTHS = (
-    both("bart", **BOTH),
+    by_example(both("bart", **BOTH)),
     both("bigbird_pegasus", **BOTH, attention_type="original_full"),
     both("blenderbot", **BOTH),
     both("blenderbot-small", **BOTH),
-    both("fsmt", **{**BOTH, "src_vocab_size": 100, "tgt_vocab_size": 100, "langs": ["en", "de"]}),
-    both(
-        "led",
-        **{**BOTH, "attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
+    by_example(both("fsmt", **{**BOTH, "src_vocab_size": 100, "tgt_vocab_size": 100, "langs": ["en", "de"]})),
+    by_example(
+        both(
+            "led",
+            **BOTH,
+            attention_window=4,
+            max_encoder_position_embeddings=64,
+            max_decoder_position_embeddings=64,
+        )
     ),
     both("longt5", **T5, local_radius=4, encoder_attention_type="transient-global", global_block_size=4),
     both("m2m_100", **BOTH),

@@ -21,13 +21,14 @@ from examples.unet import UNet
 @frozen
 class Case:
     """A module in eval mode, example inputs by keyword, and torch.export's dynamic shapes. ``constants`` names inputs
-    that are the same in each call."""
+    that are the same in each call; ``decisions`` is the setting that it needs."""
 
     name: str
     model: torch.nn.Module = field(repr=False)
     kwargs: dict[str, Any] = field(repr=False)
     dynamic_shapes: dict[str, Any] | None = field(repr=False)
     constants: frozenset[str] = frozenset()
+    decisions: str = "refuse"
 
     @property
     def example(self) -> dict[str, Any]:

@@ -230,7 +230,7 @@ class DecisionError(ExecutionError):
     """A call decides otherwise than the example that the program was captured with; the message says where."""
 
     __module__ = "pipeline"
-    advice = 'torch.where(condition, one, other) has both ways; decisions="example" compiles those of its example alone'
+    advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
 
 
 class ArtifactError(PipelineError):

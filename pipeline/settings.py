@@ -214,10 +214,10 @@ class CompilationSettings:
     device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
         the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
         torch traces on a GPU. None for the device of the tensors. Default None.
-    decisions: what becomes of a model that decides by data in Python (`if x.sum() > 0`). `"both"`: both ways are
-        computed, and data chooses; a model for which that cannot be is refused. `"example"`: such a model takes the
-        ways of the example inputs, and each call is checked: one that decides otherwise raises a `DecisionError`. The
-        check waits for the GPU, and these programs run without a CUDA graph of the whole. Default `"both"`.
+    decisions: what becomes of a model whose branches depend on data in Python (`if x.sum() > 0`). `"refuse"`: capture
+        raises a `CaptureError` that names the line. `"example"`: the program has the branches that the example inputs
+        take, and each call is checked: one that takes another branch raises a `DecisionError`. The check waits for the
+        GPU, and these programs run without a CUDA graph of the whole. Default `"refuse"`.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
     use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 sums float16 in float16, which for
@@ -285,7 +285,7 @@ class CompilationSettings:
     max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0, 2**31 - 1))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
     device: str | None = attrs.field(default=None, converter=_device)
-    decisions: str = attrs.field(default="both", validator=_one_of("both", "example"))
+    decisions: str = attrs.field(default="refuse", validator=_one_of("refuse", "example"))
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
     faster_in_torch: bool = attrs.field(default=True, validator=_flag)

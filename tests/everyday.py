@@ -123,7 +123,7 @@ ONE: Final = (
     *("tests/compat/test_packed.py", "tests/compat/test_sounds.py"),
     *("tests/frontend/test_flex_attention.py", "tests/profiling/test_kernels.py", "tests/stages/test_autocast.py"),
     *("tests/benchmarks/test_emulator.py", "tests/improvements/test_push_down_slices.py", "tests/testing/test_fuzz.py"),
-    *("tests/frontend/test_random_deciding.py", "tests/stages/test_complex.py"),
+    "tests/stages/test_complex.py",
 )
 """Files whose values are models and the like, of seconds each."""
 
@@ -133,7 +133,6 @@ SAMPLED: Final[Mapping[str, int]] = {
     "tests/gpu/test_bfloat16_gpu.py": 8,
     "tests/gpu/test_captured_gpu.py": 6,
     "tests/gpu/test_control_flow_gpu.py": 4,
-    "tests/gpu/test_deciding_gpu.py": 4,
     "tests/gpu/test_device_gpu.py::test_the_graph": 4,
     "tests/gpu/test_expanded_gpu.py": 4,
     "tests/gpu/test_in_turn_gpu.py": 3,
@@ -150,7 +149,6 @@ SAMPLED: Final[Mapping[str, int]] = {
     "tests/gpu/test_strided_gpu.py": 3,
     "tests/gpu/test_tokens_gpu.py::test_logits": 12,
     "tests/gpu/test_tokens_gpu.py::test_scores": 6,
-    "tests/gpu/test_turns_gpu.py": 4,
     "tests/gpu/test_verify_gpu.py::test_example": 4,
     "tests/gpu/test_written_in_gpu.py": 2,
     "tests/gpu/test_wrong_kernels_gpu.py": 4,
@@ -168,7 +166,6 @@ IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_attention_gpu.py": "dtype",
     "tests/gpu/test_bfloat16_gpu.py": "dtype",
     "tests/gpu/test_control_flow_gpu.py": "dtype",
-    "tests/gpu/test_deciding_gpu.py": "dtype",
     "tests/gpu/test_expanded_gpu.py": "dtype",
     "tests/gpu/test_packed_gpu.py": "dtype",
     "tests/gpu/test_written_in_gpu.py": "dtype",

@@ -33,7 +33,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "max_aux_streams": st.none() | st.integers(0, 8),
     "compute_capabilities": st.lists(st.sampled_from(["7.5", "8.6", "8.9", "12.0", "12.1"])),
     "device": st.sampled_from([None, "cuda", "cpu"]),
-    "decisions": st.sampled_from(["both", "example"]),
+    "decisions": st.sampled_from(["refuse", "example"]),
     "decompose_attention": st.booleans(),
     "use_fp32_acc": st.none() | st.booleans(),
     "faster_in_torch": st.booleans(),

@@ -20,15 +20,14 @@ BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
-def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False, valid: bool = False) -> str:
+def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
     """Why a call, with its result, must not run in a branch that is not taken; empty if it may.
 
     Args:
         target: the operator.
         args: its arguments: nodes, or tensors.
         value: its result, which may be fake.
-        undone: what it writes is written back where the branch is not taken.
-        valid: the positions are known to be there, whether or not it is taken.
+        undone: it writes to what the branch itself made.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
@@ -39,7 +38,7 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
         return "has an effect"
     if kind is Does.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
         return "reads data"
-    if name in BY_POSITIONS and not valid and not _is_by_mask(args):
+    if name in BY_POSITIONS and not _is_by_mask(args):
         return "reads or writes at positions that may be valid only there"
     if name in _DIVIDES and _divides_whole_numbers(args, value):
         return "divides by whole numbers that may be 0 elsewhere"

@@ -35,6 +35,13 @@ GENERATOR: Final = (
     "(torch.manual_seed before a call sets its state), or give the numbers as an input"
 )
 
+BRANCHES: Final = (
+    "torch.where(condition, one, other) chooses between values, torch.cond runs one branch; a value that never changes "
+    "can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
+    'decisions="example" takes the branches of this example, and checks each call'
+)
+"""How to go on where data decides a branch."""
+
 _SPEAKS_OF_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
@@ -137,18 +144,11 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
         return None
     code, number = found
     place = place_of(code.co_filename, number)
-    if (indexed := _indexing(error, type(model).__name__, place)) and not isinstance(error.__cause__, CaptureError):
+    if indexed := _indexing(error, type(model).__name__, place):
         return indexed
     does = "has a number in a set, or as a key," if is_key else "decides by data,"
     why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
-    if isinstance(error.__cause__, CaptureError):
-        why += f"; both ways cannot be in a program: {error.__cause__.message}"
-    hint = (
-        "torch.where(condition, one, other) has both ways, torch.cond runs one of them; what never changes can be an "
-        "attribute, a buffer of one element, or an input as pipeline.Constant(value); "
-        'decisions="example" takes the ways of this example, and checks calls'
-    )
-    return CaptureError(why, hint)
+    return CaptureError(why, BRANCHES)
 
 
 def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
@@ -161,8 +161,8 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
     )
     hint = (
         "tensors take it as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]; what never changes can be "
-        'an attribute, or an input as pipeline.Constant(value); decisions="example" takes the ways of this example, '
-        "and checks calls"
+        "an attribute, or an input as pipeline.Constant(value); "
+        'decisions="example" takes the branches of this example, and checks each call'
     )
     return CaptureError(why, hint)
 

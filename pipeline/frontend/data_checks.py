@@ -11,8 +11,10 @@ import builtins
 import dis
 import functools
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
@@ -28,14 +30,17 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import folder_of, line_of
-from pipeline.frontend.branching import effects
+from pipeline.errors import CaptureError, folder_of, line_of
+from pipeline.frontend.blame import BRANCHES, place_of
+from pipeline.frontend.blame import NOT_THE_MODELS as LIBRARIES
 from pipeline.frontend.undoing import set_to
+from pipeline.shapes import questions
 
 aten = torch.ops.aten
 
 EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
+STANDARD: Final = sysconfig.get_path("stdlib")
 CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
 CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
@@ -64,6 +69,29 @@ class Checks:
 
 
 _checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
+
+
+@contextmanager
+def none_is_caught() -> Iterator[None]:
+    """A context for one trace of a model.
+
+    Raises:
+        CaptureError: the model caught torch.export's error about a branch that data decides. The program would have the
+            branch of its ``except``, whatever the data.
+    """
+    errors: list[Exception] = []
+    with set_to(questions.unanswered, errors):
+        yield
+        for error in errors:
+            frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+            for file, line in reversed([each for each in frames if not _is_of_a_library(each[0])]):
+                why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
+                raise CaptureError(why.format(place_of(file, line)), BRANCHES)
+
+
+def _is_of_a_library(file: str) -> bool:
+    """Whether a file is torch's, ours or Python's own: such a file may ask, and go on where there is no answer."""
+    return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
 
 
 def collected() -> AbstractContextManager[Checks]:
@@ -120,8 +148,6 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
             truth = _taken(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
                 return lambda *_, **__: truth, args, kwargs
-            given: Argument = override(self, func, args, kwargs)
-            return effects.asked(given[0], sys._getframe(1)), *given[1:]
         return override(self, func, args, kwargs)
 
     return override_truths

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Final, TypeAlias
 
 import sympy
@@ -25,7 +25,7 @@ from sympy.logic.boolalg import BooleanAtom, BooleanFunction
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
-from torch.fx.experimental.symbolic_shapes import cast_symbool_to_symint_guardless
+from torch.fx.experimental.symbolic_shapes import cast_symbool_to_symint_guardless, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from pipeline.aten.counts import SIZE
@@ -44,7 +44,8 @@ aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node
 
 HINT: Final = (
-    "compare the number itself, without float(): `if x.mean() > 0.1`; torch.where(condition, one, other) has both ways"
+    "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "
+    "torch.where(condition, one, other) chooses between values"
 )
 
 USER: Final = OutputKind.USER_OUTPUT
@@ -79,13 +80,11 @@ class Decisions:
         places: where, in the model, for each symbol of a number that data has: ``model.py:41, if x.sum() > 0:``.
         beside: the symbols that each was compared with, and itself.
         exact: places where a number that is no whole one was fixed.
-        numbers: the functions, with their lines, that took a number for what it is in the example.
     """
 
     places: dict[str, dict[str, None]] = field(factory=dict)
     beside: dict[str, set[str]] = field(factory=dict)
     exact: dict[str, None] = field(factory=dict)
-    numbers: list[tuple[CodeType, int]] = field(factory=list)
 
 
 _decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
@@ -144,12 +143,21 @@ def noting(_: Kernel) -> Kernel:
         for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
             decisions.places.setdefault(symbol, {})[place] = None
             decisions.beside.setdefault(symbol, set()).update(symbols)
-        if not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom):
-            decisions.numbers += [] if frame is None else [(frame.f_code, frame.f_lineno)]
-            if not asked.is_integer:
-                decisions.exact[place] = None
+        is_number = not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
+        if is_number and not asked.is_integer:
+            decisions.exact[place] = None
 
     return note
+
+
+def counting(own: Kernel) -> Kernel:
+    """Wrap `len`: what a model compares is decided, and not how many rows the example has."""
+
+    def length(value: Argument) -> Argument:
+        rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
+        return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
+
+    return length
 
 
 def _models(frame: FrameType | None) -> FrameType | None:

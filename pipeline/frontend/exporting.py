@@ -22,13 +22,11 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError, source_line
+from pipeline.frontend import branches, decisions, packed, padded, remembered
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend import packed, padded, remembered
-from pipeline.frontend.blame import blamed
-from pipeline.frontend.branching.effects import of_one_size
-from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
-from pipeline.frontend.data_checks import collected, is_caught
+from pipeline.frontend.blame import BRANCHES, blamed
+from pipeline.frontend.data_checks import collected, is_caught, none_is_caught
 from pipeline.frontend.decisions import has_values, with_outputs
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.held_numbers import exported_again, held_numbers
@@ -51,7 +49,7 @@ exported (`untold`). ``"comparing"``: as ``"python"``, and where several sizes a
 ``"anew"``: as ``"python"``, and the model forgets the shapes of its last call (`remembered`).
 ``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int`` makes of sizes (not
 while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done
-its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
+its work. ``"example"``: as ``"python"``, with the branches of the example where data decides."""
 
 
 @frozen
@@ -73,7 +71,7 @@ def traced(
     dynamic_shapes: object,
     settings: CompilationSettings,
 ) -> Traced:
-    """Export a module: with both ways where data decides, or, if it is asked for, those of the example."""
+    """Export a module; where its branches depend on data, with those of the example, if the settings say so."""
     checks.check_module(model)
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
@@ -82,15 +80,14 @@ def traced(
         state_kept(model) as kept,
         collected() as found,
         held_numbers() as held,
-        of_one_size(by_example),
         padded.as_called(),
     ):
         try:
             exported, shapes = export("python")
             kept.check()
             if found.caught:
-                why = f"the model checks its data at {found.caught}, and may catch the error: data decides its way"
-                raise CaptureError(why, "torch.where(condition, one, other) has both ways")
+                why = f"the model checks its data at {found.caught}, and may catch the error: data decides a branch"
+                raise CaptureError(why, BRANCHES)
         except CaptureError:
             if not by_example:
                 raise
@@ -98,7 +95,8 @@ def traced(
             _check_training(model, exported)
             return Traced(exported, shapes, found.places, held.names)
     with state_kept(model) as kept, collected() as found, held_numbers() as held, padded.as_called():
-        (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
+        with decisions.collected() as decided:
+            exported, shapes = export("example")
         kept.check()
     _check_training(model, exported)
     return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
@@ -184,12 +182,9 @@ def _exported(
         else:
             by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
             export = partial(torch.export.export, model, positional, named, **by)
-        if way == "example":
-            with by_the_example():
-                exported = exported_again(export, model)
-        else:
-            with exporting_by(way) if way in ("called", "comparing") else nullcontext():
-                exported = with_both_branches(lambda: exported_again(export, model))
+        its_way = exporting_by(way) if way in ("called", "comparing") else nullcontext()
+        with by_the_example() if way == "example" else its_way, none_is_caught(), branches.traced():
+            exported = exported_again(export, model)
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import math
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.converters.overlap import unfold_backward
 from pipeline.frontend import (
+    branches,
     constant_inputs,
     data_checks,
     decisions,
@@ -45,7 +47,6 @@ from pipeline.frontend import (
     variadic,
     violations,
 )
-from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Kernel, Replacement
 from pipeline.shapes import questions
@@ -55,7 +56,7 @@ aten = torch.ops.aten
 
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = effects.indexing(scalar_indices.writing(known_numbers.indexing(own)))
+    own = scalar_indices.writing(known_numbers.indexing(own))
     return legacy.legacy(spectra.of_any_length(packed.packing(data_checks.holding(own))))
 
 
@@ -224,9 +225,8 @@ TABLE: Final = (
     Replacement(
         proxy_tensor,
         "proxy_call",
-        lambda own: effects.noting(stale_constants.fresh(own)),
-        "reads from a tensor that was written through a view what it held before, and knows no branches that data "
-        "decides",
+        lambda own: branches.noting(stale_constants.fresh(own)),
+        "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
         during="export",
     ),
     *(
@@ -310,20 +310,12 @@ TABLE: Final = (
         "leaves the values of parameters out, and computes with what memory held",
         during="example",
     ),
-    Replacement(
-        fake_utils,
-        "_check_fake_real_tensors",
-        decisions.unchecked,
-        "compares where the example's tensors begin with symbols, and so takes sizes that data has for the example's",
-        during="example",
-    ),
-    Replacement(
-        fake_utils,
-        "_check_alias_info",
-        decisions.unchecked,
-        "fails where an operator gives its input back for the example and a new tensor for symbols, as a cast of bools "
-        "to bools does in signbit",
-        during="example",
+    *(
+        Replacement(fake_utils, name, decisions.unchecked, why, during="example")
+        for name, why in (
+            ("_check_fake_real_tensors", "takes sizes that data has for the example's, to see where tensors begin"),
+            ("_check_alias_info", "fails where an operator returns its input for the example, and a new tensor else"),
+        )
     ),
     Replacement(
         symbolic_shapes.ShapeEnv,
@@ -340,6 +332,7 @@ TABLE: Final = (
         "logs what the example decides, and does not say where",
         during="example",
     ),
+    Replacement(builtins, "len", decisions.counting, "returns the number of the example's rows", during="example"),
     *(
         Replacement(
             torch.compiler,

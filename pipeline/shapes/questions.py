@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from weakref import WeakKeyDictionary
@@ -43,12 +44,18 @@ asserts what was found."""
 _MODELS = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
 """The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
 
+_DYNAMO = f"{TORCH}/_dynamo/"
+"""Asks for the model, whose bytecode it reads."""
+
 ATTENTION = "transformers/integrations/sdpa_attention.py:"
 """Asks whether there is one query: to take the heads of a group together, which gives the same, and not to say
 ``is_causal``, which gives the same where there is one key too."""
 
 MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
 """Asks whether there is one row where positions have one row, to expand them to as many, which gives the same."""
+
+unanswered: ContextVar[list[Exception] | None] = ContextVar("questions that only data answers", default=None)
+"""Collects torch's errors about them, whoever catches these."""
 
 _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
@@ -60,9 +67,11 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
         known = len(self.guards)
         try:
             answer = evaluate(self, expr, *args, **kwargs)
-        except GuardOnDataDependentSymNode:
+        except GuardOnDataDependentSymNode as error:
             answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_none_or_one(self, expr) else None
             if answer is None or not _is_torch():
+                if (errors := unanswered.get()) is not None:
+                    errors.append(error)
                 raise
             return answer
         if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model()):
@@ -100,9 +109,10 @@ def _model() -> str:
 
 
 def _is_torch() -> bool:
-    """Whether a part of torch asks, in Python or C++."""
+    """Whether a part of torch asks for itself, in Python or C++."""
     in_python, place = _place()
-    return place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_OWN}/")
+    is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_OWN}/")
+    return is_torch and not place.startswith(_DYNAMO)
 
 
 def _place() -> tuple[bool, str]:

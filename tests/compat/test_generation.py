@@ -15,6 +15,8 @@ from pipeline.trt import CAPABILITIES
 
 pytest.importorskip("transformers")
 
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import Kept, kept_by
 from pipeline.impl.attention import MANY
@@ -241,9 +243,13 @@ def test_sampling_is_transformers_own(llama: Any) -> None:
 
 
 def test_two_rows_at_most() -> None:
-    """torch makes a constant of a batch of 1 or 2 where it asks whether it is 1."""
+    """torch makes a constant of a batch of 1 or 2 where it asks whether it is 1. Experts that are a loop, whose
+    turns data decides, are matmuls of groups while they are captured."""
     model, inputs = families.model("deepseek_v3"), families.prompts("deepseek_v3", LENGTHS[:2])
+    model.set_experts_implementation("eager")
     compiled = compile_for_generation(model, executor="reference", **{**SIZES, "max_batch": 2})
+    assert model.config._experts_implementation == "eager"
+    assert "eager" not in ALL_EXPERTS_FUNCTIONS
     for rows in (2, 1):
         given = {name: value[:rows] for name, value in inputs.items()}
         assert torch.equal(families.generated(compiled, given, 6), families.generated(model, given, 6))

@@ -40,6 +40,13 @@ class Halves(torch.nn.Module):
         return torch.cat([x, x[:1]]) + places.signbit().sum() + (places // 2).sum() if (x == x).all() else x
 
 
+class Counts(torch.nn.Module):
+    """Decides by a number of rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x[:1]]) if len(x.flatten().nonzero()) > 1 else x
+
+
 BY_EXAMPLE = pipeline.CompilationSettings(decisions="example")
 
 
@@ -54,6 +61,16 @@ def by_the_example(is_wrong: Callable[[pipeline.Program], bool]) -> Callable[[],
         return is_wrong(program)
 
     return is_flawed
+
+
+def counts_alike() -> bool:
+    """Whether a program is for the number of rows of its example alone."""
+    run = pipeline.default()(pipeline.capture(Counts(), (ROW,), settings=BY_EXAMPLE)).module("reference")
+    try:
+        run(ROW * (ROW.max() > ROW))
+    except pipeline.DecisionError:
+        return True
+    return False
 
 
 def differs(program: pipeline.Program) -> bool:

@@ -23,7 +23,7 @@ from pipeline.aten.whole import RECURRENT
 from pipeline.frontend import tracing
 from pipeline.frontend.replaced import SEEDS
 from pipeline.frontend.violations import kept_violations
-from tests.frontend.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, differs
+from tests.frontend.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, counts_alike, differs
 from tests.frontend.made_up import adds_elements, there_are_two
 from tests.frontend.test_constant_inputs import Windows, inputs
 
@@ -379,6 +379,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "set_real_tensor_prop_unbacked_vals": by_the_example(differs),
     "_log_real_tensor_propagation": by_the_example(lambda program: len(program.outputs) == 1),
     "sqrt": lambda: fails(exported, lambda x: x * math.sqrt(x.shape[0])),
+    "len": counts_alike,
     "forward": padding_has_values,
     "_apply": holding(lambda m, x: m.linear.to(torch.float64)(x.double())),
     "_fakify_params_buffers": holding(lambda m, x: x + 1 if m.flag else x - 1),

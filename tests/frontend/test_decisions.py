@@ -38,7 +38,7 @@ def asks_for_a_size(x: Tensor) -> Tensor:
 
 
 def compares_a_mean(x: Tensor) -> Tensor:
-    if float(x.mean()) > 0.1:
+    if x.mean().item() > 0.1:
         return x[:1]
     return x
 
@@ -126,30 +126,57 @@ def test_the_way_of_the_example_is_taken_and_checked(function: Callable[[Tensor]
 
 
 def test_without_it_they_are_refused() -> None:
-    with pytest.raises(pipeline.CaptureError, match='decisions="example" takes the ways of this example'):
+    with pytest.raises(pipeline.CaptureError, match='decisions="example" takes the branches of this example'):
         pipeline.default()(Calls(turns).eval(), (ONES,))
 
 
-def test_both_ways_come_first() -> None:
-    def shrinks(x: Tensor) -> Tensor:
-        if x.sum() > 0:
+class Shrinks(nn.Module):
+    """A script that decides by data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 20):
             x = x * 0.5
         return x
 
-    found = compiled(shrinks, ONES)
-    assert not decisions(found)
-    assert torch.equal(found.module("reference")(-ONES), -ONES)
+
+class GrowsAndShrinks(nn.Module):
+    """Decides by data in Python, beside a script that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shrinks = torch.jit.script(Shrinks())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shrinks(grows(x))  # type: ignore[no-any-return]
+
+
+def test_branches_of_a_script_are_both_there() -> None:
+    """Those of Python are checked."""
+    compile = pipeline.default(decisions="example", min_block_size=1)
+    assert not decisions(compile(torch.jit.script(Shrinks()), (ONES,)))
+    model = GrowsAndShrinks().eval()
+    found = compile(model, (ONES,))
+    assert len(decisions(found)) == 1
+    for x in (ONES, ONES * 7, torch.cat([ONES[:1], -ONES[1:]])):
+        torch.testing.assert_close(found.module("reference")(x), model(x))
+
+
+def scales(x: Tensor) -> Tensor:
+    if (x > 0).any():
+        x = torch.cat([x, x])
+    return x * math.exp(float(x.mean()))
+
+
+def compares_a_float(x: Tensor) -> Tensor:
+    return x[:1] if float(x.mean()) > 0.1 else x
 
 
 @OLD
-def test_a_number_that_a_program_would_be_for_alone_is_refused() -> None:
-    def scaled(x: Tensor) -> Tensor:
-        if (x > 0).any():
-            x = torch.cat([x, x])
-        return x * math.exp(float(x.mean()))
-
-    with pytest.raises(pipeline.CaptureError, match=r"test_decisions.py:\d+, return x \* math.*for this number alone"):
-        compiled(scaled, ONES)
+@pytest.mark.parametrize("function", [scales, compares_a_float], ids=lambda f: f.__name__)
+def test_a_number_that_a_program_would_be_for_alone_is_refused(function: Callable[[Tensor], Tensor]) -> None:
+    said = r"test_decisions.py:\d+, return x.*for this number alone\n.*without float\(\)"
+    with pytest.raises(pipeline.CaptureError, match=said):
+        compiled(function, ONES)
 
 
 SETTINGS: Final = pipeline.CompilationSettings(decisions="example")

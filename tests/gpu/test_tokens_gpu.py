@@ -24,7 +24,6 @@ WITH_STATES = (("lfm2", torch.float16), ("mamba2", torch.bfloat16), ("qwen3_next
 """Families with states for every day, each in one dtype."""
 ALL_CHOSEN: Mapping[str, Mapping[str, int]] = {
     "deepseek_v32": {"index_topk": 160, "num_experts_per_tok": 4},
-    "switch": {"num_experts": 1},
 }
 """What positions, or experts, these choose by a few scores is decided by what is rounded: here they choose all. Which
 they choose is compared on a CPU."""
@@ -128,8 +127,11 @@ def test_states_after_prompts_of_several_chunks(family: str) -> None:
     check(family, torch.float16, (290, 150), 320, 300, 4)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("name", sights.SIGHTS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in sights.SIGHTS for dtype in HALVES if (name, dtype) != ("florence2", torch.float16)],
+    ids=str,
+)  # BART asks whether numbers of float16 are finite: data decides
 def test_logits_where_images_are_seen(name: str, dtype: torch.dtype) -> None:
     model, inputs = sights.model(name, dtype)
     model, inputs = model.cuda(), {key: value.cuda() for key, value in inputs.items()}

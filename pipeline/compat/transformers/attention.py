@@ -1,16 +1,17 @@
-"""The attention that transformers' models are captured with: one form for prompts and single tokens."""
+"""The attention and the experts that transformers' models are captured with: one form for prompts and single tokens."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
 import torch
 import transformers
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -141,13 +142,20 @@ def _last_rows(
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """While entered, transformers' models with ``sdpa`` attention use this one. One thread at a time."""
+    """While entered, transformers' models with ``sdpa`` attention use this one. Those with ``eager`` experts, a loop
+    whose turns data decides, use the grouped matmuls of the other models. One thread at a time."""
+    ours: list[tuple[Any, str, Callable[..., object]]] = [
+        (ALL_ATTENTION_FUNCTIONS, "sdpa", attention),
+        (ALL_EXPERTS_FUNCTIONS, "eager", grouped_mm_experts_forward),
+    ]
     with _turn:
-        before = ALL_ATTENTION_FUNCTIONS._local_mapping.get("sdpa")
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+        before = [table._local_mapping.get(name) for table, name, _ in ours]
+        for table, name, function in ours:
+            table[name] = function
         try:
             yield
         finally:
-            ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
-            if before is not None:
-                ALL_ATTENTION_FUNCTIONS["sdpa"] = before
+            for (table, name, _), own in zip(ours, before, strict=True):
+                table._local_mapping.pop(name)
+                if own is not None:
+                    table[name] = own

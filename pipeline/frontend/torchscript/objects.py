@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from attrs import define, field
 
-from pipeline.frontend.branching.both import UNSET
+from pipeline.frontend.branches import UNSET
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from pipeline.frontend.branching.both import is_open
+from pipeline.frontend.branches import is_open
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
 from pipeline.frozen import FrozenDict

@@ -1,1 +1,0 @@
-"""Branches that data decides: both are traced, and data chooses between their results."""
