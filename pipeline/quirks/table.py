@@ -58,7 +58,7 @@ class Quirk:
 
 
 SIZES: Final = "docs/notes/2026-11-29-real-sizes.md"
-NUMBERS: Final = "docs/tensorrt.md"
+NUMBERS: Final = "docs/notes/2026-11-29-tensorrt.md"
 HOPPER: Final = "H100, H200 (9.0)"
 
 QUIRKS: Final = (
