@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the API reference has every public name, and the navigation every page that is there."""
+"""Hooks of mkdocs: the reference has every public name, the navigation every page, and the site the measurements."""
 
 import ast
 from pathlib import Path
@@ -23,15 +23,24 @@ def title(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page of the reference, with a block for each name."""
+    """The page of the reference, with a block for each name; elsewhere, links to results lead to those of the site."""
     if page.file.src_uri != "reference.md":
-        return markdown
+        return markdown.replace("](../benchmarks/results/", "](data/")
     rows: dict[str, list[str]] = {}
     for name in public():
         rows.setdefault(title(name), []).append(f"::: pipeline.{name}\n    options:\n      heading_level: 3\n")
     order = ("Functions", "Records and classes", "Registries and tables", "Errors and warnings")
     sections = (f"## {section}\n\n" + "\n".join(rows[section]) for section in order if section in rows)
     return "\n".join([markdown, *sections])
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """The files of the site, with those of benchmarks/results in ``data``."""
+    from mkdocs.structure.files import File
+
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        files.append(File.generated(config, f"data/{path.name}", abs_src_path=str(path)))
+    return files
 
 
 def on_config(config: Any) -> Any:

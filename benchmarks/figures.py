@@ -205,6 +205,6 @@ def digest(plot: Plot) -> str:
     return hashlib.sha256(repr(plot).encode()).hexdigest()
 
 
-def image(plot: Plot) -> str:
-    """The plot in a page of docs."""
-    return f"![{plot.title}](plots/{plot.name}.svg)\n"
+def image(plot: Plot, folder: str = "../plots") -> str:
+    """The plot in a page: by default of docs/notes."""
+    return f"![{plot.title}]({folder}/{plot.name}.svg)\n"

@@ -1,4 +1,4 @@
-"""The parts of docs/benchmarks.md that ``benchmarks.gpu`` and ``benchmarks.gpu_dynamic`` measured."""
+"""The parts of the report of benchmarks that ``benchmarks.gpu`` and ``benchmarks.gpu_dynamic`` measured."""
 
 from __future__ import annotations
 

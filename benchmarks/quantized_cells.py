@@ -1,4 +1,4 @@
-"""``python -m benchmarks.quantized_cells``: the table of docs/quantization.md, form by type by operator.
+"""``python -m benchmarks.quantized_cells``: write docs/quantization-forms.md, form by type by operator.
 
 Each cell is a model of one operator whose weight, or whose weight and activations, pass through one form's operators;
 it is captured and validated, for a TensorRT that builds quantized networks. No engine is built, and no GPU is needed.
@@ -7,7 +7,7 @@ it is captured and validated, for a TensorRT that builds quantized networks. No 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -26,8 +26,20 @@ from pipeline.program import Validated
 Tensor = torch.Tensor
 Quantizer: TypeAlias = Callable[[Tensor], Tensor]
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "quantization.md"
-BEGIN, END = "<!-- cells: python -m benchmarks.quantized_cells -->\n", "<!-- end of cells -->\n"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "quantization-forms.md"
+HEAD: Final = """# Forms of quantization
+
+After this page you know which forms of quantized models become quantized layers. `python -m benchmarks.quantized_cells`
+writes it. Each cell is a model of one operator: the first word is for a quantized weight, what follows `;` for a
+quantized weight and activations.
+
+- `weights`: the engine holds the weight in its few bits, with its scales.
+- `activations`: a quantize/dequantize pair is fused into the matmul.
+- `emulated`: TensorRT has no layer for this form, so it is computed elementwise: the same numbers, in one engine, and
+  no low-precision kernel.
+- `PyTorch`: it runs there, for the reason with that number.
+
+"""
 SIZE: Final = 64
 ATTENDING: Final = ("attention", "softmax's output")
 """Operators without a weight: query, key and value pass through a form, or the probabilities and the value do."""
@@ -230,40 +242,42 @@ def outcome(record: Validated | None) -> str:
         return f"no: {refused[0].reasons[0].reason}"
     targets = [node.target for node in record.program.graph.nodes]
     counts = {
-        "codes": targets.count(operators.dequantize.default),
-        "pairs": targets.count(operators.fake_quantize.default) + targets.count(operators.fake_quantize_blocks.default),
+        "weights": targets.count(operators.dequantize.default),
+        "activations": targets.count(operators.fake_quantize.default)
+        + targets.count(operators.fake_quantize_blocks.default),
     }
     rounds = any("round" in str(target) for target in targets)
-    said = [name for name, count in counts.items() if count] + ["arithmetic"] * rounds
+    said = [name for name, count in counts.items() if count] + ["emulated"] * rounds
     return " + ".join(said) or "numbers"
 
 
-def lines() -> Sequence[str]:
-    """The table's lines."""
+def page() -> str:
+    """docs/quantization-forms.md: the table, and below it the reasons."""
+    reasons: dict[str, int] = {}
+
+    def short(said: str) -> str:
+        if not said.startswith("no: "):
+            return said
+        return f"PyTorch ({reasons.setdefault(said.removeprefix('no: '), len(reasons) + 1)})"
+
     rows = []
     for form in FORMS:
         row = [form.name, form.type, form.shares]
         for operator in OPERATORS:
             found = [outcome(validated(f, o, a)) for f, o, a in cells() if f is form and o == operator]
-            row.append("; ".join(dict.fromkeys(found)))
+            row.append("; ".join(dict.fromkeys(map(short, found))))
         rows.append(row)
-    return list(table(["form", "type", "a scale for each", *OPERATORS], rows))
-
-
-def page(text: str) -> str:
-    """The page with the table as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + "\n".join(lines()) + "\n" + END + after
+    lines = table(["form", "type", "a scale for each", *OPERATORS], rows)
+    return "\n".join([HEAD + "\n".join(lines), "", *(f"{number}. {why}" for why, number in reasons.items()), ""])
 
 
 def main() -> int:
-    """Writes the table into the page."""
+    """Writes the page."""
     import modelopt.torch.quantization  # noqa: F401  -- defines its operators
     import torchao.quantization
     import torchao.quantization.pt2e  # noqa: F401
 
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
     return 0
 
 

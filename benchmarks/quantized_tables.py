@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md that says what engines of quantized models hold and fuse."""
+"""The section of the report of benchmarks that says what engines of quantized models hold and fuse."""
 
 from __future__ import annotations
 

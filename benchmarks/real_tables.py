@@ -1,5 +1,5 @@
-"""``python -m benchmarks.real_tables FILE.jsonl ...``: results of ``benchmarks.real`` kept, and their part of
-docs/models.md, which ``benchmarks.tables`` writes.
+"""``python -m benchmarks.real_tables FILE.jsonl ...``: save results of ``benchmarks.real``, and their part
+of the report of models, which ``benchmarks.tables --note`` writes.
 
 The lines of the files are put into ``benchmarks/results/real-GPU-LIBRARY.json``, one for each GPU and version of
 TensorRT; the newest line of a model and dtype takes the place of others.

@@ -1,32 +1,36 @@
-"""``python -m benchmarks.tables`` writes docs/benchmarks.md, its plots, docs/models.md and the table of
-docs/versions.md from benchmarks/results."""
+"""``python -m benchmarks.tables`` writes docs/benchmarks.md, docs/models.md, their plots and the table of
+docs/versions.md from benchmarks/results; with ``--note`` also a report of today, with all tables, to docs/notes.
+"""
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, gpu_tables, plots, quantized_tables, token_tables, version_tables, zoo_tables
+from benchmarks import figures, gpu_tables, plots, quantized_tables, summaries, token_tables, version_tables, zoo_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+NOTES = summaries.DOCS / "notes"
 HEAD = """# Benchmarks
 
-After this page you know what compiling and running cost with `pipeline`, beside eager PyTorch, `torch.compile`,
-Torch-TensorRT and the bare engine, and can measure it again on your machine. Compare the columns of one table, never
-those of two: each table is one run, and says when and on what it was measured.
+What compiling and running cost with `pipeline`, beside eager PyTorch, `torch.compile`, Torch-TensorRT and the bare
+engine. Compare the columns of one table, never those of two: each table is one run, and says when and on what it was
+measured.
 
 `python -m benchmarks.capture` measures capture beside torch.export, and `python -m benchmarks.stages` what compiling
 costs after it; neither needs a GPU. `python -m benchmarks.gpu` compares ways to run models on one GPU, `python -m
-benchmarks.gpu_compile` how long compiling takes. `python -m benchmarks.tables` writes and draws this page from the
-files in `benchmarks/results`.
+benchmarks.gpu_compile` how long compiling takes. `python -m benchmarks.tables --note` writes this report from the files
+in `benchmarks/results`.
 """
 
 
 def page(results: Path = RESULTS) -> str:
-    """The whole page: a section for each result, those of one kind together; one of an unknown kind is left out."""
+    """The whole report: a section for each result, those of one kind together; one of an unknown kind is left out."""
     found = figures.read(results)
     now = [data for data in found if not figures.earlier(data)]
     parts = [write(data) for key, write in SECTIONS.items() for data in now if key in data]
@@ -275,14 +279,19 @@ SECTIONS = {
 """What writes the section of a result that has this key, in the order of the page."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Writes the pages and what is not current of their plots; 1 if it could not."""
-    PAGE.parent.mkdir(exist_ok=True)
-    for path, text in (
-        (PAGE, page()),
-        (zoo_tables.PAGE, zoo_tables.page()),
-        (version_tables.PAGE, version_tables.page()),
-    ):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
+    parser.add_argument("--note", action="store_true", help="write today's report with all tables, too")
+    today = datetime.date.today().isoformat()
+    pages = {
+        summaries.SPEED: summaries.speed(),
+        summaries.MODELS: summaries.models(),
+        version_tables.PAGE: version_tables.page(),
+    }
+    if parser.parse_args(argv).note:
+        pages |= {NOTES / f"{today}-benchmarks.md": page(), NOTES / f"{today}-models.md": zoo_tables.page()}
+    for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
         print(f"written to {path}")
     return plots.refresh()

@@ -1,4 +1,4 @@
-"""The parts of docs/benchmarks.md that ``benchmarks.tokens`` measured."""
+"""The parts of the report of benchmarks that ``benchmarks.tokens`` measured."""
 
 from __future__ import annotations
 

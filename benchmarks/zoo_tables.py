@@ -1,4 +1,4 @@
-"""docs/models.md from the results of ``benchmarks.zoo``; ``python -m benchmarks.tables`` writes it."""
+"""The report of the results of ``benchmarks.zoo``; ``python -m benchmarks.tables --note`` writes it to docs/notes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from benchmarks import real_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table
 
-PAGE = Path(__file__).parent.parent / "docs" / "models.md"
-
 HEAD = """# Models
 
-After this page you know which of your models' architectures compile, how much of each runs in engines, how far the
-results are from exact ones, and what stays in PyTorch and why. `python -m benchmarks.tables` writes it.
+Which architectures compile, how much of each runs in engines, how far the results are from exact ones, and what stays
+in PyTorch and why. `python -m benchmarks.tables --note` writes such a report.
 """
 
 SMALL = """## Small models
@@ -31,7 +29,7 @@ Operators that engines do not take run in PyTorch; the reasons are listed below 
 
 The last columns are from a GPU, with the model on it before capture (`tests/gpu/test_zoo_gpu.py`): the error of
 TensorRT's engines and, in brackets, that of eager PyTorch there. An engine's error may be four times eager's plus the
-floor of [verification.md](verification.md). Larger errors are examined: *decided by rounding* means that the elements
+floor of [verification](../verification.md). Larger errors are examined: *decided by rounding* means that the elements
 change when products are rounded differently, *healed* that another form agrees, as `pipeline.verify("heal")` finds it,
 and *exported otherwise* that the program agrees with its captured graph, which differs from the module.
 """

@@ -159,6 +159,7 @@ def test_errors_are_public_under_the_name_they_print() -> None:
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 MAP = ARCHITECTURE.partition("## Where things are")[2]
+PASSES = (ROOT / "docs" / "internals" / "improvements.md").read_text(encoding="utf-8")
 
 
 def test_every_file_is_on_the_map_and_every_entry_is_a_file() -> None:
@@ -174,7 +175,7 @@ def test_every_pass_is_described() -> None:
     """What it finds and what it leaves: by a row of the page, or in its docstring as code (``-(-x)``, ``x``)."""
     passes = {each.name: each.apply.__doc__ or "" for each in importlib.import_module("pipeline.improvements").PASSES}
     assert all(passes.values())
-    table = ARCHITECTURE.partition("| pass | before | after |")[2].partition("\n\n")[0]
+    table = PASSES.partition("| pass | before | after |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| *\S.*\| *\S.*\|$", table, re.M)
     assert rows and set(rows) <= set(passes)
     assert not [name for name, said in passes.items() if name not in rows and len(re.findall("``.+?``", said)) < 2]

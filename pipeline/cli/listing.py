@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 
 import torch
 
@@ -34,22 +35,18 @@ def listing() -> str:
 
 HEAD = """# Operators
 
-After this page you know where an operator runs, and within which limits. `pipeline support --markdown` writes it.
+After this page you know where an operator runs, and within which limits. `pipeline support TARGET` shows the schema,
+the converter and the limits of one; `pipeline support --markdown` writes this page.
 
-An operator of the first table runs in an engine, within the limits. One of the second is taken apart before
-conversion, and its parts are looked up again; so are composite operators, which PyTorch itself writes in terms of
-others and which are not listed. Every other operator runs in PyTorch, and `Compiled.coverage` says so with the
-reason; for those of the third table the reason is known beforehand.
+Names without a namespace are of `aten`; one without an overload stands for all overloads that we know. Composite
+operators, which PyTorch itself writes in terms of others, are not listed: they are decomposed, and their parts looked
+up.
+Every operator that is not here runs in PyTorch, and `Compiled.coverage` has the reason.
 
-For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
+A tensor has rank {rank} at most and one of the dtypes {dtypes}.
 int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is
 computed in float32 if `truncate_double=True`, and else in PyTorch, except for rotary positions and their like, which
-end as float32 (the pass `split_doubles`). "dynamic" says whether sizes may be unknown until run time.
-"""
-
-COMPLEX = """\
-Engines have the real and the imaginary part of a complex value. PyTorch splits and joins complex inputs and outputs of
-a program, and those of other operators on complex numbers.
+end as float32 (the pass `split_doubles`). Engines have the real and the imaginary part of a complex value.
 """
 
 
@@ -57,27 +54,39 @@ def markdown() -> str:
     """docs/operators.md"""
     rows = support_table(DYNAMO_CONVERTERS)
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES - {torch.int8}))
+    known = [row.target for row in rows]
     own = sorted(map(str, DECOMPOSITIONS))
-    torchs = sorted(set(map(str, get_decompositions(DECOMPOSITIONS))) - {*own, *(row.target for row in rows)})
-    converted = [[f"`{row.target}`", "yes" if row.dynamic else "no", " ".join(row.limits)] for row in rows]
+    torchs = sorted(set(map(str, get_decompositions(DECOMPOSITIONS))) - {*own, *known})
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        fixed = [] if row.dynamic else ["The sizes must be known when the engine is built."]
+        groups.setdefault(("in an engine", " ".join([*fixed, *row.limits])), []).append(row.target)
+    groups["decomposed by us", ""], groups["decomposed by torch", ""] = own, torchs
+    groups["in an engine, on complex numbers", ""] = sorted(map(str, RULES))
+    for op, reason in sorted(REASONS.items(), key=str):
+        if op not in RULES:
+            groups.setdefault(("in PyTorch", reason), []).append(str(op))
+    order = sorted(groups.items(), key=lambda group: (-("engine" in group[0][0]), group[0]))
+    lines = [[where, _names(names, known), said] for (where, said), names in order]
     return "\n".join(
-        [
-            HEAD.format(rank=MAX_RANK, dtypes=dtypes),
-            f"## Converted: {len(rows)}\n",
-            *_table(["operator", "dynamic", "limits"], converted),
-            f"\n## Taken apart: {len(own)} by decompositions of our own, {len(torchs)} by torch's\n",
-            *_table(
-                ["operator", "decomposition"], [[f"`{op}`", "ours" if op in own else "torch's"] for op in own + torchs]
-            ),
-            f"\n## On complex numbers, as pairs of reals: {len(RULES)}\n",
-            COMPLEX,
-            ", ".join(sorted(f"`{op}`" for op in RULES)) + ".",
-            f"\n## In PyTorch, whatever the call: {len(REASONS.keys() - RULES.keys())}\n",
-            *_table(
-                ["operator", "reason"], sorted([f"`{op}`", reason] for op, reason in REASONS.items() if op not in RULES)
-            ),
-        ]
+        [HEAD.format(rank=MAX_RANK, dtypes=dtypes), *_table(["runs", "operators", "limits, or the reason"], lines)]
     )
+
+
+def _names(targets: list[str], known: Sequence[str]) -> str:
+    """The targets in short: an operator without overloads, if these are all of ``known`` that it has."""
+    packets: dict[str, list[str]] = {}
+    for target in targets:
+        packets.setdefault(_packet(target), []).append(target)
+    short = (
+        [packet] if {*found} >= {each for each in known if _packet(each) == packet} else found
+        for packet, found in packets.items()
+    )
+    return ", ".join(f"`{name.removeprefix('aten.')}`" for names in short for name in names)
+
+
+def _packet(target: str) -> str:
+    return target.rpartition(".")[0]
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:

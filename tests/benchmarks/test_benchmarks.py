@@ -32,10 +32,10 @@ from benchmarks import (
     memory,
     methods,
     stages,
+    summaries,
     tables,
     targets,
     workloads,
-    zoo_tables,
 )
 from examples.models import Case
 from tests.benchmarks import compile_times
@@ -87,8 +87,12 @@ def test_results_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_pages_are_current() -> None:
-    assert tables.PAGE.read_text() == tables.page(), "run: python -m benchmarks.tables"
-    assert zoo_tables.PAGE.read_text() == zoo_tables.page(), "run: python -m benchmarks.tables"
+    assert summaries.SPEED.read_text() == summaries.speed(), "run: python -m benchmarks.tables"
+    assert summaries.MODELS.read_text() == summaries.models(), "run: python -m benchmarks.tables"
+
+
+def test_each_kind_of_result_is_named() -> None:
+    assert not [data["name"] for data in figures.read() if not summaries.KINDS.keys() & data.keys()]
 
 
 ROWS = [

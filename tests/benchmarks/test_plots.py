@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 
 import benchmarks
-from benchmarks import figures, gpu_tables, plots, tables
+from benchmarks import figures, gpu_tables, plots, summaries, tables
 from benchmarks.gpu import with_ratios
 from benchmarks.targets import TARGETS, Target, groups
 
@@ -73,7 +73,7 @@ def test_the_plots_are_current() -> None:
 
 
 def test_the_page_shows_every_plot_once() -> None:
-    shown = re.findall(r"\]\(plots/(.*)\.svg\)", tables.PAGE.read_text(encoding="utf-8"))
+    shown = re.findall(r"\]\(plots/(.*)\.svg\)", summaries.SPEED.read_text(encoding="utf-8"))
     assert sorted(shown) == sorted(plot.name for plot in figures.everything())
 
 
@@ -175,7 +175,7 @@ def test_changing_shapes_have_a_plot_and_a_target(ratio: float, verdict: str) ->
     [plot] = figures.of(data)
     assert isinstance(plot, figures.Dots)
     assert [panel.values for panel in plot.panels] == [(0.5, "failed"), (ratio, "failed")]
-    assert f"![{plot.title}](plots/gpu-dynamic-mine.svg)" in text
+    assert f"![{plot.title}](../plots/gpu-dynamic-mine.svg)" in text
 
 
 def test_growth_is_milliseconds_of_an_operator() -> None:

@@ -21,7 +21,7 @@ from pipeline.impl import base
 from pipeline.trt import trt
 from tests.docs.test_examples import ROOT, blocks
 
-GUIDE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "torch-tensorrt-names.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^###? (.*?)\n(.*?)(?=^##|\Z)", GUIDE, re.M | re.S))
 
 
@@ -40,7 +40,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     level = log.level
     found: dict[str, Any] = {}
     for block in blocks(GUIDE, "python"):
-        exec(compile(block, "migrating.md", "exec"), found)
+        exec(compile(block, "torch-tensorrt-names.md", "exec"), found)
     yield found
     log.setLevel(level)
     torch.compiler.reset()

@@ -19,7 +19,7 @@ LONG, HALF, MASK = torch.int64, torch.bfloat16, torch.bool
 @frozen
 class Limit:
     """``says`` is part of the reason for which ``outside`` is refused. ``fails`` is how it shows that the reason is
-    true once nobody refuses: a kind of ``CheckError``, or several. ``measured`` are the words of docs/tensorrt.md that
+    true once nobody refuses: a kind of ``CheckError``, or several. ``measured`` are the words of docs/notes that
     say so, where it does not show on a machine without a GPU. ``before``: versions of TensorRT from this one on build
     what is refused, which has not run on a GPU.
     """

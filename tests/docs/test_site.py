@@ -29,7 +29,7 @@ JOBS = (
     "Choose a TensorRT version",
     "Coming from Torch-TensorRT",
     "How it works",
-    "Numbers",
+    "Facts",
     "API reference",
 )
 
@@ -77,34 +77,59 @@ def test_pages_that_the_navigation_does_not_name_are_put_at_its_end(tmp_path: Pa
     ]
 
 
+KB = 1024
+DATA = ("benchmarks", "models", "operators", "known-issues", "quantization-forms", "torch-tensorrt-names")
+"""Pages that are tables: generated, or names by row."""
+LIMITS = {"architecture": 8 * KB, "contributing": 8 * KB, "internals": 6 * KB}
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("internals/*.md")])
+WRITTEN = [page for page in PAGES if page.stem not in DATA]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_a_page_is_short_and_begins_with_what_its_reader_can_do_after_it(page: Path) -> None:
+    """How-tos have 5 kB at most, a page of a room 6, the architecture 8."""
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) <= LIMITS.get(page.stem, LIMITS.get(page.parent.name, 5 * KB))
+    assert text.startswith("# ")
+    assert "After this page" in text.split("\n\n")[1]
+
+
 PROGRAMS = (
-    "index",
-    "deploy",
-    "serving",
-    "keeping",
-    "language-models",
-    "quantization",
-    "verification",
-    "converters",
-    "stages",
-    "reports",
-    "profiling",
-    "versions",
-    "migrating",
+    *("index", "deploy", "serving", "keeping", "engine-cache", "parts", "language-models", "multimodal", "decoders"),
+    *("quantization", "verification", "converters", "stages", "reports", "profiling", "versions", "migrating"),
+    "torchscript",
 )
-OLDER = ("keeping",)
-"""Pages that say what they are for in words of their own."""
 
 
 @pytest.mark.parametrize("page", PROGRAMS)
-def test_a_page_begins_with_what_its_reader_can_do_after_it(page: str) -> None:
-    """First a sentence, then a program, which runs as a test (test_examples.py); sections come after that."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert text.startswith("# ")
-    assert page in OLDER or "After this page" in text.split("\n\n")[1]
-    first = [text.find("```python"), text.find("\n## ")]
-    assert first[0] > 0
-    assert first[1] < 0 or first[0] < first[1]
+def test_a_how_to_has_its_program_first(page: str) -> None:
+    """It runs as a test (test_examples.py); sections come after that."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert 0 < text.find("```python") < text.find("\n## ") % len(text)
+
+
+def test_all_written_pages_have_at_most_160_kb() -> None:
+    assert sum(page.stat().st_size for page in WRITTEN) <= 160 * KB
+
+
+def test_every_page_but_notes_is_in_the_navigation(nav: list[tuple[str, str]]) -> None:
+    assert {page for _, page in nav if page} == {page.relative_to(DOCS).as_posix() for page in PAGES}
+
+
+def test_notes_are_dated() -> None:
+    notes = list(DOCS.glob("notes/*"))
+    assert notes and all(re.match(r"20\d\d-\d\d-\d\d-[\w-]+\.md$", note.name) for note in notes)
+
+
+def test_the_changelog_has_one_line_for_each_entry_of_a_release() -> None:
+    head, *releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")
+    assert head.startswith("# Changelog") and releases
+    for release in releases:
+        assert re.match(r"\d+\.\d+\.\d+ - 20\d\d-\d\d-\d\d\n", release)
+        entries = [line for line in release.splitlines()[1:] if line and not line.startswith("### ")]
+        assert not [line for line in entries if not re.match(r"- (Added|Changed|Fixed|Removed):? \S", line)]
+        assert len(release.encode()) <= 12 * KB
 
 
 @needs_mkdocs

@@ -1,4 +1,4 @@
-"""Quantized networks on a GPU: cells of docs/quantization.md, models, and large products, beside exact numbers."""
+"""Quantized networks on a GPU: cells of docs/quantization-forms.md, models, and large products, beside exact ones."""
 
 from __future__ import annotations
 

@@ -1,0 +1,194 @@
+"""docs/benchmarks.md and docs/models.md, a table each, from benchmarks/results; ``benchmarks.tables`` writes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import figures, real_tables
+from benchmarks.environment import RESULTS
+from benchmarks.markdown import filled, table
+from benchmarks.targets import alone, groups
+from benchmarks.zoo_tables import OUTCOMES, outcome
+
+DOCS: Final = Path(__file__).parent.parent / "docs"
+SPEED, MODELS = DOCS / "benchmarks.md", DOCS / "models.md"
+DATA: Final = "../benchmarks/results"
+"""Where the pages look for the results; on the site they are in ``data`` (.ci/site.py)."""
+
+SPEED_HEAD = """# Speed
+
+After this page you know how fast compiled models are beside eager PyTorch, `torch.compile` and Torch-TensorRT, and
+which file has the details of each measurement. `python -m benchmarks.tables` writes the page.
+
+Times are milliseconds on the GPU for a call: *ours* with `cuda_graphs=True`, *eager* recorded in a CUDA graph where it
+can be, and the fastest mode of each of the others. Compare times of one row. *Error* is ours relative to eager's in the
+same dtype, both measured against float32; a model that chooses by its data (`routed`) has none. A row without times was
+checked and not timed.
+"""
+SPEED_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "Torch-TensorRT", "error"]
+FILES_HEAD = """
+## The data
+
+Each file has the rows of one measurement, the date, the machine and the versions.
+[The report of 29 November 2026](notes/2026-11-29-benchmarks.md) shows them as tables and plots; `python -m
+benchmarks.tables --note` writes such a report of today's files.
+"""
+KINDS: Final = {
+    "attention": "forms of attention",
+    "attribute_pairs": "pairs of layers that differ in one attribute",
+    "builds": "engines built without a GPU",
+    "captures": "capture beside torch.export",
+    "compilations": "seconds to compile",
+    "counts": "the GPU tests",
+    "cutting": "partitioning large programs",
+    "dynamic": "calls whose shapes change",
+    "few_rows": "matmuls of few rows",
+    "gains": "what each pass gains",
+    "growth": "what our stages cost",
+    "kept": "saving and loading",
+    "kernels": "kernels that passes save",
+    "layers": "profiles by layer",
+    "pairs": "keys of the engine cache",
+    "profile": "kernels of a call",
+    "profiles": "engines with several profiles",
+    "prompts": "prompts of language models",
+    "quantized": "quantized models",
+    "ready": "the first token",
+    "real": "models at the sizes of real checkpoints",
+    "rows": "ways to run a model",
+    "starts": "starting a process",
+    "steps": "kernels of a token",
+    "tokens": "tokens of language models",
+    "verified": "what verification costs",
+    "zoo": "models of the zoo on a CPU",
+    "zoo_gpu": "models of the zoo on a GPU",
+    "zoo_kept": "models of the zoo, saved and loaded",
+}
+"""What a result measures, by the key of its rows."""
+
+MODELS_HEAD = """# Models
+
+After this page you know which architectures compile, and how much of each runs in engines. `python -m
+benchmarks.tables` writes the page.
+
+Each architecture is a small model with random weights, made from its configuration, that is compiled, run and compared
+with eager PyTorch (`python -m benchmarks.zoo`). *One engine* counts those of which nothing runs in PyTorch. Names in
+*italics* run in part in PyTorch, or are refused in one of several forms; names ~~struck through~~ are refused, mostly
+by torch.export.
+[The report of 29 November 2026](notes/2026-11-29-models.md) has each model's errors, dims and reasons;
+[speed](benchmarks.md) has models at the sizes of real checkpoints.
+"""
+MODELS_COLUMNS = ["kind", "agree with eager", "one engine", "refused", "architectures", "data"]
+GPUS_HEAD = """
+## On GPUs
+
+With the model on the GPU before it is captured (`tests/gpu/test_zoo_gpu.py`). *Decided by rounding*: the elements that
+differ change when matmuls are rounded otherwise. *Healed*: another form agrees, as `pipeline.verify("heal")` finds it.
+*Exported otherwise*: the program agrees with its captured graph, which differs from the module.
+"""
+
+
+def speed(results: Path = RESULTS) -> str:
+    """docs/benchmarks.md."""
+    found = [data for data in figures.read(results) if not figures.earlier(data)]
+    rows = [row for data in found for row in (*_measured(data), *_real(data))]
+    notes = [
+        filled(f"{_on(data)}, {data['date']}: {data['note']}") for data in found if "real" in data and "note" in data
+    ]
+    files = ([f"[{data['name']}]({DATA}/{data['name']}.json)", _kind(data), data["date"], _gpu(data)] for data in found)
+    return "\n".join(
+        [
+            SPEED_HEAD,
+            *table(SPEED_COLUMNS, rows),
+            *("", *notes) * bool(notes),
+            FILES_HEAD,
+            *table(["file", "measures", "date", "GPU"], files),
+            "\n## Plots\n",
+            *(figures.image(plot, "plots") for data in found for plot in figures.of(data)),
+        ]
+    )
+
+
+def _measured(data: dict[str, Any]) -> Iterator[list[str]]:
+    """The rows of ``benchmarks.gpu``, by model, dtype and batch."""
+    for (model, dtype, batch), rows in groups(data.get("rows", [])).items():
+        if alone(rows):
+            ours, eager = rows.get("pipeline + graph", {}), rows.get("eager + graph") or rows.get("eager", {})
+            errors = [row["relative_error"] for row in (ours, eager) if row.get("relative_error")]
+            error = f"{errors[0] / errors[1]:.1f}" if len(errors) == 2 else ""
+            others = (_least(rows, "torch.compile"), _least(rows, "Torch-TensorRT"))
+            times = [_ms(each.get("gpu_ms")) for each in (ours, eager)]
+            yield [f"{model}, batch {batch}", dtype, _on(data), *times, *others, error]
+
+
+def _least(rows: dict[str, Any], method: str) -> str:
+    """The least time of the modes of a method; "failed" if none ran."""
+    found = [row for name, row in rows.items() if name.startswith(method)]
+    times = [row["gpu_ms"] for row in found if "gpu_ms" in row]
+    return _ms(min(times)) if times else "failed" if found else ""
+
+
+def _real(data: dict[str, Any]) -> Iterator[list[str]]:
+    """The rows of ``benchmarks.real``."""
+    for row in data.get("real", []):
+        name = f"{row['name']}{' exact' * row.get('exact', False)}"
+        if "failed" in row:
+            yield [name, row["dtype"], _on(data), f"failed: {row['failed']['phase']}", "", "", "", ""]
+            continue
+        times = row.get("ms", {})
+        eager = next((times[each]["gpu_ms"] for each in real_tables.EAGER if each in times), None)
+        compiled = [each["gpu_ms"] for way, each in times.items() if way.startswith("torch.compile")]
+        ours = times.get(real_tables.OURS, {}).get("gpu_ms")
+        error = "routed" if row.get("routed") else f"{row['ratio']:.1f}"
+        yield [name, row["dtype"], _on(data), _ms(ours), _ms(eager), _ms(min(compiled, default=None)), "", error]
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _gpu(data: dict[str, Any]) -> str:
+    return (data["machine"].get("gpu") or "").removeprefix("NVIDIA ").split(" ")[0]
+
+
+def _on(data: dict[str, Any]) -> str:
+    """The GPU, and the version of TensorRT up to its second number: H200, RTX 1.6."""
+    library = next(name for name in ("tensorrt_rtx", "tensorrt") if name in data["versions"])
+    version = ".".join(data["versions"][library].split(".")[:2])
+    return f"{_gpu(data)}, {'RTX' if library == 'tensorrt_rtx' else 'TensorRT'} {version}"
+
+
+def _kind(data: dict[str, Any]) -> str:
+    return next((said for key, said in KINDS.items() if key in data), "")
+
+
+def models(results: Path = RESULTS) -> str:
+    """docs/models.md."""
+    found = figures.read(results)
+    zoo = [_table_row(data) for data in found if "zoo" in data]
+    runs = [data for data in found if "zoo_gpu" in data]
+    gpus = ([_on(run), run["products"], *_outcomes(run), f"[data]({DATA}/{run['name']}.json)"] for run in runs)
+    lines = table(["on", "float32 matmuls in", "right", "otherwise", "data"], gpus)
+    return "\n".join([MODELS_HEAD, *table(MODELS_COLUMNS, zoo), GPUS_HEAD, *lines, ""])
+
+
+def _table_row(data: dict[str, Any]) -> list[str]:
+    """A kind of models: how many agree, and the names of all."""
+    rows = data["zoo"]
+    compiled = [row for row in rows if "nodes" in row and "wrong" not in row]
+    whole = [row for row in compiled if row["engines"] == 1 and not row["fallbacks"]]
+    parted = {row["name"] for row in rows if row not in whole}
+    refused = {row["name"] for row in rows} - {row["name"] for row in compiled}
+    marks = {**dict.fromkeys(parted, "*"), **dict.fromkeys(refused, "~~")}
+    names = (f"{marks.get(name, '')}{name}{marks.get(name, '')}" for name in sorted({row["name"] for row in rows}))
+    counts = [f"{len(compiled)} of {len(rows)}", str(len(whole)), str(len(rows) - len(compiled) or "")]
+    return [data["table"], *counts, ", ".join(names), f"[data]({DATA}/{data['name']}.json)"]
+
+
+def _outcomes(run: dict[str, Any]) -> list[str]:
+    counts = Counter(map(outcome, run["zoo_gpu"]))
+    rest = ", ".join(f"{counts[each]} {each}" for each in OUTCOMES[1:] if counts[each])
+    return [f"{counts['right']} of {len(run['zoo_gpu'])}", rest]
