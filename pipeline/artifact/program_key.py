@@ -79,13 +79,15 @@ def stages_of(stages: tuple[AnyStage, ...]) -> JsonData:
 def _numerics() -> Iterator[str]:
     """torch's settings that change what it computes: its default dtype, precisions, and deterministic algorithms."""
     yield str(torch.get_default_dtype())
-    products, convolutions, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    backends: Any = torch.backends  # whose precisions torch's stubs lack
+    products, convolutions, cpu = backends.cuda.matmul, backends.cudnn, backends.mkldnn
     of_cudnn, of_cpu = (convolutions, convolutions.conv, convolutions.rnn), (cpu, cpu.matmul, cpu.conv, cpu.rnn)
     yield " ".join(str(each.fp32_precision) for each in (torch.backends, products, *of_cudnn, *of_cpu))
     allowed = ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation")
     yield " ".join(str(getattr(products, f"allow_{name}")) for name in allowed)
     yield f"{convolutions.enabled} {convolutions.benchmark} {convolutions.deterministic} {cpu.deterministic}"
-    yield f"{torch.are_deterministic_algorithms_enabled()} {torch.utils.deterministic.fill_uninitialized_memory}"
+    filled: Any = torch.utils.deterministic
+    yield f"{torch.are_deterministic_algorithms_enabled()} {filled.fill_uninitialized_memory}"
     yield str(torch.backends.cuda.preferred_linalg_library())
 
 
