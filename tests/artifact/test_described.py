@@ -70,8 +70,8 @@ def test_sizes_of_a_file_take_no_time(
 
 
 def test_a_view_of_parts_that_do_not_fit_is_refused(
-    entries: dict[str, bytes],
-    tmp_path: Path,  # noqa: F811
+    entries: dict[str, bytes],  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     def change(records: Records) -> None:
         for row in nodes_of(records):
