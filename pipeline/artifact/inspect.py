@@ -64,6 +64,7 @@ def _lines(made: Description) -> Iterator[str]:
     yield _weights(made)
     if kept.computed:
         yield f"constants are computed, the largest has {in_bytes(kept.computed)}"
+    yield f"a call takes at most {in_bytes(kept.call)} on the CPU" if kept.call else "what a call takes has no bound"
     yield from (f"in PyTorch: {fallback}" for fallback in kept.fallbacks)
     yield from (f"needs the library {name}, imported before it is loaded" for name in kept.libraries)
     if versions.gpu:

@@ -257,8 +257,8 @@ class Loader:
         """Tensors by their names in the program."""
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
         if self.missing:
-            return AbsentWeights(found, self.missing, self.opened)
-        return FileWeights(found, self.opened) if self.opened else FrozenDict(found)
+            return AbsentWeights(found, self.missing, self.opened, self.manifest.call)
+        return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
 
     def partitioned(self) -> Partitioned:
         """The program in its segments."""
@@ -356,7 +356,7 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
         "not one engine for each network": len(compiled.engines) in (0, len(segments)),
         "other inputs than their structure": program.in_spec.num_leaves == len(program.inputs),
         "other outputs than their structure": program.out_spec.num_leaves == len(users),
-        "inputs that are no arguments": len(children(program.in_spec)) == 2,
+        "inputs that are no arguments": [child.type for child in children(program.in_spec)] == [tuple, dict],
     }
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")

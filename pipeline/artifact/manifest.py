@@ -101,7 +101,8 @@ class Versions:
 class Manifest:
     """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
     PyTorch; ``modules`` has the class of each module that made a node, by its path; ``source`` is the entry of the
-    program that was decomposed; ``computed`` the bytes of the largest tensor that is computed as a constant."""
+    program that was decomposed; ``computed`` the bytes of the largest tensor that is computed as a constant;
+    ``call`` those that a call takes at most, 0 if sizes have no bound."""
 
     format: str
     schema: int
@@ -138,3 +139,4 @@ class Manifest:
     profiles: tuple[FrozenDict[str, Range], ...] = ()
     source: str = ""
     computed: int = 0
+    call: int = 0

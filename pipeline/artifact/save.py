@@ -40,7 +40,8 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Verdict, version
 from pipeline.runtime.atomic import replacing
-from pipeline.runtime.opened_file import check_files
+from pipeline.runtime.call_memory import call_bytes
+from pipeline.runtime.opened_file import call_bytes_of, check_files
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 
@@ -198,6 +199,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         source=SOURCE if source is not None else "",
         profiles=program.profiles,
         computed=_computed(compiled),
+        call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries

@@ -18,6 +18,7 @@ from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
+from pipeline.runtime.call_memory import Bound
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_buffers import ALIGNMENT
@@ -86,6 +87,7 @@ class ProgramModule(CompiledModule):
         check_files(compiled.program.parameters)  # what was read of it while this module was made
         self._written, self._same = written_inputs(self.program), Constants(self.program)
         self._file = file_of(compiled.program.parameters)
+        self._bound = Bound.of(compiled.program.parameters, self.device)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
 
@@ -134,7 +136,7 @@ class ProgramModule(CompiledModule):
         workers = self._workers
         worker = workers.take()
         try:
-            results = worker(plan, leaves)
+            results = worker(plan, leaves) if self._bound is None else self._bound(worker, plan, leaves)
             if self._names is not None and self.settings.cuda_graphs and not (self._written or self._same):
                 self._quick = Quick.after(self._names, plan, leaves, worker)
             return results

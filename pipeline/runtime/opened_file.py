@@ -55,6 +55,11 @@ def file_of(parameters: object) -> str:
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
 
+def call_bytes_of(parameters: object) -> int:
+    """How much memory a call takes, as the file says it that a program was loaded from; 0 if nothing is said."""
+    return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
+
+
 def failure_of(file: str, error: Exception) -> Exception:
     """The error of a call that failed in an operator: for a program from a file one that names the file and the node,
     else the error itself. A GPU that is full says so in torch's own error."""
@@ -66,14 +71,17 @@ def failure_of(file: str, error: Exception) -> Exception:
 
 
 class FileWeights(FrozenDict[str, Leaf]):
-    """Tensors that are memory-mapped; a file is checked whenever one is read by its name."""
+    """Tensors that are memory-mapped; a file is checked whenever one is read by its name. ``call_bytes``: how much
+    memory a call of their program takes, as the file says it; 0 if it does not."""
 
-    __slots__ = ("files",)
+    __slots__ = ("call_bytes", "files")
     files: tuple[OpenedFile, ...]
+    call_bytes: int
 
-    def __init__(self, items: Leaf, files: tuple[OpenedFile, ...]) -> None:
+    def __init__(self, items: Leaf, files: tuple[OpenedFile, ...], call_bytes: int = 0) -> None:
         super().__init__(items)
         object.__setattr__(self, "files", files)
+        object.__setattr__(self, "call_bytes", call_bytes)
 
     def __getitem__(self, name: str) -> Leaf:
         check_files(self)

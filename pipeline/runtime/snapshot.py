@@ -56,8 +56,14 @@ class AbsentWeights(FileWeights):
     __slots__ = ("reason",)
     reason: str
 
-    def __init__(self, items: Mapping[str, torch.Tensor], reason: str, files: tuple[OpenedFile, ...] = ()) -> None:
-        super().__init__(items, files)
+    def __init__(
+        self,
+        items: Mapping[str, torch.Tensor],
+        reason: str,
+        files: tuple[OpenedFile, ...] = (),
+        call_bytes: int = 0,
+    ) -> None:
+        super().__init__(items, files, call_bytes)
         object.__setattr__(self, "reason", reason)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -18,7 +18,11 @@ from pipeline.aten.traits import CONTRACTIONS, Does, does
 from pipeline.aten.types import Argument
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
+from pipeline.runtime.call_memory import Bound
 from pipeline.runtime.opened_file import check_files
+
+WIDENED = 4
+"""A float64 takes so many times the bytes of a half."""
 
 INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
 INEXACT_NAMES = frozenset(
@@ -55,12 +59,17 @@ class Eager:
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
         self.values: dict[str, Argument] = {}
         self.env: dict[torch.fx.Node, Argument] = {}
+        self.bound = Bound.of(parameters, device, 1 if dtype is None else WIDENED)
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
         """Return the program's outputs, including writes to buffers and inputs, for its inputs in order. The inputs are
         not changed."""
         check_files(self.program.parameters)
         given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
+        return self.run(given) if self.bound is None else self.bound(self.run, given)
+
+    def run(self, given: Mapping[str, object]) -> tuple[object, ...]:
+        """The same for inputs by name, with as much memory as there is."""
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:

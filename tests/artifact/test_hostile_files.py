@@ -326,6 +326,41 @@ def test_a_call_that_fails_in_an_operator_names_the_file_and_the_node(
         module(torch.randn(3, 8))
 
 
+def larger(target: str, *args: Any) -> Callable[[Records], None]:
+    """A call of an operator in the place of another, with the same input, whose result has any size."""
+    return lambda row: row.update(target=target, args={"tuple": [row["args"]["tuple"][0], *args]})
+
+
+LARGER = larger("aten.repeat.default", [2**20, 2**10])
+GREEDY: dict[str, Callable[[Records], object]] = {
+    "a vector becomes a matrix": LARGER,
+    "a size of data": larger("aten.bincount.default", None, 2**34),
+    "in the graphs of control flow": of_graphs(
+        lambda graph: [
+            larger("aten.repeat.default", [2**20, 2**10])(n) for n in graph["nodes"] if n["target"][:4] == "aten"
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GREEDY)
+def test_a_call_takes_no_more_memory_than_its_file_says(case: str, entries: dict[str, bytes], tmp_path: Path) -> None:
+    change = GREEDY[case] if case.startswith("in ") else of_operator(GELU, GREEDY[case])
+    program = pipeline.load(written(entries, change, tmp_path / "p.trtp"))
+    with pytest.raises(pipeline.ExecutionError, match=r"p\.trtp says that a call takes at most 67\.1 MB"):
+        program.module("reference")(torch.randn(3, 8))
+
+
+def test_eager_takes_no_more_memory_than_its_file_says(entries: dict[str, bytes], tmp_path: Path) -> None:
+    def change(records: Records) -> None:
+        (row,) = (row for row in records["source.json"]["graph"]["nodes"] if row["target"] == GELU)
+        LARGER(row)
+
+    program = pipeline.load(written(entries, change, tmp_path / "p.trtp"))
+    with pytest.raises(pipeline.PipelineError, match="says that a call takes at most"):
+        pipeline.verify(executor="reference")(program)
+
+
 def view_of(row: Records) -> Records:
     """The arguments of a view in a shape that no input has."""
     return {"tuple": [row["args"]["tuple"][0], [7]]}
