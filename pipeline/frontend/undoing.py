@@ -8,6 +8,8 @@ run twice; what a ``with`` did not undo, `interruptible` does.
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -76,14 +78,14 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
-        changes, process = [_Change(thread_state())], process_state()
+        changes, process, handled = [_Change(thread_state())], process_state(), sys.exc_info()[1]
         with dispatch_keys_kept():
             try:
                 return copy_context().run(run, changes, *args, **kwargs)
             except BaseException as error:
                 changes.insert(0, _Change(process))
-                if not isinstance(error, Exception):  # contexts that nobody leaves end now, not with the traceback
-                    clear_frames(error.__traceback__)
+                if not isinstance(error, Exception):
+                    _end_contexts(error, handled)
                 raise
             finally:
                 try:
@@ -93,6 +95,17 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
                     raise
 
     return as_it_was
+
+
+def _end_contexts(error: BaseException, handled: BaseException | None) -> None:
+    """End the contexts that nobody leaves any more: now, and not with a traceback or when garbage is collected. One
+    that puts back a mode of torch's would do so after the modes were put back. Tracebacks of what the caller handles
+    (``handled``) stay as they are."""
+    found: BaseException | None = error
+    while found is not None and found is not handled:
+        clear_frames(found.__traceback__)
+        found = found.__context__
+    gc.collect()
 
 
 def _end(changes: list[_Change]) -> None:

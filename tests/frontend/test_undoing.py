@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.overrides import BaseTorchFunctionMode
 
 import pipeline
 from pipeline.frontend import tracing, undoing
@@ -86,6 +88,37 @@ def test_no_interrupt_leaves_a_change() -> None:
         assert not _now.get() and torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
     assert count > 100
     assert "get" not in vars(Inherits)
+
+
+class PutsBack:
+    """What an interrupted function leaves behind: a context that is left later, and then pushes a mode again."""
+
+    def __init__(self) -> None:
+        self.itself = self  # it is garbage, and nobody counts references to it down
+
+    def __del__(self) -> None:
+        torch._C._push_on_torch_function_stack(BaseTorchFunctionMode())
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_contexts_that_end_late_end_before_modes_are_put_back(chained: bool) -> None:
+    def stopped() -> None:
+        context = PutsBack()
+        raise ValueError(str(context)) if chained else KeyboardInterrupt
+
+    def stops() -> None:
+        try:
+            stopped()
+        except ValueError:
+            raise KeyboardInterrupt from None
+
+    try:
+        undoing.interruptible(stops)()
+    except KeyboardInterrupt as error:
+        kept = error
+        gc.collect()
+        assert torch._C._len_torch_function_stack() == 0
+    assert kept.__traceback__ is not None
 
 
 def test_an_interrupted_export_leaves_torch_as_it_was() -> None:
