@@ -15,6 +15,19 @@ Kernel faults that we measured, and what is written instead. This page is made o
 `python -m benchmarks.known_issues`. What a version does wrongly in *your* model, [`pipeline.verify`](verification.md)
 finds.
 
+The stage `avoid_faults` marks the nodes of a program at which a fault is avoided: `print(compiled.partitioned)` lists
+the marks. An experiment leaves a row out, or assumes it:
+
+```python
+import torch
+import pipeline
+from pipeline import quirks
+
+layer, x = torch.nn.Softmax(-1), torch.randn(4, 8)
+with quirks.without("broadcast-in-reductions", "padded-zeros"), quirks.assume("biases-of-matmuls"):
+    converted = pipeline.default().until("convert")(layer, args=(x,))
+```
+
 """
 
 

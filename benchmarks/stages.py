@@ -19,7 +19,7 @@ from examples.models import full
 
 Clock: TypeAlias = Callable[[], float]
 
-OWN = ("decompose", "improve", "validate", "partition", "convert", "refit_map")
+OWN = ("decompose", "improve", "validate", "partition", "avoid_faults", "convert", "refit_map")
 """The stages that are ours alone: the others are torch.export's time (capture) or TensorRT's (build, load)."""
 
 RUNS = 5

@@ -34,11 +34,9 @@ from pipeline.aten.traits import Does, does
 from pipeline.cli.sources import first_line
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import cache_name
-from pipeline.compat.transformers.generation import ONE_ROW
 from pipeline.compat.transformers.programs import takes
 from pipeline.compose.events import Event
 from pipeline.records.profile import Profile
-from pipeline.stages.improve import Improve
 
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
@@ -70,13 +68,12 @@ def compiled(
     *observers: Callable[[Event], object],
     pieces: int = 1,
     shared: bool = True,
-    apart: bool = False,
     fixed: Sequence[int] = (),
     **settings: Any,
 ) -> Any:
-    """The model, compiled for generation, without the passes for one row if norms and sums are to be ``apart`` from
-    linear layers, and with engines of fixed sizes for prompts of ``fixed`` lengths. Processes for pieces, of which each
-    profile has an engine if weights are ``shared``, import what they need while the model is exported."""
+    """The model, compiled for generation, with engines of fixed sizes for prompts of ``fixed`` lengths. Processes for
+    pieces, of which each profile has an engine if weights are ``shared``, import what they need while the model is
+    exported."""
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, PROMPTS)}
     sizes |= {"prompt_lens": fixed}
     count = (2 + len(fixed)) * pieces if shared else pieces
@@ -85,7 +82,6 @@ def compiled(
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile
-        compile = compile.insert(Improve(passes=(), name=ONE_ROW), after="improve") if apart else compile
         compile = compile.observed_by(*observers)
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
@@ -165,7 +161,6 @@ FIXED = "pipeline + graph, prompt_lens"
 METHODS: dict[str, Callable[..., Call]] = {
     OURS: ours,
     FIXED: partial(ours, fixed=True),
-    "pipeline + graph, norms apart": partial(ours, apart=True),
     "pipeline + graph, weights inside": partial(ours, shared=False),
     "static cache, reduce-overhead": partial(theirs, mode="reduce-overhead"),
     "static cache, eager": partial(theirs, mode=None),

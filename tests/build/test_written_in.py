@@ -7,7 +7,7 @@ import torch
 
 import pipeline
 from benchmarks.emulator import COMPILER, emulated
-from pipeline.impl import written_in
+from pipeline import quirks
 from pipeline.trt import CAPABILITIES
 from tests.build.written_in import BATCH, BESIDE, BROADCAST, FORMS, Written, example
 
@@ -40,9 +40,9 @@ WRONG = (
 
 
 @pytest.mark.parametrize("form", WRONG)
-def test_they_do_not_without_it(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@quirks.without("sums-of-few")
+def test_they_do_not_without_it(form: str) -> None:
     """If a TensorRT has them right, it needs none of this."""
-    monkeypatch.setattr(written_in, "_reduced", lambda nodes: set())
     assert error(form) > 0.05
 
 
@@ -59,10 +59,10 @@ def test_what_is_computed_apart_is_for_any_batch(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", BROADCAST)
-def test_what_is_broadcast_is_repeated(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_broadcast_is_repeated(form: str) -> None:
     ours = COMPILE(Written(form).eval(), args=(example(form),))
-    monkeypatch.setattr(written_in, "_reduced", lambda nodes: set())
-    plain = COMPILE(Written(form).eval(), args=(example(form),))
+    with quirks.without("sums-of-few"):
+        plain = COMPILE(Written(form).eval(), args=(example(form),))
     assert layers(ours, "SLICE") > layers(plain, "SLICE")
     assert layers(ours, "CUMULATIVE") == (form == "pairs of vectors"), "a product of few is computed apart as well"
 
@@ -77,11 +77,11 @@ UNCHANGED = {
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_others_stay_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_stay_as_they_are(name: str) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return UNCHANGED[name](x)
 
     ours = str(COMPILE(Model().eval(), args=(torch.randn(5, 4, 20),)).networks[0])
-    monkeypatch.setattr(written_in, "_reduced", lambda nodes: set())
-    assert str(COMPILE(Model().eval(), args=(torch.randn(5, 4, 20),)).networks[0]) == ours
+    with quirks.without("sums-of-few"):
+        assert str(COMPILE(Model().eval(), args=(torch.randn(5, 4, 20),)).networks[0]) == ours

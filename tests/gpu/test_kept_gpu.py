@@ -40,7 +40,7 @@ def test_agrees_with_eager_in_sizes_that_vary(form: str, dtype: torch.dtype) -> 
         assert float((module(a, b).double() - want).abs().max() / want.abs().max()) <= BOUND[dtype]
 
 
-@pytest.mark.xfail(strict=True, reason="what `impl.kept` is for")
+@pytest.mark.xfail(strict=True, reason="what `quirks.broadcast_after_reduction` is for")
 def test_softmax_that_its_kernel_broadcasts(monkeypatch: pytest.MonkeyPatch) -> None:
     as_it_is: Any = lambda net, x, shape: x  # noqa: E731
     monkeypatch.setattr(base, "expand", as_it_is)
