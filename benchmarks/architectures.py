@@ -25,8 +25,8 @@ class Architecture:
     """An architecture: its name in the library it is from, what it does, and what makes a small one.
 
     task: in one or two words (``"decoder"``, ``"detection"``), for the table. sizes: the sizes of the dynamic dims to
-    try, by name. dtypes: what to compile it in, by torch's names. library: that which it is from. decisions: the setting
-    that it needs.
+    try, by name. dtypes: what to compile it in, by torch's names. library: that which it is from. decisions: the
+    setting that it needs.
     """
 
     name: str
