@@ -1,5 +1,5 @@
 """``python -m benchmarks.keeping [NAME ...] [--dtype float16]``: saving and loading a program beside copying its file,
-and compiling with a warm cache beside capturing alone: of engines (``engines_``), and of whole programs (``warm_``).
+and compiling with a warm cache of engines beside capturing alone.
 
 Copying reads the file and writes another with the guarantees of saving: beside its place, fsync of the file, moved
 there in one step, fsync of the folder. Saving, copying and loading take five turns, and each is the best of its
@@ -60,17 +60,15 @@ def row(name: str, dtype: str, folder: Path) -> dict[str, Any]:
     """The seconds of one model."""
     case, store = full(name, getattr(torch, dtype)), pipeline.DiskStore(folder / "store", size=20 << 30)
     given = (case.model, (), case.kwargs, case.dynamic_shapes)
-    programs = pipeline.cached(store, pipeline.default())
-    engines = pipeline.default().replace("build", pipeline.cached(store))
+    compile = pipeline.default().replace("build", pipeline.cached(store))
     start = time.perf_counter()
-    compiled, path = programs(*given), folder / "p.trtp"
+    compiled, path = compile(*given), folder / "p.trtp"
     cold = time.perf_counter() - start
-    acts = {"capture": lambda: pipeline.capture(*given), "warm": lambda: programs(*given)}
-    times = best({**acts, "engines": lambda: engines(*given)})
+    times = best({"capture": lambda: pipeline.capture(*given), "warm": lambda: compile(*given)})
     compiled.save(path)
     acts = {"save": lambda: compiled.save(path), "load": lambda: pipeline.load(path)}
     times |= best({"copy": lambda: copied(path, folder / "copy"), **acts})
-    compared = {"save": "copy", "load": "copy", "warm": "capture", "engines": "capture"}
+    compared = {"save": "copy", "load": "copy", "warm": "capture"}
     return {
         "model": name,
         "dtype": dtype,

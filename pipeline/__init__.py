@@ -8,7 +8,7 @@ y = compiled(x)
 """
 
 from pipeline import api as _api  # noqa: F401 - binds methods of Compiled, defines torch.ops.pipeline.run
-from pipeline.artifact.cached_program import cached
+from pipeline.artifact.cached import cached
 from pipeline.artifact.engine_fsspec import FsspecStore
 from pipeline.artifact.engine_store import DiskStore, EngineStore
 from pipeline.artifact.load import load

@@ -68,7 +68,6 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/benchmarks/test_replay.py": "records what a benchmark records",
     "tests/artifact/test_engine_store.py::test_processes": PROCESSES,
     "tests/artifact/test_engine_store.py::test_a_kill": PROCESSES,
-    "tests/artifact/test_cached_program.py::test_another_process": PROCESSES,
     "tests/runtime/test_engine_cache.py::test_several_processes": PROCESSES,
     "tests/stages/test_cluster.py": PROCESSES,
     "tests/test_use.py::test_two_processes": PROCESSES,

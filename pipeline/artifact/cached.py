@@ -15,7 +15,7 @@ from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as
 from pipeline.aten.types import Function
 from pipeline.build.equal import serving
 from pipeline.build.plans import Order, Plan
-from pipeline.compose.pipelines import StageLike, report
+from pipeline.compose.pipelines import Pipeline, StageLike, report
 from pipeline.frozen import FrozenDict
 from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
@@ -73,7 +73,6 @@ class Wanted:
             engine(self.order, Plan(entry.digest, entry.library), plan),
             bindings=_of_entry(self.form.bindings, entry.bindings),
             weights=_of_entry(self.form.weights, entry.weights),
-            key=self.key,
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
         changed = {name for name, value in self.values.items() if held[name] != value}
@@ -167,8 +166,7 @@ class Cached:
             files.write(wanted.key, packed(wanted.entry(made), made.checked()))
         except Exception as error:
             warn(f"{wanted.order.name} cannot be kept in the engine cache: {type(error).__name__}: {error}")
-            return made
-        return evolve(made, key=wanted.key)
+        return made
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
@@ -216,6 +214,29 @@ def _of_entry(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str
     if len(ours) != len(theirs):
         raise CorruptEntryError("it is of another network")
     return renames(ours, theirs)
+
+
+def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:
+    """Return a stage that looks in a store for engines, and lets another build those that are missing.
+
+    ``pipeline.default().replace("build", pipeline.cached(store))`` keeps engines. The key of an engine covers
+    everything that reaches it: the network's layers and their arguments, shapes and ranges, weights, the builder's
+    settings, the library, its version and its targets; but not the names of nodes and sizes.
+
+    Args:
+        store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
+            ``load(key) -> bytes | None`` and ``save(key, data)``.
+        stage: builds missing engines: ``pipeline.stages.Build(build_executor)``, say.
+        reuse: take engines from the store.
+        keep: save new engines.
+
+    Raises:
+        TypeError: ``store`` lacks one of the two methods, or ``stage`` compiles whole programs.
+    """
+    if isinstance(stage, Pipeline) and stage.takes is not Converted:
+        hint = 'pipeline.default().replace("build", pipeline.cached(store)) keeps those of a whole pipeline'
+        raise TypeError(f"a store of engines stands before the stage that builds them, not before {stage!r}: {hint}")
+    return Cached(store, stage, reuse, keep)
 
 
 def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:

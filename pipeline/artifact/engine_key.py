@@ -28,18 +28,8 @@ def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """The SHA-256 of a tensor's bytes, in hexadecimal digits."""
-    return bytes_digest(tensor_bytes(tensor))
-
-
-def bytes_digest(data: memoryview) -> str:
-    """The SHA-256 of bytes, in hexadecimal digits. Other threads run meanwhile."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor: where they lie, if it is contiguous and on the CPU."""
-    return memoryview(raw_bytes(tensor.cpu()).numpy())  # type: ignore[arg-type]
+    """The SHA-256 of a tensor's bytes, in hexadecimal digits. Other threads run meanwhile."""
+    return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
 
 
 def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:

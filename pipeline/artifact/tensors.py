@@ -70,10 +70,6 @@ class Tensors:
             self._keys[id(tensor)] = Kept(name, tensor.dtype, tuple(tensor.shape))
         return self._keys[id(tensor)]
 
-    def leave_out(self, key: str, tensor: torch.Tensor) -> None:
-        """Refer to a tensor by a key, without keeping it."""
-        self._keys[id(tensor)] = Kept(key, tensor.dtype, tuple(tensor.shape))
-
     def header(self) -> bytes:
         """The length of the header, and the header, padded so that the tensors begin at a page."""
         rows, at = {}, 0
@@ -119,21 +115,13 @@ class Source:
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
         self.found: dict[str, torch.Tensor] = {}
-        self.memory: mmap.mmap | bytearray | None = None
+        self.memory: mmap.mmap | None = None
         self.rows: dict[str, JsonData] = {}
         if file is not None and size:
             down = offset % mmap.ALLOCATIONGRANULARITY
             self.memory = mmap.mmap(file.fileno(), size + down, access=mmap.ACCESS_COPY, offset=offset - down)
             self.rows, start = _header(memoryview(self.memory)[down:])
             self.start = start + down
-
-    @classmethod
-    def of(cls, data: bytearray) -> Source:
-        """Tensors in the memory of their file's bytes."""
-        made = cls()
-        made.memory = data
-        made.rows, made.start = _header(memoryview(data))
-        return made
 
     def __call__(self, kept: Kept) -> torch.Tensor:
         """A tensor; the same one for the same key.

@@ -216,10 +216,6 @@ def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs
     return None
 
 
-def _is_shape(value: object) -> bool:
-    return isinstance(value, tuple | list) and bool(value) and all(type(size) is int for size in value)
-
-
 def _returned(error: Exception) -> str | None:
     """The type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch looks
     the result up in a table, which fails where it has no hash."""

@@ -16,8 +16,8 @@ class Engine:
 
     ``bindings`` and ``weights``: the plan's names of inputs, outputs and weights, by the network's names, if they
     differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan has no weights:
-    the program supplies them when the engine is loaded. ``key`` is the key of its entry in an engine cache, if it has
-    one. ``file`` is the file that ``plan`` maps, if that may be overwritten (`pipeline.runtime.opened_file`).
+    the program supplies them when the engine is loaded. ``file`` is the file that ``plan`` maps, if that may be
+    overwritten (`pipeline.runtime.opened_file`).
     """
 
     name: str
@@ -28,7 +28,6 @@ class Engine:
     bindings: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
     weights: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
     stripped: bool = False
-    key: str = field(default="", eq=False, repr=False)
     file: Any = field(default=None, eq=False, repr=False)
 
     def checked(self) -> Any:

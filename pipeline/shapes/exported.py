@@ -28,7 +28,6 @@ from pipeline.shapes.environment import (
     always,
     bounds,
     expression,
-    in_words,
     shape_of,
     value_of,
 )
@@ -100,21 +99,6 @@ def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
-
-
-def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> None:
-    """Raise where a dim that was to vary was given one size when the graph was traced again."""
-    for name, value in inputs.items():
-        shape: Iterable[Argument] = value.shape if isinstance(value, torch.Tensor) else ()
-        for dim, size in enumerate(shape):
-            symbols = size.node._expr.free_symbols if isinstance(size, torch.SymInt) else ()
-            symbol = next((str(s) for s in symbols if str(s) in asked), "")  # 8 * s too, of a dim derived from another
-            low, high = asked.get(symbol, (0, 0))
-            if low != high and isinstance(expression(size), int):
-                place, guards = f"{name}.shape[{dim}]", [g.expr for g in size.node.shape_env.guards]
-                said = (in_words(e, {symbol: place}) for e in guards if symbol in map(str, e.free_symbols))
-                why = next(said, "the size in its example")
-                raise CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 
 def _backed(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:

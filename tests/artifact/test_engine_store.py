@@ -205,6 +205,8 @@ def test_a_plain_object_is_a_store() -> None:
         pipeline.cached(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="load"):
         pipeline.cached(Plain)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"pipeline\.default\(\)\.replace"):
+        pipeline.cached(store, pipeline.default())
 
 
 @pytest.mark.parametrize("url", ["memory://engines/one", "file://{}/shared/engines", "local://{}/more"])

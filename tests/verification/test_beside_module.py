@@ -325,13 +325,6 @@ def test_an_exported_or_loaded_program_has_none(tmp_path: Path) -> None:
     assert "or loaded" in verified(loaded).module
 
 
-def test_a_program_from_the_cache_has_its_module(tmp_path: Path) -> None:
-    model, x = nn.Linear(3, 3).eval(), torch.randn(2, 3)
-    compile = pipeline.cached(pipeline.DiskStore(tmp_path), pipeline.default())
-    for _ in range(2):
-        assert not verified(compile(model, (x,))).module
-
-
 def test_a_graph_that_a_stage_changed_is_not_compared() -> None:
     compile = COMPILE.insert(pipeline.autocast(torch.bfloat16), before="decompose")
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU()).eval()
