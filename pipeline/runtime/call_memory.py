@@ -73,7 +73,7 @@ class Bounded(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, most: int, file: str, known: dict[object, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most, self.file, self.taken, self.known = most, file, 0, known
         self.holders: Counter[int] = Counter()
 
@@ -193,11 +193,11 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
 
 
 def _memory(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _selected(x: torch.Tensor, mask: torch.Tensor) -> int:
-    return x.element_size() * math.prod(torch.broadcast_shapes(x.shape, mask.shape))
+    return int(x.element_size() * math.prod(torch.broadcast_shapes(x.shape, mask.shape)))
 
 
 def _counted(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from pipeline.artifact.program_key import program_key
 from torch import Tensor
 from torch.export import Dim
 
 import pipeline
 from pipeline import quirks
 from pipeline.artifact import codec
-from pipeline.artifact.program_key import program_key
 from pipeline.program import Partitioned, Segment
 from pipeline.quirks import QUIRKS
 
