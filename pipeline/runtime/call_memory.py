@@ -7,13 +7,17 @@ Its result is computed on a fake tensor first, which has sizes and no memory. On
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import torch
+from attrs import frozen
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -33,8 +37,10 @@ FACTOR: Final = 4
 """An operator may take so many times the memory of its result: an engine's layers compute it in steps."""
 LITTLE: Final = 64 << 20
 """So many bytes any program may take."""
-MOST_KNOWN: Final = 4096
-"""For how many calls of operators a program remembers their bytes."""
+MOST_KNOWN: Final = 16384
+"""For how many calls of operators their bytes are remembered."""
+
+_known: Final[dict[object, int]] = {}
 
 
 def call_bytes(compiled: Compiled) -> int:
@@ -65,16 +71,13 @@ def _bytes(value: object, symbols: Symbols) -> int | None:
 
 
 class Bounded(TorchDispatchMode):
-    """A context in which this thread's tensors take no more than ``most`` bytes at a time. ``file`` is for the error.
-
-    known: the bytes of calls of operators that were asked for before, by what decides them.
-    """
+    """A context in which tensors of this thread take at most ``most`` bytes at a time. ``file`` is for the error."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, most: int, file: str, known: dict[object, int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.most, self.file, self.taken, self.known = most, file, 0, known
+    def __init__(self, most: int, file: str) -> None:
+        super().__init__()
+        self.most, self.file, self.taken = most, file, 0
         self.holders: Counter[int] = Counter()
 
     def __torch_dispatch__(
@@ -116,11 +119,12 @@ class Bounded(TorchDispatchMode):
         if func in BY_DATA:
             return BY_DATA[func](*args, **kwargs)
         key = func, _form(args), _form(kwargs)
-        if key not in self.known:
-            while len(self.known) >= MOST_KNOWN:
-                self.known.pop(next(iter(self.known)), None)
-            self.known[key] = _made_by(func, args, kwargs)
-        return self.known[key]
+        size = _known.get(key)
+        if size is None:
+            while len(_known) >= MOST_KNOWN:
+                _known.pop(next(iter(_known)), None)
+            size = _known[key] = _made_by(func, args, kwargs)
+        return size
 
     def _note(self, value: torch.Tensor, shared: bool) -> None:
         """Count the memory of a result until nothing holds it."""
@@ -139,17 +143,34 @@ class Bounded(TorchDispatchMode):
 
 
 def _made_by(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """The bytes of the new tensors of a call, found on fake tensors; 0 if torch does not know them."""
+    """The bytes of the new tensors of a call, found on fake tensors; 0 if torch does not know them, or the call is
+    wrong, which calling it says."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         given = tree_map_only(torch.Tensor, fakes.from_tensor, (args, dict(kwargs)))
-        with fakes:
+        with fakes, _unlogged():
             made = func(*given[0], **given[1])
     except Exception:
         return 0
     before = {_memory(value) for value in _tensors(given)}
     new = {_memory(value): value.untyped_storage().nbytes() for value in _tensors(made)}
     return sum(size for memory, size in new.items() if memory not in before)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """A context in which torch does not log that this thread's fake tensors fail."""
+    this = threading.get_ident()
+    log = logging.getLogger(FakeTensorMode.__module__)
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != this
+
+    log.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
 
 
 def _form(value: Argument) -> object:
@@ -163,12 +184,12 @@ def _form(value: Argument) -> object:
     return type(value), value
 
 
+@frozen
 class Bound:
     """The bound of the calls of one program from a file: ``most`` bytes each."""
 
-    def __init__(self, most: int, file: str) -> None:
-        self.most, self.file = most, file
-        self.known: dict[object, int] = {}
+    most: int
+    file: str
 
     @classmethod
     def of(cls, parameters: object, device: torch.device, times: int = 1) -> Bound | None:
@@ -183,7 +204,7 @@ class Bound:
         Raises:
             ExecutionError: it asks for more.
         """
-        with Bounded(self.most, self.file, self.known):
+        with Bounded(self.most, self.file):
             return call(*args)
 
 

@@ -1,0 +1,122 @@
+"""What the package may cost: lines by capability, private names of torch, and how many rooms a module knows."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
+
+CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {}
+"""Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
+
+PRIVATE: Final = 110
+"""The most private names of torch: each may change in any release."""
+ROOMS: Final = 12
+"""The most other rooms that a module imports from."""
+KNOWS_MORE: Final[dict[str, str]] = {}
+"""The modules that import from more, and why."""
+
+
+def capability(path: Path) -> str:
+    """The first capability whose files include this one."""
+    name = str(path.relative_to(ROOT / "pipeline"))
+    for title, (_, places) in CAPABILITIES.items():
+        if any(name == place or (place.endswith("/") and name.startswith(place)) for place in places):
+            return title
+    raise AssertionError(f"pipeline/{name} belongs to no capability of {__file__}")
+
+
+def lines() -> Counter[str]:
+    """The lines of each capability."""
+    found: Counter[str] = Counter()
+    for path in PACKAGE:
+        found[capability(path)] += len(path.read_text(encoding="utf-8").splitlines())
+    return found
+
+
+def test_no_capability_costs_more_lines_than_it_may() -> None:
+    found = lines()
+    beyond = {name: (found[name], most) for name, (most, _) in CAPABILITIES.items() if found[name] > most}
+    assert not beyond, "delete what is needless, or say in the commit why the capability is worth more"
+
+
+def test_no_limit_is_far_from_its_lines() -> None:
+    """A limit that is not used up is lowered."""
+    found = lines()
+    assert not {name: (found[name], most) for name, (most, _) in CAPABILITIES.items() if most > 1.05 * found[name] + 50}
+
+
+def is_private(parts: list[str]) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in parts)
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """The private names of torch that a module uses, up to the first name after what is private."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [[*str(node.module).split("."), alias.name] for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names if alias.name.split(".")[0] == "torch"]
+        elif isinstance(node, ast.Attribute):
+            names = [attribute_of_torch(node)]
+        else:
+            continue
+        for parts in names:
+            if is_private(parts):
+                first = next(i for i, part in enumerate(parts) if part.startswith("_"))
+                yield ".".join(parts[: first + 2])
+
+
+def attribute_of_torch(node: ast.Attribute) -> list[str]:
+    """``torch._C._acc`` in parts; nothing for other objects, and for operators, whose names are theirs."""
+    parts, value = [node.attr], node.value
+    while isinstance(value, ast.Attribute):
+        parts.append(value.attr)
+        value = value.value
+    is_torch = isinstance(value, ast.Name) and value.id == "torch" and parts[-1] != "ops"
+    return ["torch", *reversed(parts)] if is_torch else []
+
+
+def test_few_private_names_of_torch_are_used() -> None:
+    users = defaultdict(set)
+    for path in PACKAGE:
+        for name in private_names(ast.parse(path.read_text(encoding="utf-8"))):
+            users[name].add(path.name)
+    assert len(users) <= PRIVATE, sorted((name, *files) for name, files in users.items() if len(files) == 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from torch._ops import OpOverload", ["torch._ops.OpOverload"]),
+        ("import torch\ntorch._C._acc.x", ["torch._C._acc"]),
+        ("torch.ops.aten._softmax.default", []),
+        ("from torch import nn\nself._x", []),
+    ],
+)
+def test_private_names_are_found(source: str, names: list[str]) -> None:
+    assert sorted(set(private_names(ast.parse(source)))) == names
+
+
+def rooms(tree: ast.AST, own: str) -> set[str]:
+    """The other rooms that a module imports from."""
+    names = (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
+    found = {name.split(".")[1] for name in names if name.startswith("pipeline.")}
+    return {room for room in found if (ROOT / "pipeline" / room).is_dir()} - {own}
+
+
+def test_modules_know_few_rooms() -> None:
+    found = {}
+    for path in PACKAGE:
+        name = path.relative_to(ROOT / "pipeline")
+        known = rooms(ast.parse(path.read_text(encoding="utf-8")), name.parts[0])
+        if len(known) > ROOMS and name.name != "__init__.py":
+            found[str(name)] = len(known)
+    assert found.keys() == KNOWS_MORE.keys()
