@@ -133,9 +133,10 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 
     Of float16 with a mask it is one of float32, rounded, which TensorRT-RTX takes for halves summed in float32. Else
     the kernel sums in float16 and rounds after every 32 keys, also where the mask leaves none of them. One query has
-    another kernel. See docs/tensorrt.md, "Numbers".
+    another kernel (`masked-attention-sums`).
     """
-    if not masked or base.dtype_of(value) != torch.float16 or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
+    widened = masked and base.dtype_of(value) == torch.float16 and applies("masked-attention-sums")
+    if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
         return matmul(net, weights, value, empty=False)
     wide = [base.cast(net, x, torch.float32) for x in (weights, value)]
     product = net.add("matrix_multiply", wide[0], KEPT, wide[1], KEPT).get_output(0)
@@ -219,7 +220,7 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """A query, or the weights of its keys, twice if it is one row in each of several batches; and whether it is.
 
     For one row TensorRT-RTX has a kernel, `_gemv_mha`, that reads keys and values batch by batch. Between attentions
-    RTX 1.4 and 1.6 keep them row by row, so that it takes those of other batches (docs/tensorrt.md, "Numbers").
+    RTX 1.4 and 1.6 keep them row by row, so that it takes those of other batches (`lone-queries`).
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]

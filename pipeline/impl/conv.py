@@ -79,7 +79,7 @@ def deconvolution(
 def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """The layer, which TensorRT does not have in bfloat16: that is computed in float32, and rounded in its kernel.
 
-    RTX 1.6.1 gets that wrong if the kernel widens the result again (docs/tensorrt.md, "Numbers").
+    RTX 1.6.1 gets that wrong if the kernel widens the result again (`rounded-deconvolutions`).
     """
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(net, x, weight, bias, layer)

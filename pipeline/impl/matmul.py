@@ -120,7 +120,7 @@ def _product(
 @fact
 def _rounded_apart(net: Net, product: ITensor) -> ITensor:
     """The product; if it is float32, `base.cast` does not let its own kernel round it to halves where RTX 1.4 refuses
-    to run that in float16, or gives garbage in bfloat16 (docs/tensorrt.md): with two batch dims or more, and, in
+    to run that in float16, or gives garbage in bfloat16 (`halves-behind-matmuls`): with two batch dims or more, and, in
     float16, where a factor was computed in float32."""
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:

@@ -37,7 +37,7 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
 def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
     """The mean of each window: over the elements inside ``x``, or also the border, or with a given divisor.
 
-    RTX 1.4 and 1.6.1 merge two averages of one tensor that differ only in what they count (docs/tensorrt.md).
+    RTX 1.4 and 1.6.1 merge two averages of one tensor that differ only in what they count (`merged-averages`).
     """
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if windows.is_one and divisor is None:

@@ -33,10 +33,10 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced, nor is a dim of
-    one element, whose kernel is wrong where what it reads is padded (docs/tensorrt.md, "Numbers").
+    one element, whose kernel is wrong where what it reads is padded (`sums-of-one`).
 
     Where a call may leave nothing to reduce, there is one element more: what the kernel computes besides would not be
-    written (docs/tensorrt.md, "Numbers").
+    written (`empty-loops`).
     """
     if base.rank(x) == 0:
         return x

@@ -17,6 +17,7 @@ from pipeline.impl.index import iota
 from pipeline.impl.shape import bounds_of, expression, product, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
+from pipeline.quirks import applies
 from pipeline.trt import trt
 
 
@@ -134,11 +135,10 @@ def _never_nothing(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple
     """The indices and what they send, with one more that goes nowhere where there may be none.
 
     The places are computed in the kernel of the first sum that reads them, by the threads that read what is summed,
-    and written for the others: TensorRT-RTX does not write them where there is nothing to sum (docs/tensorrt.md,
-    "Numbers").
+    and written for the others: TensorRT-RTX does not write them where there is nothing to sum (`empty-loops`).
     """
     size = base.known_sizes(net, index)[dim]
-    if not isinstance(size, SymbolicInt) or not may_be_none(net, size):
+    if not applies("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_none(net, size):
         return index, source
     more, nowhere = [total([size, 1])], base.tensor(net, -1, base.dtype_of(index))
     index = sampled(net, index, [dim], [0], more, mode="FILL", fill=nowhere)

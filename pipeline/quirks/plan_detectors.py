@@ -42,8 +42,8 @@ def sources(plan: object) -> Sources:
 def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
     """Find the results that kernels of a plan never write: (kernel, tensor).
 
-    TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and
-    then whatever lay in memory is used instead. Kernels without a source are not examined, and tensors without elements
+    TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (`unwritten-results`), and then
+    whatever lay in memory is used instead. Kernels without a source are not examined, and tensors without elements
     are written by none.
     """
     calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
@@ -72,7 +72,7 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Find the kernels of products and convolutions in a serialized engine that end in a cast to bfloat16, (kernel,
-    result), which TensorRT-RTX 1.4 gets wrong (docs/tensorrt.md, "Numbers")."""
+    result), which TensorRT-RTX 1.4 gets wrong (`halves-behind-matmuls`)."""
     found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
@@ -86,7 +86,7 @@ _WIDENED_AGAIN = re.compile(
 
 def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Find the kernels of transposed convolutions in a serialized engine that round to bfloat16 and give another dtype,
-    (kernel, result), which TensorRT-RTX 1.6.1 gets wrong (docs/tensorrt.md, "Numbers")."""
+    (kernel, result), which TensorRT-RTX 1.6.1 gets wrong (`rounded-deconvolutions`)."""
     found = [(each["name"], each["tensor"]) for each in _each(_WIDENED_AGAIN, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor not in halves)
@@ -97,7 +97,7 @@ _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels of single-query attentions that count keys batch by batch, in a plan that swaps batches and rows
-    between its kernels: they read keys of other batches (docs/tensorrt.md, "Numbers")."""
+    between its kernels: they read keys of other batches (`lone-queries`)."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
@@ -116,7 +116,7 @@ _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mas
 
 def summed_in_halves(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels of whole attentions that sum weights times values in float16 and have a mask added: they round
-    after every 32 keys, also where the mask leaves none of them (docs/tensorrt.md, "Numbers")."""
+    after every 32 keys, also where the mask leaves none of them (`masked-attention-sums`)."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -128,7 +128,7 @@ _OF_TWO = re.compile(rb"Add|Mul|Sub|Div|Max|Min|Pow|Sele|Equ|Gtr|Lt|And|Or")
 
 def with_biases(plan: Plan) -> tuple[str, ...]:
     """Find the products that have a bias of their own, which TensorRT-RTX 1.6 does not add on an H100
-    (docs/tensorrt.md, "Numbers"). It adds a bias that is a step of its own in the product's kernel.
+    (`biases-of-matmuls`). It adds a bias that is a step of its own in the product's kernel.
 
     Where a plan does not tell, a bias is what a product's kernel reads for which its name has no step; if a step reads
     a number, it is missed.
@@ -144,7 +144,7 @@ def confused(plan: Plan) -> tuple[str, ...]:
     """Find names of several products that are multiplied in their kernels and take other numbers of sizes.
 
     If the sizes are the same at run time, TensorRT-RTX 1.4 and 1.5 use one kernel for both, which does not find the
-    factor among the other's arguments (docs/tensorrt.md, "Numbers").
+    factor among the other's arguments (`factors-of-matmuls`).
     """
     taken: dict[bytes, set[int]] = {}
     for each in _each(_FUSED, b"runtime_fusion={ name=", plan):
@@ -163,7 +163,7 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels that copy one batch for all: they compute the batch by dividing the batch, as if it counted rows
-    as well, so that the result is 0 for as many batches as there are rows (docs/tensorrt.md, "Numbers")."""
+    as well, so that the result is 0 for as many batches as there are rows (`transposed-matmuls`)."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_no_batch(source))
     return tuple(dict.fromkeys(names))
@@ -199,7 +199,7 @@ _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int6
 
 def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels of reductions that read what their threads keep of the elements that they reduced, for other
-    elements: they broadcast it, and most threads hold nothing (docs/tensorrt.md, "Numbers")."""
+    elements: they broadcast it, and most threads hold nothing (`broadcast-in-reductions`)."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _is_read_elsewhere(source))
     return tuple(dict.fromkeys(names))

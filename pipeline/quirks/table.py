@@ -304,6 +304,7 @@ QUIRKS: Final = (
         finding="sums a masked attention in float16",
         test="tests/build/test_kernels_sums.py",
         evidence=NUMBERS,
+        flavours=BOTH,
     ),
     Quirk(
         id="unsplit-sums",
@@ -313,6 +314,15 @@ QUIRKS: Final = (
         instead="matmuls of parts of the sum, added in float32 (`improvements.split_products`)",
         test="tests/improvements/test_split_products.py",
         evidence="docs/benchmarks.md",
+    ),
+    Quirk(
+        id="sums-of-one",
+        fault="A sum over a dim of one element is wrong where what it reads is padded.",
+        gpus=HOPPER,
+        trigger="`((x + pad(x, (1, 0))[..., :-1]) * y).sum(2)` of [2, 4, 1, 17]",
+        instead="no reduction over such a dim (`impl.reduce`)",
+        test="tests/build/test_kernels_of_one.py",
+        evidence=NUMBERS,
     ),
     Quirk(
         id="merged-averages",
