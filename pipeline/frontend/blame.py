@@ -159,12 +159,8 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
         f"{model} decides by data: it has an index in Python, or a count, which only data has: {place} "
         "(torch.export: data-dependent)"
     )
-    hint = (
-        "tensors take it as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]; what never changes can be "
-        "an attribute, or an input as pipeline.Constant(value); "
-        'decisions="example" takes the branches of this example, and checks each call'
-    )
-    return CaptureError(why, hint)
+    index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
+    return CaptureError(why, f"{index}; {BRANCHES}")
 
 
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:

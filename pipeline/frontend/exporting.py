@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
 from torch._dynamo.exc import UserError, UserErrorType
-from torch._guards import CompileContext
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, _trace
-from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
-from pipeline.errors import CaptureError, PipelineError, source_line
+from pipeline.errors import CaptureError, PipelineError, source_line, worded
 from pipeline.frontend import branches, decisions, packed, padded, remembered
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
+from pipeline.frontend.attempts import ATTEMPTS, NUMBERS, First, Way
 from pipeline.frontend.blame import BRANCHES, blamed
-from pipeline.frontend.data_checks import collected, is_caught, none_is_caught
+from pipeline.frontend.data_checks import collected, none_is_caught
 from pipeline.frontend.decisions import has_values, with_outputs
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.held_numbers import exported_again, held_numbers
@@ -43,13 +41,8 @@ from pipeline.shapes.guards import fixes_numbers
 
 log = logging.getLogger(__name__)
 
-Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
-"""How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is
-exported (`untold`). ``"comparing"``: as ``"python"``, and where several sizes are compared the example decides.
-``"anew"``: as ``"python"``, and the model forgets the shapes of its last call (`remembered`).
-``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int`` makes of sizes (not
-while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done
-its work. ``"example"``: as ``"python"``, with the branches of the example where data decides."""
+Export: TypeAlias = Callable[[Spec, Way], ExportedProgram]
+"""Export a model with some dynamic shapes, in a way."""
 
 
 @frozen
@@ -123,40 +116,64 @@ def _export(
     device: str | None,
     way: Way,
 ) -> tuple[ExportedProgram, object]:
-    """The export, and the ranges requested for its dims."""
+    """The export, and the ranges requested for its dims: that of the first attempt which has one."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
-    derived, fixed = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0]), False
+
+    def export(other: Spec, another: Way) -> ExportedProgram:
+        return _exported(model, args, kwargs, other, device, another)
+
+    def is_taken(exported: ExportedProgram) -> bool:
+        return _relaxed(exported, model, args, kwargs, shapes)
+
     with kept_violations() as violations:
-        try:
-            exported = _exported(model, args, kwargs, shapes, device, way)
-            fixed = ranges.specialised(exported, shapes)
-            kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
-            if not violations or (kept and _relaxed(exported, model, args, kwargs, shapes)):
-                if way == "python" and fixes_numbers(exported.graph):
-                    exported = _with_numbers(model, args, kwargs, shapes, device) or exported
-                return exported, shapes
-            first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
-        except PipelineError:  # the model's interpreter, in words of our own
-            raise
-        except Exception as error:  # the range, or torch's own words about it, fail in many ways
-            first = error
-    ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
-    tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
-    looser = () if violations and not derived else ranges.relaxed(shapes)
-    others: list[tuple[Spec, Way]] = [(other, way) for other in (tied, *looser) if other is not None]
-    by_dynamo = way == "python" and _may_read_bytecode()
-    dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
-    is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
-    called: list[tuple[Spec, Way]] = [(shapes, "called"), (shapes, "comparing")] if is_its_own else []
-    roomier: list[tuple[Spec, Way]] = [(other, way) for other in ranges.roomier(shapes)]
-    anew: list[tuple[Spec, Way]] = [(shapes, "anew")] if way == "python" and remembered.shapes(model) else []
-    tries = (*roomier, *dynamo, *others) if fixed else (*roomier, *called, *others, *dynamo)
-    for other, another in (*anew, *tries, *([(shapes, "autograd")] if way == "python" else ())):
-        with suppress(Exception):
-            exported = _exported(model, args, kwargs, other, device, another)
-            if _relaxed(exported, model, args, kwargs, shapes):
-                return exported, shapes
-    raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device, way)) from first
+        exported, error = _first(export, is_taken, shapes, way, violations)
+        derived = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
+        ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
+        fixed = exported is not None and ranges.specialised(exported, shapes)
+        first = First(model, shapes, way, error, ours, fixed, bool(violations) and not derived)
+        if exported is not None and error is None:
+            has_numbers = way == "python" and fixes_numbers(exported.graph)
+            return (_attempted(first, export, is_taken) if has_numbers else None) or exported, shapes
+    assert error is not None
+    found = _attempted(first, export, is_taken)
+    if found is None:
+        raise blamed(
+            error, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device, way)
+        ) from error
+    return found, shapes
+
+
+def _first(
+    export: Export, is_taken: Callable[[ExportedProgram], bool], shapes: Spec, way: Way, violations: Sequence[Exception]
+) -> tuple[ExportedProgram | None, Exception | None]:
+    """The first export, and why it is none for the requested ranges."""
+    derived = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
+    try:
+        exported = export(shapes, way)
+        kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
+        if violations and not (kept and is_taken(exported)):
+            return exported, UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
+    except PipelineError:  # the model's interpreter, in words of our own
+        raise
+    except Exception as error:  # the range, or torch's own words about it, fail in many ways
+        return None, error
+    return exported, None
+
+
+def _attempted(first: First, export: Export, is_taken: Callable[[ExportedProgram], bool]) -> ExportedProgram | None:
+    """The export of the first attempt of the table that has one for the requested ranges; None if none has."""
+    name = type(first.model).__name__
+    for attempt in (NUMBERS,) if first.error is None else ATTEMPTS:
+        for shapes, way in attempt.tries(first):
+            try:
+                exported = export(shapes, way)
+                if is_taken(exported) and (first.error is not None or not fixes_numbers(exported.graph)):
+                    log.info("%s is exported by the attempt %r: %s", name, attempt.name, attempt.changes)
+                    return exported
+                log.debug("%s: the attempt %r gave other ranges, or fixed a number", name, attempt.name)
+            except Exception as error:
+                log.debug("%s: the attempt %r failed: %s", name, attempt.name, worded(error))
+    return None
 
 
 def _exported(
@@ -172,9 +189,8 @@ def _exported(
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
     watch = nullcontext() if way == "bytecode" else watched(model, way == "example")
-    forget = remembered.forgotten(model) if way == "anew" else nullcontext()
     quiet = warnings.catch_warnings()
-    with torch.no_grad(), quiet, exporting(), untouched(model), forget, quantizers_whole(), watch:
+    with torch.no_grad(), quiet, exporting(), untouched(model), _way_of(way, model), quantizers_whole(), watch:
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":
@@ -182,8 +198,7 @@ def _exported(
         else:
             by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
             export = partial(torch.export.export, model, positional, named, **by)
-        its_way = exporting_by(way) if way in ("called", "comparing") else nullcontext()
-        with by_the_example() if way == "example" else its_way, none_is_caught(), branches.traced():
+        with none_is_caught(), branches.traced():
             exported = exported_again(export, model)
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
@@ -193,21 +208,13 @@ def _exported(
     return exported
 
 
-def _with_numbers(
-    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Argument], shapes: Spec, device: str | None
-) -> ExportedProgram | None:
-    """The export in which ints that the model makes of quotients of sizes vary as these do; None if there is none."""
-    for other in (shapes, *ranges.relaxed(shapes)) if _may_read_bytecode() else ():
-        with suppress(Exception):
-            exported = _exported(model, args, kwargs, other, device, "bytecode")
-            if not fixes_numbers(exported.graph) and _relaxed(exported, model, args, kwargs, shapes):
-                return exported
-    return None
-
-
-def _may_read_bytecode() -> bool:
-    """Whether Dynamo may trace: it is not tracing already, and no check was met whose error the model may catch."""
-    return CompileContext.try_get() is None and not is_caught()
+def _way_of(way: Way, model: torch.nn.Module) -> AbstractContextManager[None]:
+    """A context of an export, in which torch, or the model, does what the way says."""
+    if way == "anew":
+        return remembered.forgotten(model)
+    if way == "example":
+        return by_the_example()
+    return exporting_by(way) if way in ("called", "comparing") else nullcontext()
 
 
 def _relaxed(
@@ -220,21 +227,3 @@ def _relaxed(
     """Whether an export with relaxed ranges is still one for these dims."""
     wishes = ranges.wishes(exported, model, args, kwargs, shapes)
     return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
-
-
-def _tied(error: UserError, shapes: Spec) -> object:
-    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
-
-    Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
-    Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
-    """
-    try:
-        tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
-    except Exception:  # it parses the message, which may suggest nothing that it understands
-        return None
-    return tied if _ends(tied) == _ends(shapes) else None
-
-
-def _ends(shapes: object) -> list[Argument]:
-    """The least and the greatest size of each dim."""
-    return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
