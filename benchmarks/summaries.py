@@ -78,6 +78,8 @@ Each architecture is a small model with random weights, made from its configurat
 with eager PyTorch (`python -m benchmarks.zoo`). *One engine* counts those of which nothing runs in PyTorch. Names in
 *italics* run in part in PyTorch, or are refused in one of several forms; names ~~struck through~~ are refused, mostly
 by torch.export.
+Results are of the dates in their files: [branches](notes/2026-11-29-branches.md) lists the models that decide by data,
+which are refused since, or need `decisions="example"`.
 [The report of 29 November 2026](notes/2026-11-29-models.md) has each model's errors, dims and reasons;
 [speed](benchmarks.md) has models at the sizes of real checkpoints.
 """

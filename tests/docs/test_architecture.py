@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pipeline
 from tests.docs.test_examples import blocks, plain
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -21,3 +23,8 @@ def test_the_model_prints_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> 
     printed = iter(plain(capsys.readouterr().out))
     for line in shown:
         assert line in printed, f"not printed, or not here: {line}"
+
+
+def test_every_stage_has_its_row() -> None:
+    table = PAGE.partition("| stage | returns | does |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == ["capture", *pipeline.default().names]
