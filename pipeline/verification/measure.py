@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf
+from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
@@ -23,11 +24,6 @@ from pipeline.verification.loaded import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
 from pipeline.verification.samples import Given, samples
 from pipeline.version import __version__
-
-if TYPE_CHECKING:
-    from pipeline.compiled import Compiled, CompiledModule
-
-Executor = Literal["tensorrt", "reference"]
 
 RANDOM = "it depends on random numbers"
 
