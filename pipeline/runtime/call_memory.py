@@ -76,7 +76,7 @@ class Bounded(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, most: int, file: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most, self.file, self.taken = most, file, 0
         self.holders: Counter[int] = Counter()
 
