@@ -19,7 +19,7 @@ from benchmarks.workloads import RefuseAtRandom, blocks
 from examples.models import Case, full
 from pipeline.compiled import Compiled
 from pipeline.program import Built, Converted, Partitioned, Validated, is_operator
-from pipeline.stages import convert, refit_map
+from pipeline.stages import avoid_faults, convert, refit_map
 from pipeline.stages.partition import Partitioner, by_submodule, partition
 
 NODES = (1000, 3000, 10000)
@@ -85,7 +85,9 @@ def unbuilt(converted: Converted) -> Built:
 def refusing(case: Case, given: Validated, seed: int, partitioner: Partitioner = partition) -> dict[str, Any]:
     """A model of which engines refuse a tenth of the operators: its segments, and its error on the reference executor,
     relative to the largest output."""
-    compile = pipeline.Pipeline() | RefuseAtRandom(0.1, seed) | partitioner | convert | unbuilt | refit_map
+    compile = (
+        pipeline.Pipeline() | RefuseAtRandom(0.1, seed) | partitioner | avoid_faults | convert | unbuilt | refit_map
+    )
     compiled: Compiled = compile(given)
     with torch.no_grad():
         theirs, ours = case.model(**case.kwargs), compiled.module("reference")(**case.kwargs)

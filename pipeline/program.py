@@ -255,7 +255,8 @@ class Segment:
 
     ``nodes`` are names of graph nodes in order. ``inputs`` and ``outputs`` are typed and ranged. ``constants`` are the
     placeholders that the nodes read and that are part of the engine; it reads those among its inputs where they lie.
-    A segment with a ``profile`` runs only in calls that fit it. ``marks``: where its network avoids faults.
+    A segment with a ``profile`` runs only in calls that fit it. ``marks``: where its network avoids faults, once
+    `avoid_faults` ran.
     """
 
     name: str
@@ -265,7 +266,7 @@ class Segment:
     outputs: tuple[Port, ...]
     constants: tuple[str, ...] = ()
     profile: int | None = None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[Mark, ...] | None = None
 
     def __str__(self) -> str:
         ports = f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
@@ -364,7 +365,7 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
     yield from (f"  input  {port}" for port in segment.inputs)
     yield from (f"  output {port}" for port in segment.outputs)
     yield from (f"  cut    {cut}" for cut in partitioned.cuts if cut.source == segment.name)
-    yield from (f"  mark   {mark}" for mark in segment.marks)
+    yield from (f"  mark   {mark}" for mark in segment.marks or ())
 
 
 @frozen

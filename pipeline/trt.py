@@ -77,7 +77,10 @@ Attention = Literal["none", "v1", "v2"]
 
 @attrs.frozen
 class Capabilities:
-    """The capabilities of the installed TensorRT: probed by name, minus features known to be broken in its flavour."""
+    """The capabilities of the installed TensorRT: probed by name, minus layers that it takes and does not build.
+
+    What it computes wrongly is in `pipeline.quirks`.
+    """
 
     flavour: str
     version: str

@@ -68,11 +68,6 @@ def assume(*ids: str) -> Experiment:
     return Experiment(_assumed, _known(ids))
 
 
-def experiment() -> tuple[str, ...]:
-    """Return what `without` and `assume` say here, for the keys of caches of whole programs."""
-    return (*sorted(f"without {id}" for id in _left_out.get()), *sorted(f"assume {id}" for id in _assumed.get()))
-
-
 def _known(ids: tuple[str, ...]) -> frozenset[str]:
     if unknown := sorted(set(ids) - _BY_ID.keys()):
         raise ValueError(f"no fault {', '.join(unknown)}; the faults are {', '.join(_BY_ID)}")

@@ -26,7 +26,7 @@ from pipeline.program import Output, Program, port
 from pipeline.recipes import identity
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
-from pipeline.stages import Validate, convert, partition
+from pipeline.stages import Validate, avoid_faults, convert, partition
 
 aten = torch.ops.aten
 UNARY = tuple(getattr(aten, name).default for name in ("relu", "sigmoid", "tanh", "exp", "sin", "cos", "abs", "neg"))
@@ -45,7 +45,7 @@ FORMS: tuple[tuple[tuple[Any, ...], int, Sequence[tuple[Any, ...]]], ...] = (
 )
 """Kinds of statements: their operators, how many tensors they take, and the further arguments that they may have."""
 EDGES, DTYPES = (3, 4, 5), (torch.float32, torch.float16)
-STAGES = Pipeline((Validate(DYNAMO_CONVERTERS), partition, convert))
+STAGES = Pipeline((Validate(DYNAMO_CONVERTERS), partition, avoid_faults, convert))
 
 
 @frozen

@@ -92,7 +92,7 @@ def test_a_mark_is_printed_and_followed_and_can_be_left_out(id: str) -> None:
 
 
 def _marks(record: Partitioned) -> Any:
-    return [mark for segment in record.segments for mark in segment.marks]
+    return [mark for segment in record.segments for mark in segment.marks or ()]
 
 
 def test_the_stage_changes_nothing_but_marks() -> None:
@@ -102,6 +102,14 @@ def test_the_stage_changes_nothing_but_marks() -> None:
     assert str(before) == text != str(after)
     assert "\n".join(line for line in str(after).splitlines() if "  mark" not in line) == text
     assert pipeline.stages.avoid_faults(after) == after
+
+
+def test_a_pipeline_without_the_stage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(CASES["broadcast-in-reductions"]).eval()
+    COMPILE.until("convert")(model, (X, Y))
+    assert "avoid_faults" not in caplog.text
+    COMPILE.without("avoid_faults").until("convert")(model, (X, Y))
+    assert "no stage avoid_faults ran before convert" in caplog.text
 
 
 def test_files_keep_marks() -> None:
