@@ -44,6 +44,8 @@ def obstacle(node: Node) -> str:
     """Why a condition, map or scan stays in PyTorch; empty if it is written out, or is something else."""
     name = _name(node)
     found: str = _OBSTACLES[name](node) if name in _OBSTACLES else ""
+    if not found and name in _OBSTACLES:
+        found = next(filter(None, (_unwritten(n, graph) for graph in branches(node) for n in graph.graph.nodes)), "")
     return found or next((f"{each}, of {n.name} in its graph" for n in _inner(node) if (each := _strange(n))), "")
 
 
@@ -92,6 +94,14 @@ def _of_scan(node: Node) -> str:
         return "the number of its steps is a size that varies"
     operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
     return f"its {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
+
+
+def _unwritten(node: Node, module: torch.fx.GraphModule) -> str:
+    """Why a node of a graph cannot be one of the program's."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return f"{node.name} in its graph writes in place"
+    literal = node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), torch.Tensor)
+    return f"{node.name} is a tensor that its graph makes from numbers" * literal
 
 
 def _steps(node: Node) -> object:

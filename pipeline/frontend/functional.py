@@ -19,7 +19,7 @@ from pipeline.errors import CaptureError
 from pipeline.frontend.aliases import Unknown, mutates
 from pipeline.frontend.inline import inlined, wraps
 from pipeline.frontend.known_numbers import is_told
-from pipeline.frontend.mutation import without_mutation
+from pipeline.frontend.mutation import with_functional_parts, without_mutation
 from pipeline.frontend.shared import shared
 from pipeline.frontend.tracing import exporting
 from pipeline.frontend.transforms import has_transforms
@@ -32,7 +32,7 @@ def functional(
     exported: ExportedProgram,
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return the same program without mutation, its graph and signature; the argument is not changed."""
-    module, signature = shared(inlined(exported.graph_module), exported)
+    module, signature = shared(with_functional_parts(inlined(exported.graph_module)), exported)
     nodes = list(module.graph.nodes)
     lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]
     if not lost and not any(map(wraps, nodes)) and not has_transforms(module):

@@ -8,6 +8,7 @@ of inputs and buffers are returned beside the outputs, as torch.export does.
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import TypeAlias
 
 import torch
@@ -54,6 +55,36 @@ def without_mutation(
     rewriter.rewrite()
     specs = rewriter.finish(signature)
     return over(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
+
+
+def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the module with graphs without mutation where its operators run some (the branches of ``torch.cond``, the
+    steps of a scan); itself if they have none. A graph stays as it is where no rule covers a write, and what is mapped
+    over rows does, too: `torch.vmap` takes writes, and not what stands in for them."""
+    made = None
+    for node in module.graph.nodes:
+        part = getattr(module, node.target, None) if node.op == "get_attr" else None
+        if isinstance(part, torch.fx.GraphModule):
+            is_mapped = any(str(user.target) == "map_impl" for user in node.users)
+            functional = with_functional_parts(part) if is_mapped else _functional_part(part)
+            if functional is not part:
+                made = made or over(module, module.graph)
+                setattr(made, node.target, functional)
+    return made or module
+
+
+def _functional_part(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    part = with_functional_parts(part)
+    if not any(map(mutates, part.graph.nodes)):
+        return part
+    rewriter = _Rewriter(part.graph)
+    with suppress(Unknown):
+        rewriter.rewrite()
+        output = next(iter(reversed(part.graph.nodes)))
+        if not any(rewriter.versions[node] for node in part.graph.nodes if node.op == "placeholder"):
+            rewriter.graph.output(map_arg(output.args[0], rewriter.read)).meta = dict(output.meta)
+            return over(part, rewriter.graph)
+    return part
 
 
 class _Rewriter:

@@ -94,11 +94,34 @@ def steps_that_choose(m: Flow, y: Tensor) -> Any:
     return scan(step, m.shift * 0, y)
 
 
+def _written(a: Tensor, b: Tensor) -> Tensor:
+    """A part of a copy is written, through a view of it, and then the copy."""
+    copy = a.clone()
+    copy[..., 1:].mul_(2)
+    copy[..., 0] += b[..., 1]
+    return copy.relu_()
+
+
+def writes(m: Flow, y: Tensor) -> Tensor:
+    return torch.cond(y.sum() > 0, lambda a: _written(m.inner(a), a), lambda a: (a * 2).add_(1), (y,))
+
+
+def rows_that_write(m: Flow, y: Tensor) -> Tensor:
+    return map_over(lambda row: _written(row, m.shift), y)  # type: ignore[no-any-return]
+
+
+def steps_that_write(m: Flow, y: Tensor) -> Any:
+    return scan(lambda h, row: (_written(h, row), h * 2), m.shift.clone(), y)
+
+
 def repeated(m: Flow, y: Tensor) -> Tensor:
     return while_loop(lambda a: a.sum() < 100, lambda a: (m.inner(a).abs() + a.abs() + 1,), (y,))[0]  # type: ignore[no-any-return]
 
 
 ANY_SIZE: Final[dict[str, Function]] = {
-    f.__name__: f for f in (chosen, nested, several, undefined, whole, rows, pairs, rows_that_choose, backwards)
+    f.__name__: f
+    for f in (chosen, nested, several, undefined, whole, rows, pairs, rows_that_choose, rows_that_write, backwards)
 }
-ONE_SIZE: Final[dict[str, Function]] = {f.__name__: f for f in (recurrence, steps_that_choose, convolved)}
+ONE_SIZE: Final[dict[str, Function]] = {
+    f.__name__: f for f in (recurrence, steps_that_choose, steps_that_write, writes, convolved)
+}

@@ -84,6 +84,21 @@ def long(m: Flow, y: Tensor) -> Any:
     return scan(lambda h, row: (h * 0.5 + row, h * 1), m.shift * 0, y.repeat(100, 1))
 
 
+def literal(m: Flow, y: Tensor) -> Any:
+    return scan(lambda h, row: (h + row * torch.tensor([1.0, 2, 3, 4]), h * 1), m.shift * 0, y)
+
+
+def written_numbers(m: Flow, y: Tensor) -> Any:
+    """A step writes a number to what it is given a copy of."""
+
+    def step(h: Tensor, row: Tensor) -> Any:
+        copy = h + row
+        copy[0] = 5
+        return copy, h * 1
+
+    return scan(step, m.shift * 0, y)
+
+
 def within(m: Flow, y: Tensor) -> Any:
     """A loop within a branch."""
     return torch.cond(y.sum() > 0, lambda a: repeated(m, a), lambda a: a + 1, (y,))
@@ -98,6 +113,8 @@ def within(m: Flow, y: Tensor) -> Any:
         (hidden, "aten.rand_like.default in a branch of it draws random numbers", False),
         (by_size, "a size decides which branch runs", True),
         (long, "its 600 steps are 1800 operators, more than 1024", False),
+        (literal, "is a tensor that its graph makes from numbers", False),
+        (written_numbers, "is a tensor that its graph makes from numbers", False),
         (recurrence, "the number of its steps is a size that varies", True),
         (convolved, "control flow that torch.vmap does not make one call, of any number of rows", True),
         (repeated, "control flow: which of its graphs runs, and how often, is known only when it runs", False),
