@@ -255,8 +255,8 @@ class _Tensors:
     def _of(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
         if target in READS:
             dtype = args[0].meta["val"].dtype
-            then = self.emit(aten.clone.default, dtype, number, args[0])
-            return self.emit(aten.reshape.default, dtype, number, then, [])
+            one = self.emit(aten.reshape.default, dtype, number, args[0], [])
+            return self.emit(aten.clone.default, dtype, number, one)
         if target is aten.sym_size.int:
             return self.emit(SIZE, torch.int64, number, *args)
         if target is cast_symbool_to_symint_guardless:  # before torch 2.13, for sym_ite

@@ -55,6 +55,11 @@ def turns(x: Tensor) -> Tensor:
     return x
 
 
+def reads_a_row(x: Tensor) -> Tensor:
+    """Reads a number of a tensor that has a dim."""
+    return torch.cat([x, x]) if (x[:, :1] > 0).sum(0).item() > 2 else x
+
+
 def compares_twice(x: Tensor) -> Tensor:
     """Asks of one number whether it is at most and at least another."""
     count = len(x[:, 0].nonzero())
@@ -84,6 +89,7 @@ FORMS: Final[dict[Callable[[Tensor], Tensor], tuple[Tensor, Tensor]]] = {
     grows: (ONES * 0.5, -ONES),
     counts_rows: (-ONES, ONES * torch.tensor([[1.0], [0], [0], [1]])),
     asks_for_a_size: (-ONES, ONES * 0),
+    reads_a_row: (ONES * torch.tensor([[1.0], [1], [0], [1]]), ONES * torch.tensor([[1.0], [0], [0], [1]])),
     compares_twice: (ONES * torch.tensor([[1.0], [1], [0], [1]]), ONES * torch.tensor([[1.0], [0], [0], [1]])),
     compares_a_sum: (ONES * torch.tensor([[1.0], [0], [0], [1]]), -ONES),
     compares_with_a_size: (-ONES, ONES * torch.tensor([[1.0], [1], [0], [1]])),
