@@ -30,13 +30,13 @@ SHIFTED: Final = (aten.logsumexp.default,)
 
 def places(part: Part) -> Iterator[Place]:
     """The nodes that broadcast what a kernel may keep, with these inputs."""
-    kept = Kept(part.nodes)
+    held = HeldValues(part.nodes)
     for node in part.nodes:
-        if names := tuple(x.name for x in broadcast_inputs(node) if kept.is_in(x, node)):
+        if names := tuple(x.name for x in broadcast_inputs(node) if held.is_in(x, node)):
             yield "expanded", node.name, names
 
 
-class Kept:
+class HeldValues:
     """What the kernels of a segment may keep. Nodes that compute the same are one here, as they are to TensorRT.
 
     nodes: the segment's, in order.

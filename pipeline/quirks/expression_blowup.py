@@ -37,11 +37,11 @@ Views = frozenset[torch.fx.Node]
 
 def places(part: Part) -> Iterator[Place]:
     """The nodes that are computed apart."""
-    expanded = Expanded(part.nodes)
+    expanded = ExpressionSizes(part.nodes)
     return (("apart", node.name, ()) for node in part.nodes if node in expanded)
 
 
-class Expanded:
+class ExpressionSizes:
     """The sizes of the expressions of a segment's values, and which values are computed apart to keep them small.
 
     nodes: the segment's, in order.

@@ -11,7 +11,7 @@ from torch.export import Dim
 import pipeline
 from examples.models import small
 from pipeline.network.description import Network
-from pipeline.quirks.expression_blowup import Expanded
+from pipeline.quirks.expression_blowup import ExpressionSizes
 from tests.build.expanding import STEPS, Stepwise
 
 FULL = pipeline.default(require_full_compilation=True, min_block_size=1)
@@ -60,7 +60,7 @@ def test_a_model_of_layers_has_none(name: str) -> None:
     case = small(name)
     program = pipeline.capture(case.model.eval(), (), case.kwargs)
     nodes = list(FULL.until("improve")(program).graph.nodes)
-    found = Expanded(nodes)
+    found = ExpressionSizes(nodes)
     assert not any(node in found for node in nodes)
 
 
