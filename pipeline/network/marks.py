@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from attrs import frozen
 
+log = logging.getLogger(__name__)
 Form: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
 
 
@@ -40,8 +42,12 @@ class Marks:
         empty_sizes: the names of the sizes of inputs of which a call may have none.
     """
 
-    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+    def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
+        """Group marks by node; warn if no pass made any (None)."""
         self._by_node: dict[str, list[Mark]] = {}
+        if marks is None:
+            log.warning("no stage avoid_faults ran before convert: TensorRT may use kernels that are known to be wrong")
+            marks = ()
         for mark in marks:
             self._by_node.setdefault(mark.node, []).append(mark)
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)

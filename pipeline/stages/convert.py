@@ -7,7 +7,6 @@ result are compared with the node's fake tensor. Layers are named after the node
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -41,14 +40,11 @@ from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, express
 from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 @stage
 def convert(partitioned: Partitioned) -> Converted:
     """Make a network for each engine segment, and check it node by node."""
-    if any(segment.marks is None for segment in partitioned.engine_segments):
-        log.warning("no stage avoid_faults ran before convert: kernels that TensorRT is known to get wrong may be used")
     nodes = {node.name: node for node in partitioned.program.graph.nodes}
     conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
     total, done = sum(len(c.segment.nodes) for c in conversions), 0
@@ -91,7 +87,7 @@ class _Conversion:
         self.ctx.constant_nodes = frozenset(segment.constants)
         self.ranges: Symbols = symbols_of(self.program, segment)
         self.ctx.ranges = self.ranges
-        self.ctx.marks = Marks(segment.marks or ())
+        self.ctx.marks = Marks(segment.marks)
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
         )
