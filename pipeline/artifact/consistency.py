@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import sympy
+import torch
 
 from pipeline.artifact.json_data import check_name
 from pipeline.artifact.malformed import MalformedError
@@ -62,9 +63,9 @@ def check_program(compiled: Compiled) -> None:
         made = {port.name for port in segment.outputs if port.kind == "tensor" or port.name not in calls}
         if segment.kind == "torch" and (absent := sorted(made - known)):
             raise MalformedError(f"segment {segment.name[:80]!r} does not make its output {absent[0][:80]!r}")
-    if why := _unmade(compiled):
-        raise MalformedError(why)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    if why := _unmade(compiled) or _differing(compiled, values):
+        raise MalformedError(why)
     for name, buffer in program.buffers.items():
         value = values.get(name)
         sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
@@ -85,6 +86,22 @@ def _unmade(compiled: Compiled) -> str:
     read = {output.value for output in program.outputs if not output.constant}
     absent = sorted(read - known - numbers)
     return f"nothing makes its output {absent[0][:80]!r}" if absent else ""
+
+
+def _differing(compiled: Compiled, values: Mapping[str, Any]) -> str:
+    """What the graph says of a tensor that crosses between segments, if segments say something else; else nothing."""
+    for segment in compiled.partitioned.segments:
+        for port in (*segment.inputs, *segment.outputs):
+            value = values.get(port.name)
+            if isinstance(value, TensorType) and port.kind == "tensor":
+                said, found = (value.dtype, len(value.shape)), (port.dtype, len(port.shape))
+                if said != found and not compiled.settings.truncate_double:
+                    return f"{port.name[:80]!r} is {_shown(*said)} in the graph, {_shown(*found)} between segments"
+    return ""
+
+
+def _shown(dtype: torch.dtype | None, rank: int) -> str:
+    return f"{dtype} of rank {rank}"
 
 
 def _faults(kept: Manifest) -> Iterator[str]:

@@ -84,16 +84,18 @@ class Meaning:
 
     def returned(self, name: str) -> Any:
         """A value that the program returns; a number is what its size says."""
-        size = (self.rows[name].get("value") or {}) if name in self.rows else {}
-        if "size" in size:
-            return self.size(size["size"])
+        value = self.rows[name].get("value") if name in self.rows else None
+        if isinstance(value, dict) and "size" in value:
+            return self.size(value["size"])
         return self.values[name] if name in self.values else self.constant(name)
 
     def taken(self, port: Records) -> Any:
         """An input of a segment."""
         if port.get("kind", "tensor") == "constant" or port["name"] in dict(self.manifest["constants"]):
             raise UnknownError("a constant as an input")
-        return self.values[port["name"]] if port.get("kind", "tensor") == "tensor" else self.size(port["value"]["size"])
+        if port.get("kind", "tensor") == "tensor":
+            return self.values[port["name"]]
+        return self.size(port["value"]["size"] if isinstance(port["value"], dict) else port["value"])
 
     def constant(self, name: str) -> torch.Tensor:
         """A constant of the program, by its placeholder."""
@@ -178,7 +180,7 @@ class Meaning:
                 return self.weight(dict(layer["weights"])["weights"]).reshape(said["shape"]["tuple"])
             case "MATRIX_MULTIPLY", [a, b]:
                 a, b = (x.mT if said[op] == "TRANSPOSE" else x for op, x in (("op0", a), ("op1", b)))
-                if {said["op0"], said["op1"]} <= {"NONE", "TRANSPOSE"}:
+                if all(said[op] in ("NONE", "TRANSPOSE") for op in ("op0", "op1")):
                     return a @ b
             case "ELEMENTWISE", [a, b] if said["op"] in ELEMENTWISE:
                 return ELEMENTWISE[said["op"]](a, b)

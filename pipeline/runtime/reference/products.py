@@ -21,6 +21,8 @@ def matrix_multiply(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
+    if operation not in ("NONE", "TRANSPOSE", "VECTOR"):
+        raise LayerError(f"{operation!r} is no operation on a matrix")
     if operation == "VECTOR":
         return x.unsqueeze(vector_axis)
     return x.transpose(-1, -2) if operation == "TRANSPOSE" else x
