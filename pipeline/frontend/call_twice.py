@@ -11,10 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import TreeSpec
+from torch.utils._pytree import TreeSpec, tree_leaves
 
 from pipeline.aten.graphs import results
 from pipeline.aten.marks import AGAIN
+from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.frontend.aliases import mutates
 
@@ -127,11 +128,21 @@ class _Values:
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
         arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
-        depends = any(self.nodes[each] in self.of_inputs for each in node.all_input_nodes)
+        depends = any(self.nodes[each] in self.of_inputs for each in _valued(node))
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
         if mutates(node):
             for written in _written(node):
                 self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
+
+
+def _valued(node: Node) -> list[Node]:
+    """The nodes whose values a call reads: not those of which it takes the dtype, the device or the sizes alone."""
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
+    if template is None or (template == 0 and does(node.target) is not Does.FILLS):
+        return node.all_input_nodes
+    others = [arg for at, arg in enumerate(node.args) if at != template]
+    return [each for each in tree_leaves((others, dict(node.kwargs))) if isinstance(each, Node)]
 
 
 def _keeps_values(node: Node) -> bool:
@@ -148,7 +159,7 @@ def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
     """The nodes that depend on these inputs, or on a tensor from outside of the graph that it writes."""
     found = set(inputs)
     for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
+        if not found.isdisjoint(_valued(node)):
             found.add(node)
         if node.op == "call_function" and mutates(node):
             written = [*_written(node)]

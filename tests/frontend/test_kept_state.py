@@ -230,16 +230,16 @@ def repeats(m: Keeps, x: torch.Tensor) -> torch.Tensor:
     if m.state is None:
         m.state = torch.arange(3.0)
     if x.shape[0] not in m.table:
-        m.table[x.shape[0]] = m.state + m.layer.bias
+        m.table[x.shape[0]] = m.state.type_as(x) * torch.ones_like(x[0]) + m.layer.bias
     m.result = m.layer(x) * m.table[x.shape[0]] + m.state * torch.tensor(0.5)
     m.result[0] = 2.0
     return m.result
 
 
 def fills_in(m: Keeps, x: torch.Tensor) -> torch.Tensor:
-    """Fills caches in, of weights and constants."""
+    """Fills caches in, of weights and constants, in the dtype and on the device of an input."""
     if m.state is None:
-        m.state = torch.arange(3.0)
+        m.state = torch.arange(3).type_as(x) + x.new_full((3,), 2) * torch.ones_like(x[0])
         m.state[1:] = 7
     if "bias" not in m.table:
         m.table["bias"] = m.layer.bias * 2
