@@ -31,8 +31,8 @@ def without_loops(step: torch.nn.Module) -> Iterator[None]:
 
 
 def _all_rows(experts: Pretrained, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return [n, width], what the experts compute of the rows [n, width] that chose them. ``chosen`` [n, 1, count] is not
-    0 at the expert of a row, if that has room; ``weights`` are [n, 1]."""
+    """Return [n, width], what the experts compute of the rows [n, width] that chose them. ``chosen`` [n, 1, count] is
+    1 at the expert of a row, if that has room, else 0; ``weights`` are [n, 1]."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
         made = experts[f"expert_{i}"](rows) * weights
