@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.errors import DecisionError
+from pipeline.errors import DecisionError, worded
 from pipeline.program import Segment
 from pipeline.runtime.inputs import checked
 from pipeline.runtime.plan import CallPlan, Layout, Slots, Step, to_write
@@ -41,9 +41,10 @@ class SegmentExecutor:
         for given, slot, moved in plan.moves:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
-        self.run(slots, plan, turn)
         if self._decisions:
-            _check_ways(slots, self._decisions)
+            self._run_checked(slots, plan, turn)
+        else:
+            self.run(slots, plan, turn)
         if self._checks:
             plan.noted(slots, self._checks)
         results = self.results(slots, leaves, plan)
@@ -81,6 +82,22 @@ class SegmentExecutor:
         for slot, expr in self.layout.late:
             slots[slot] = number_of(expr, symbols)
 
+    def _run_checked(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
+        """Run the segments, and check that the call takes the branches of the example; this waits for the GPU.
+
+        Raises:
+            DecisionError: it does not, or a step failed, as one may on other sizes than those of these branches.
+        """
+        try:
+            self.run(slots, plan, turn)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            places = " or ".join(place for _, place in self._decisions)
+            why = f"this call failed, as one does that decides otherwise at {places} than the example that was captured"
+            raise DecisionError(f"{why}: {worded(error)}") from error
+        _check_branches(slots, self._decisions)
+
     def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
         """The values that the caller gets."""
         results: list[Leaf] = []
@@ -109,8 +126,8 @@ class SegmentExecutor:
                 target.copy_(value)
 
 
-def _check_ways(slots: Slots, decisions: Sequence[tuple[int, str]]) -> None:
-    """Raise a `DecisionError` if a call decides otherwise than the example; this waits for the GPU."""
+def _check_branches(slots: Slots, decisions: Sequence[tuple[int, str]]) -> None:
+    """Raise a `DecisionError` if a call takes another branch, where data decides, than the captured example."""
     otherwise = torch.stack([slots[slot] for slot, _ in decisions]).tolist()
     for differs, (_, place) in zip(otherwise, decisions, strict=True):
         if differs:

@@ -58,6 +58,13 @@ T5: Final = {
     "decoder_start_token_id": 0,
     "pad_token_id": 0,
 }
+SWITCH: Final = {
+    **T5,
+    "num_decoder_layers": 2,
+    "num_experts": 4,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+}
 WHISPER: Final = {
     "vocab_size": 99,
     "d_model": 32,
@@ -120,6 +127,7 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     ),
     "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT),
     "deepseek_v32": ("DeepseekV32ForCausalLM", {**LATENT, **SPARSE}),
+    "switch": ("SwitchTransformersForConditionalGeneration", SWITCH),
     "t5": ("T5ForConditionalGeneration", T5),
     "t5gemma": ("T5GemmaForConditionalGeneration", {"encoder": GEMMA, "decoder": GEMMA, **SMALL}),
     "whisper": ("WhisperForConditionalGeneration", WHISPER),

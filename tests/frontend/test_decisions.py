@@ -60,6 +60,13 @@ def reads_a_row(x: Tensor) -> Tensor:
     return torch.cat([x, x]) if (x[:, :1] > 0).sum(0).item() > 2 else x
 
 
+def turns_over_rows(x: Tensor) -> Tensor:
+    """Has as many turns as data says, and computes with the rows of each: experts of a mixture are called so."""
+    for row in (x[:, 0] > 0).nonzero():
+        x = x + row.float()
+    return x * 2
+
+
 def compares_twice(x: Tensor) -> Tensor:
     """Asks of one number whether it is at most and at least another."""
     count = len(x[:, 0].nonzero())
@@ -90,6 +97,7 @@ FORMS: Final[dict[Callable[[Tensor], Tensor], tuple[Tensor, Tensor]]] = {
     counts_rows: (-ONES, ONES * torch.tensor([[1.0], [0], [0], [1]])),
     asks_for_a_size: (-ONES, ONES * 0),
     reads_a_row: (ONES * torch.tensor([[1.0], [1], [0], [1]]), ONES * torch.tensor([[1.0], [0], [0], [1]])),
+    turns_over_rows: (ONES * 2, ONES * torch.tensor([[1.0], [-1], [1], [1]])),
     compares_twice: (ONES * torch.tensor([[1.0], [1], [0], [1]]), ONES * torch.tensor([[1.0], [0], [0], [1]])),
     compares_a_sum: (ONES * torch.tensor([[1.0], [0], [0], [1]]), -ONES),
     compares_with_a_size: (-ONES, ONES * torch.tensor([[1.0], [1], [0], [1]])),
@@ -100,7 +108,7 @@ FORMS: Final[dict[Callable[[Tensor], Tensor], tuple[Tensor, Tensor]]] = {
 }
 """What decides as ``ONES`` do, and what decides otherwise."""
 OF_FLOATS: Final = (compares_a_mean, compares_two)
-OF_NUMBERS: Final = (turns, compares_twice, compares_a_sum, *([as_many] if VERSION < (2, 13) else []))
+OF_NUMBERS: Final = (turns, turns_over_rows, compares_twice, compares_a_sum, *([as_many] if VERSION < (2, 13) else []))
 """Their example decides for fewer rows than others have."""
 
 

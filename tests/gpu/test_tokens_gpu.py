@@ -24,6 +24,7 @@ WITH_STATES = (("lfm2", torch.float16), ("mamba2", torch.bfloat16), ("qwen3_next
 """Families with states for every day, each in one dtype."""
 ALL_CHOSEN: Mapping[str, Mapping[str, int]] = {
     "deepseek_v32": {"index_topk": 160, "num_experts_per_tok": 4},
+    "switch": {"num_experts": 1},
 }
 """What positions, or experts, these choose by a few scores is decided by what is rounded: here they choose all. Which
 they choose is compared on a CPU."""

@@ -20,6 +20,7 @@ from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
 from pipeline.compat.transformers.crops import images_of
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
+from pipeline.compat.transformers.experts import without_loops
 from pipeline.compat.transformers.packed import frames_of
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
@@ -236,7 +237,7 @@ def _compiled(
 ) -> Compiled:
     """A program of the model, most of which is this part of it."""
     compile = _cut(compile, layers_of(step, part))
-    with one_form(), last_rows(step), over_states(step):
+    with one_form(), last_rows(step), over_states(step), without_loops(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
