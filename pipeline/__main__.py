@@ -1,4 +1,4 @@
-"""``python -m pipeline``: the command line."""
+"""Run the command line: ``python -m pipeline``."""
 
 import sys
 

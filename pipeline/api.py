@@ -1,4 +1,4 @@
-"""Define what `Compiled` and `Profile` call of the rooms above their records; `pipeline` imports this once."""
+"""Connect the methods of `Compiled` and `Profile` to the packages that implement them; `pipeline` imports this once."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ StrPath = str | os.PathLike[str]
 
 @frozen
 class RefitMap(Mapping[str, Recipe]):
-    """Engine weight → the recipe that makes it from the model's parameters.
+    """The mapping from engine weight to the recipe that computes it from the model's parameters.
 
     ``computed`` names the weights that cannot be refitted, each with the reason.
     """
@@ -66,9 +66,9 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """Which operators run in engines, which in PyTorch and why, and which in another form since their own did not load
-    or was wrong; and which of the user's registrations nothing used although the model has their operator
-    (``unreached``)."""
+    """The operators that run in engines, those that run in PyTorch with the reason, and those that were compiled in
+    another form because their own engine did not load or was wrong. ``unreached`` lists the user's registrations that
+    nothing used although the model has their operator."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -86,7 +86,7 @@ class Coverage:
 
 
 class CompiledModule(torch.nn.Module, ABC):
-    """Runs a compiled program. Buffers that the program mutates are this module's own, under the model's names: its
+    """A module that runs a compiled program. Buffers that the program mutates are its own, under the model's names: its
     state. ``state_dict`` returns it, ``reset`` restores it, and ``new_state`` makes another module with its own.
 
     Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. Several threads and
@@ -94,11 +94,11 @@ class CompiledModule(torch.nn.Module, ABC):
     Threads that call a program which mutates buffers must take turns.
 
     Attributes:
-        compiled: what it runs, without the model's parameters.
-        program: the program of that.
-        settings: the settings that it runs with.
+        compiled: the compiled program, without the model's parameters.
+        program: the captured program that ``compiled`` was built from.
+        settings: the settings that the module runs with.
         executor: where engines run: ``"tensorrt"`` or ``"reference"``.
-        device: where its buffers and weights are.
+        device: the device of its buffers and weights.
     """
 
     compiled: Compiled
@@ -139,7 +139,7 @@ class CompiledModule(torch.nn.Module, ABC):
 
 @frozen(slots=False)
 class Compiled:
-    """A compiled program: engines, what they were made from, and what runs beside them.
+    """A compiled program: its engines, the networks and recipes that they were built from, and its PyTorch segments.
 
     Callable: ``compiled(*args, **kwargs)`` returns the same pytree, dtypes and values as the model. It runs on TensorRT
     if there is a GPU, else on the CPU reference executor.
@@ -149,11 +149,11 @@ class Compiled:
         networks: the frozen, printable description of each engine's network.
         refit_map: engine weight → recipe over the model's parameters.
         partitioned: the program and its segments.
-        agreement: how well it agrees with eager; None without `pipeline.verify`.
+        agreement: the errors against eager; None without `pipeline.verify`.
         healed: the nodes that are compiled in another form, because their engine did not load or was wrong (also in
             ``coverage.healed``).
-        took: seconds and memory of each stage that made it, as `pipeline.Ledger` has them; empty for a loaded program.
-        kernels: the kernels that TensorRT-RTX compiled as the engines were loaded, where no file keeps them
+        took: the seconds and memory of each compilation stage, as in `pipeline.Ledger`; empty for a loaded program.
+        kernels: the kernels that TensorRT-RTX compiled when the engines were loaded, if no file stores them
             (``runtime_cache=False``).
     """
 
@@ -187,18 +187,18 @@ class Compiled:
 
     @cached_property
     def quantization(self) -> tuple[Pair, ...]:
-        """Return for each quantized weight, and each pair that rounds an activation, whether a product reads its codes,
-        or why not, as the engines' plans show it; empty for a program without engines."""
+        """Return, for each quantized weight and each quantize/dequantize pair of an activation, whether a matmul or
+        convolution reads the quantized values, or why not, according to the engines' plans; empty without engines."""
         rows = zip(self.networks, self.engines, strict=False)
         return tuple(p for network, engine in rows for p in pairs(network, engine.plan, self.planned(engine)))
 
     def planned(self, engine: Engine) -> Network:
-        """Return the network that an engine's plan was built from: its own, or an equal one with other names."""
+        """Return the network that a plan was built from: the engine's own, or an equal one with other names."""
         plan = engine.digest or engine.plan
         return next(n for n, e in zip(self.networks, self.engines, strict=False) if (e.digest or e.plan) == plan)
 
     def layer_names(self, engine: Engine, network: Network) -> dict[str, str]:
-        """Return the names of an engine's layers in its network, by their names in its plan."""
+        """Return a mapping from an engine's layer names in its plan to those in its network."""
         planned = self.planned(engine).layers
         return {theirs.name: ours.name for theirs, ours in zip(planned, network.layers, strict=True)}
 
@@ -234,11 +234,11 @@ class Compiled:
         """Return an object of the model's class that runs the program, for a larger program that has the model as a
         part and reads more of it than its results: its ``config``, ``dtype``, ``device``.
 
-        It has everything of the model but weights: its parameters take no memory and are NaN, so ``model`` may be on
-        the ``meta`` device. Modules in it that have weights do not run by themselves.
+        It has all attributes of the model except weights: its parameters take no memory and are NaN, so ``model`` may
+        be on the ``meta`` device. Modules in it that have weights do not run by themselves.
 
         Args:
-            model: what was compiled, or another object made as it was. It is not changed.
+            model: the model that was compiled, or another object built in the same manner. It is not changed.
             executor, runtime: as for `module`.
 
         Raises:
@@ -275,7 +275,7 @@ class Compiled:
                 them (safetensors), which the program finds again by its place relative to its own.
 
         Raises:
-            ArtifactError: something of the program cannot be kept; the message names it.
+            ArtifactError: a part of the program cannot be saved; the message names it.
             OSError: the file cannot be written.
         """
         self._write(path, weights)
@@ -285,8 +285,8 @@ class Compiled:
     ) -> Compiled:
         """Return the program with low-rank adapters in place of those that it has: a weight W is W + scale * B @ A.
 
-        They are recipes over the weights: the weights stay, so that ``with_lora({})`` gives the program that was
-        compiled, bit by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
+        Adapters are recipes over the weights, which stay unchanged: ``with_lora({})`` restores the original program bit
+        by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
 
         Args:
             adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), or a mapping from parameter to its
@@ -349,13 +349,13 @@ class Compiled:
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 
     def _signature(self) -> list[str]:
-        """The inputs and outputs, by the names that the model has for them."""
+        """Return the lines on inputs and outputs, by the model's names for them."""
         program, segments = self.program, self.partitioned.segments
         outputs = outputs_of(program.inputs, program.outputs, segments)
         return ["inputs:", *(f"  {port}" for port in program.inputs), "outputs:", *(f"  {row}" for row in outputs), ""]
 
     def _sizes(self) -> list[str]:
-        """The sizes that vary, and what ties them."""
+        """Return the lines on sizes that vary, and the relations between them."""
         rows = str(self.program.shapes).splitlines()
         for place, profile in enumerate(self.program.profiles):
             rows.append(f"profile {place}: {', '.join(f'{name}={r}' for name, r in profile.items())}")
@@ -363,7 +363,7 @@ class Compiled:
 
 
 def outputs_of(inputs: Iterable[Port], outputs: Iterable[Output], segments: Iterable[Segment]) -> Iterator[str]:
-    """A line for each output that a caller gets: its name, and its dtype and sizes, or its kind."""
+    """Return a line for each output that a caller gets: its name, and its dtype and sizes, or its kind."""
     known = {p.name: p for p in (*inputs, *(p for segment in segments for p in segment.outputs))}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

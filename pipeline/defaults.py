@@ -102,7 +102,7 @@ def bisect(
         compile: the pipeline that compiles it; the default one if None. Stages after the one that returns `Compiled`
             (`verify`) are left out.
         inputs, executor, multiple: as in `pipeline.verify`. The reference executor needs no engines: none are built.
-        limit: the most builds; a search that reaches it returns what it has found, ``complete=False``.
+        limit: the most builds; a search that reaches it returns the faults found until then, with ``complete=False``.
 
     Returns:
         The faults, each with its nodes, operators and source lines; the agreement of the whole program; and a script
@@ -122,7 +122,7 @@ def bisect(
 
 
 def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
-    """The stages up to the one that returns `Compiled`, without building engines for an executor that needs none."""
+    """Return the stages up to the one that returns `Compiled`; they build no engines if the executor needs none."""
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
@@ -140,7 +140,7 @@ def _check(settings: object, registry: object, decompositions: object) -> None:
 
 
 def _check_targets(capabilities: tuple[str, ...]) -> None:
-    """Before anything is captured: the build, which would say so too, comes last."""
+    """Raise a `ValueError` for compute capabilities that this TensorRT does not build for, before capture starts."""
     if unknown := [c for c in capabilities if c not in CAPABILITIES.compute_capabilities]:
         known = ", ".join(CAPABILITIES.compute_capabilities)
         builds = f"builds for {known}" if known else "builds for the GPU at hand only: leave them empty"

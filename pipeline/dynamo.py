@@ -1,4 +1,4 @@
-"""``pipeline.backend``: a backend of ``torch.compile``, which compiles each graph that Dynamo finds.
+"""``pipeline.backend``: a backend of ``torch.compile``, which compiles each graph that Dynamo traces.
 
 Dynamo passes a model's parameters and buffers as inputs, as well as varying sizes and floats. Here parameters and
 buffers become weights again, sizes are read from the tensors, and floats become part of the program. The program's
@@ -62,7 +62,7 @@ def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Exe
 
 @define(eq=False, repr=False)
 class Backend:
-    """A backend of ``torch.compile``, with a count of what it compiled."""
+    """A backend of ``torch.compile``, with counts of the graphs that it compiled and refused."""
 
     stages: Pipeline[Program, Compiled]
     executor: Executor | None
@@ -78,7 +78,7 @@ class Backend:
         mode: str | None = None,
         options: Mapping[str, object] | None = None,
     ) -> Function:
-        """Compile a graph of Dynamo's."""
+        """Compile a graph that Dynamo traced."""
         settings = self.stages.settings.evolve(**{**_mode(mode), **(options or {})})
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
             self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
@@ -93,7 +93,7 @@ class Backend:
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
     def refuse(self, refusal: NotCapturedError) -> NoReturn:
-        """Raise what lets Dynamo break the graph: the rest of it runs in PyTorch."""
+        """Raise the exception that lets Dynamo break the graph: the rest of it runs in PyTorch."""
         self.warn(str(refusal))
         said_already(str(refusal))
         raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
@@ -111,7 +111,7 @@ class Backend:
 
 
 def _is_differentiated(value: object) -> bool:
-    """Whether the caller wants the gradient of an input: not one that a parameter has made require it."""
+    """Return whether the caller wants the gradient of an input: a leaf that requires it and is no parameter."""
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return False
     return value.requires_grad and value.is_leaf
@@ -139,7 +139,8 @@ def entry_point(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Function:
-    """The backend that torch finds by its name: ``torch.compile(model, backend="pipeline", mode=…, options=…)``."""
+    """Compile a graph as the backend that torch finds by name: ``torch.compile(model, backend="pipeline", mode=…,
+    options=…)``."""
     return backend()(graph_module, example_inputs, mode=mode, options=options)
 
 
@@ -150,7 +151,7 @@ def _runner_of(
     example_inputs: Sequence[object],
     settings: CompilationSettings,
 ) -> _Runner:
-    """A graph of Dynamo's compiled for its example, with the guards that it needs."""
+    """Compile a graph of Dynamo's for its example inputs; return its runner, with the guards that it needs."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]
@@ -171,10 +172,10 @@ def _runner_of(
 
 @define(eq=False)
 class _Runner:
-    """The callable for Dynamo: a compiled graph, whose weights follow those of the calls.
+    """The callable for Dynamo: a compiled graph, refitted when a call passes changed weights.
 
-    weights, inputs: where they are among Dynamo's arguments.
-    calls: Dynamo's graph, for calls in which an input that is written to, one of ``written``, lies in the memory of
+    weights, inputs: the positions of weights and inputs among Dynamo's arguments.
+    calls: Dynamo's graph, for calls in which an input that the graph writes to (``written``) shares memory with
         another input or of a weight.
     held, counted, versions: the weights that are compiled, those whose writes torch counts, and how many it counted.
     data, data_counts: the writes to weights through ``.data``, and the counts of those that are compiled.
@@ -194,7 +195,7 @@ class _Runner:
     data_counts: Sequence[tuple[int, int]] = ()
 
     def load(self, args: Sequence[Argument]) -> None:
-        """Make a module of the compiled program, and note its weights."""
+        """Create a module for the compiled program, and record the versions of its weights."""
         self.held = [args[i] for i in self.weights.values()]
         self.counted = [weight for weight in self.held if not weight.is_inference()]
         self.versions = list(map(_writes, self.counted))
@@ -214,7 +215,7 @@ class _Runner:
             return self.module(*given)
 
     def has_writes(self) -> bool:
-        """Whether a weight was written since it was compiled."""
+        """Return whether a weight was written to since it was compiled."""
         counts = list(map(_data_writes, self.data))
         return list(map(_writes, self.counted)) != self.versions or counts != self.data_counts
 
@@ -223,6 +224,6 @@ _writes, _data_writes = attrgetter("_version"), attrgetter("count")
 
 
 def _is_weight(node: Node, value: object) -> bool:
-    """Parameters, and buffers, by the names that Dynamo gives them: other tensors may be at fixed addresses too."""
+    """Return whether an argument is a parameter or buffer, by its name: other tensors may have fixed addresses too."""
     fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)

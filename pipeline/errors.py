@@ -32,7 +32,7 @@ class Fallback:
     where: str = ""
 
     def __str__(self) -> str:
-        """The two or three lines of an error or report."""
+        """Return the two or three lines of an error or report."""
         lines = [f"{self.target} at node {self.node}{_bracketed(self.where)}", _indented(self.reason)]
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
@@ -64,7 +64,7 @@ class PipelineError(RuntimeError):
         self.message, self.hint = message, hint
 
     def __str__(self) -> str:
-        """The message, then the hint on a line of its own."""
+        """Return the message, then the hint on a line of its own."""
         return _told(self.message, "", self.hint or self.advice)
 
 
@@ -80,7 +80,7 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
         self.args = (self.fallbacks, total)
 
     def __str__(self) -> str:
-        """Every node with its reason, and how to go on."""
+        """Return every node with its reason, and the hint."""
         nodes = (_indented(str(fallback)) for fallback in self.fallbacks)
         return _told("\n".join([self.message, *nodes]), "", self.advice)
 
@@ -96,14 +96,14 @@ class ConversionError(PipelineError):
         self.args = (node, target, where, message)
 
     def __str__(self) -> str:
-        """The node, its line and TensorRT's own words."""
+        """Return the node, its source line and TensorRT's message."""
         what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
         hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or give it a converter of your own'
         return _told(what, self.message, hint)
 
 
 class BuildError(PipelineError):
-    """TensorRT could not build an engine from its network; the message names the segment and has TensorRT's words."""
+    """TensorRT could not build an engine from its network; the message names the segment and quotes TensorRT."""
 
     __module__ = "pipeline"
     advice = "print the network (`pipeline print`), and run what TensorRT names in PyTorch (torch_executed_ops)"
@@ -130,7 +130,7 @@ class CalibrationError(PipelineError, ValueError):
 
 
 class CaptureError(PipelineError):
-    """torch.export could not make a graph of the model; the message names the model and has torch.export's words."""
+    """torch.export could not capture the model; the message names the model and quotes torch.export."""
 
     __module__ = "pipeline"
     advice = "torch.export.export(model, args) alone shows the same; an ExportedProgram can be compiled as well"
@@ -139,7 +139,7 @@ class CaptureError(PipelineError):
 class ShapeError(PipelineError, ValueError):
     """An input has a size in a dimension, or a rank (`dim` is None), that the program was not compiled for.
 
-    `why` says what the size depends on, if it is not the range alone.
+    `why` names what the size depends on, if not on the range alone.
     """
 
     __module__ = "pipeline"
@@ -155,8 +155,8 @@ class ShapeError(PipelineError, ValueError):
 
 
 class DtypeError(PipelineError, TypeError):
-    """An input has a dtype that the model, or the compiled program, does not take: `found`, and the expected one in
-    words. `why` says what needs it."""
+    """An input has a dtype that the model, or the compiled program, does not take: `found`, and the expected dtype as
+    text. `why` names what requires it."""
 
     __module__ = "pipeline"
 
@@ -180,7 +180,7 @@ class RefitError(PipelineError):
         self.args = (self.weights, hint)
 
     def __str__(self) -> str:
-        """Every weight with its reason."""
+        """Return every weight with its reason."""
         rows = "\n".join(f"{name}: {reason}" for name, reason in self.weights.items())
         return _told(self.message, rows, self.hint or self.advice)
 
@@ -208,7 +208,7 @@ CAPTURED_OTHERWISE = (
 
 
 class AgreementWarning(UserWarning):
-    """The warning of `verify(on_failure="warn")`, with the words of `AgreementError`."""
+    """The warning of `verify(on_failure="warn")`, with the message of `AgreementError`."""
 
     __module__ = "pipeline"
 
@@ -220,34 +220,34 @@ class UnreachedWarning(UserWarning):
 
 
 class ExecutionError(PipelineError):
-    """A compiled program could not run; the message says what was executing and has TensorRT's or CUDA's words."""
+    """A compiled program could not run; the message names what was executing and quotes TensorRT or CUDA."""
 
     __module__ = "pipeline"
     advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
 
 
 class DecisionError(ExecutionError):
-    """A call decides otherwise than the example that the program was captured with; the message says where."""
+    """A call takes another data-dependent branch than the captured example; the message names the line."""
 
     __module__ = "pipeline"
     advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
 
 
 class ArtifactError(PipelineError):
-    """A kept program that cannot be saved or loaded; the message names the file and says why."""
+    """A program cannot be saved or loaded; the message names the file and the reason."""
 
     __module__ = "pipeline"
     advice = "compile it again, and save it"
 
 
 class ArtifactWarning(UserWarning):
-    """A kept program loads with limits: its engines run on the CPU, for example."""
+    """A saved program loads with limits: for example, its engines run on the CPU."""
 
     __module__ = "pipeline"
 
 
 def _disagreement(agreement: Any) -> str:
-    """Which outputs are wrong, at which sizes, by how much."""
+    """Return the text that lists the wrong outputs, with their sizes and errors."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"
@@ -265,7 +265,7 @@ def _listed(agreement: Any, first: str, rows: Sequence[Any]) -> list[str]:
 
 
 def _advice(agreement: Any) -> str:
-    """How to go on where no engine is at fault; else the error's own advice."""
+    """Return the hint for a graph that differs from its module, where no engine is at fault; else the default hint."""
     if agreement.differences and agreement.differences == agreement.failures:
         return CAPTURED_OTHERWISE
     return ""
@@ -277,7 +277,7 @@ def _where(agreement: Any, row: Any) -> str:
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """The user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if unknown.
+    """Return the user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if unknown.
 
     It is the innermost frame of the node's stack trace outside torch and its generated code; a model's library counts
     as the user's code.
@@ -286,13 +286,13 @@ def source_line(node: torch.fx.Node) -> str:
 
 
 def line_of(meta: Mapping[str, Any]) -> str:
-    """`source_line` of a node that has this `meta`."""
+    """Return the `source_line` of a node that has this `meta`."""
     return _line_of(meta.get("stack_trace") or "")
 
 
 @lru_cache(256)
 def _line_of(trace: str) -> str:
-    """The line of a stack trace; nodes of one call have the same."""
+    """Return the user's line in a stack trace (cached: the nodes of one call share their trace)."""
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
@@ -303,13 +303,13 @@ def _line_of(trace: str) -> str:
 
 @cache
 def folder_of(package: str) -> str:
-    """The folder of a package that is imported, as its files' paths begin: not as those of another package begin, whose
-    name begins so (``torchvision``)."""
+    """Return the folder of an imported package with a trailing separator, so that ``torch`` is no prefix of
+    ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's that called the package, however deep it is by now."""
+    """Warn at the user's line that called the package, however deep in the stack it is."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith((folder_of("pipeline"), *_LIBRARY)):
         frame, level = frame.f_back, level + 1
@@ -317,14 +317,14 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def worded(error: BaseException) -> str:
-    """An exception's message, with its type if the message alone may be unclear (`KeyError: 'x'`), and without the
+    """Return an exception's message, with its type if the message alone may be unclear (`KeyError: 'x'`), without the
     stack addresses of errors from C++."""
     words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 def raised_at(error: BaseException) -> str:
-    """The file and line that raised an exception, the innermost outside torch: `model.py, line 41`."""
+    """Return the file and line that raised an exception, the innermost outside torch: `model.py, line 41`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(folder_of("torch"))] or list(frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

@@ -20,7 +20,7 @@ _GRAMMAR = (
 
 
 def _to_shape(value: object) -> object:
-    """Whole numbers of any kind (NumPy's) become Python's."""
+    """Convert integers of any type (NumPy's) to Python's."""
     if isinstance(value, torch.Tensor):
         raise TypeError("Input: shape is a tensor: pipeline.Input.from_tensor(x) describes one")
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
@@ -29,7 +29,7 @@ def _to_shape(value: object) -> object:
 
 
 def _to_profiles(value: Any) -> Any:
-    """Profiles as tuples of three shapes each."""
+    """Convert profiles to tuples of three shapes each."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise TypeError(f"Input: profiles are (min_shape, opt_shape, max_shape), several of them, not {value!r}")
     rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in value)
@@ -39,7 +39,7 @@ def _to_profiles(value: Any) -> Any:
 
 
 def _to_device(value: object) -> torch.device | None:
-    """A device, by its name as well."""
+    """Convert a device or its name to a ``torch.device``."""
     if value is None or isinstance(value, torch.device):
         return value
     if not isinstance(value, str):
@@ -67,7 +67,7 @@ MOST = 1 << 16
 
 
 def _to_tensor(value: object) -> torch.Tensor:
-    """A copy of a tensor, or the tensor of numbers in lists."""
+    """Return a copy of a tensor, or the tensor of numbers in lists."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if not isinstance(value, bool | int | float | Sequence) or isinstance(value, str | bytes):
@@ -80,8 +80,8 @@ class Constant:
     """An input that has this value in each call, which is part of the program.
 
     Python may read its numbers while the model is captured (`for t, h, w in grid.tolist()`), sizes may be computed from
-    them, and what is computed of it alone is computed once. A call with another value is a `TypeError`; the value is
-    compared on the CPU, so that a tensor on a GPU is waited for, at its first call and after torch has written to it.
+    them, and whatever depends on it alone is computed once. A call with another value is a `TypeError`; the value is
+    compared on the CPU: a tensor on a GPU costs a synchronization at its first call and after torch wrote to it.
 
     value: a tensor of up to 65,536 elements, or numbers in lists.
 
@@ -98,7 +98,7 @@ class Constant:
             raise ValueError(f"Constant: value has {count} elements, of at most {MOST}; larger ones can be buffers")
 
     def holds(self, other: object) -> bool:
-        """Whether another value is this one: of its dtype, shape and elements; NaN is NaN."""
+        """Return whether another value has the same dtype, shape and elements; NaN equals NaN."""
         if not isinstance(other, torch.Tensor) or other.dtype != self.value.dtype or other.shape != self.value.shape:
             return False
         mine, theirs = self.value.cpu(), other.detach().cpu()
@@ -117,7 +117,7 @@ class Constant:
 
 
 def leaf_of(value: object) -> object:
-    """What a caller gives for a value that is part of a program."""
+    """Return the value that a caller passes for a constant: a tensor for a `Constant`, else the value itself."""
     return value.value if isinstance(value, Constant) else value
 
 
@@ -215,7 +215,8 @@ class Input:
         """Return torch.export's `dynamic_shapes` of the input at this index: its varying dimensions, with their ranges.
 
         A dimension is named after the input's name or index, and its own number: `image_0`, `input1_0`. Each
-        dimension has its own name, so they are independent; torch.export says so if the model requires otherwise.
+        dimension has its own name, so they are independent; torch.export reports an error if the model requires
+        otherwise.
         """
         stem = self.name or f"input{index}"
         return {
@@ -227,7 +228,7 @@ class Input:
         """Parse `[NAME=]DIMxDIM…[:DTYPE][@DEVICE]`, the form that `str` prints.
 
         DIM is SIZE, MIN..MAX (optimal: MAX) or MIN..OPT..MAX; `()` is a scalar. DTYPE is torch's name or a short one
-        (f16, bf16, f32, i64, u8), float32 if absent. Anything else is a `ValueError` saying what is wrong with it.
+        (f16, bf16, f32, i64, u8), float32 if absent. Any other text raises a `ValueError` that explains what is wrong.
         """
         match = re.fullmatch(r"(?:(\w+)=)?([^=:@]*)(?::([^=:@]*))?(?:@(.*))?", text.strip())
         if not match:
@@ -249,7 +250,7 @@ class Input:
         return cls(tuple(tensor.shape), dtype=tensor.dtype, name=name)
 
     def __str__(self) -> str:
-        """The form that `parse` reads."""
+        """Return the text that `parse` reads."""
         dims = "x".join(_printed_dim(*sizes) for sizes in self.ranges) or "()"
         name, device = (f"{self.name}=" if self.name else ""), (f"@{self.device}" if self.device else "")
         return f"{name}{dims}:{str(self.dtype).removeprefix('torch.')}{device}"

@@ -33,12 +33,12 @@ from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols,
 
 
 def digest(text: str) -> str:
-    """The SHA-256 of a printed form; records are compared by it, never by ``==`` (``1 == True``)."""
+    """Return the SHA-256 of a printed form; records are compared by it, never by ``==`` (``1 == True``)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def version(tensor: torch.Tensor) -> int:
-    """The number of writes to a tensor. torch does not count those to one made in inference mode: 0."""
+    """Return the number of writes to a tensor; 0 for one of inference mode, whose writes torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -62,11 +62,11 @@ class Port:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a Python number that depends on sizes."""
+        """Return whether the value is a Python number that depends on sizes."""
         return self.kind in ("symint", "symfloat")
 
     def nbytes(self, size: Callable[[Range], int]) -> int:
-        """The bytes of a tensor, where ``size`` chooses each dim from its range."""
+        """Return the bytes of a tensor; ``size`` chooses each dim from its range."""
         if self.kind != "tensor" or self.dtype is None:
             return 0
         return self.dtype.itemsize * math.prod(map(size, self.ranges))
@@ -101,11 +101,11 @@ class Output:
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
     ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call, ``"check"``: whether
-    rows outside of ``target`` or another buffer were written, or ``"decision"``: whether the call decides otherwise
-    than the example at ``target``, a place. The ``target`` of a ``"user"`` output is the tensor that eager returns, by
-    its name at capture: outputs with one target are one tensor, and one whose target is an input, parameter or buffer
-    is that tensor itself, as it is after the call. Others are new tensors at each call. ``name`` is the user's: a key
-    in the model's result, or the written buffer or input.
+    rows outside of ``target`` or another buffer were written, or ``"decision"``: whether the call takes another branch
+    than the example at the source line ``target``. The ``target`` of a ``"user"`` output is the tensor that eager
+    returns, by its name at capture: outputs with one target are one tensor, and one whose target is an input, parameter
+    or buffer is that tensor itself, as it is after the call. Others are new tensors at each call. ``name`` is the
+    user's: a key in the model's result, or the written buffer or input.
     """
 
     value: Any
@@ -180,7 +180,7 @@ class Program:
 
 
 def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """The outputs as the graph returns them now: a rewritten graph may name them differently."""
+    """Return the outputs under the names that the graph returns now, since a rewrite may rename nodes."""
     nodes = zip(outputs, results(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
@@ -194,7 +194,7 @@ def _lines(graph: torch.fx.Graph) -> Iterable[str]:
 
 
 def described(value: object) -> str:
-    """A value of a graph in words: ``float32[s0, 3]``."""
+    """Return the dtype and shape of a graph value as text: ``float32[s0, 3]``."""
     if isinstance(value, (torch.Tensor, TensorType)):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
     if isinstance(value, (list, tuple)):
@@ -207,8 +207,7 @@ READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.de
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Whether a node computes tensors, or reads a number from one; arithmetic on sizes, items of tuples and assertions
-    do not."""
+    """Return whether a node computes tensors, or reads a number from one: no size arithmetic, tuple item, assertion."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")
@@ -231,7 +230,7 @@ class Verdict:
 
     @property
     def supported(self) -> bool:
-        """Whether TensorRT can run the node."""
+        """Return whether TensorRT can run the node."""
         return self.choice is not None
 
     def __str__(self) -> str:
@@ -254,9 +253,9 @@ class Segment:
     """A part of a program that runs in one place: an engine, or PyTorch.
 
     ``nodes`` are names of graph nodes in order. ``inputs`` and ``outputs`` are typed and ranged. ``constants`` are the
-    placeholders that the nodes read and that are part of the engine; it reads those among its inputs where they lie.
-    A segment with a ``profile`` runs only in calls that fit it. ``marks``: where its network avoids faults, once
-    `avoid_faults` ran.
+    placeholders that the nodes read and that are part of the engine; those among the inputs are read in place.
+    A segment with a ``profile`` runs only in calls that fit it. ``marks``: where its network avoids faults, after
+    `avoid_faults`.
     """
 
     name: str
@@ -274,7 +273,7 @@ class Segment:
         return f"{self.kind} {self.name}{when}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
 
     def runs_in(self, profile: int | None) -> bool:
-        """Whether it runs in calls that fit this profile."""
+        """Return whether the segment runs in calls that fit this profile."""
         return self.profile is None or self.profile == profile
 
 
@@ -288,12 +287,12 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that cross at the sizes that engines are tuned for."""
+        """Return the bytes that cross at the sizes that engines are tuned for."""
         return sum(port.nbytes(lambda r: r.opt) for port in self.tensors)
 
     @property
     def max_nbytes(self) -> int:
-        """The most bytes that may cross."""
+        """Return the most bytes that may cross."""
         return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
 
     def __str__(self) -> str:
@@ -303,7 +302,7 @@ class Cut:
 
 
 def in_bytes(number: int) -> str:
-    """A number of bytes in words: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
+    """Format a number of bytes: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
             return f"{number / size:.1f} {unit}"
@@ -335,13 +334,13 @@ GETITEM = "operator.getitem"
 
 
 def printed(partitioned: Partitioned) -> str:
-    """The whole record as text."""
+    """Return the whole record as text."""
     segments = "\n".join(line for s in partitioned.segments for line in segment_lines(partitioned, s))
     return "\n".join(filter(None, [headline(partitioned), segments, *map(str, partitioned.fallbacks)]))
 
 
 def headline(partitioned: Partitioned) -> str:
-    """The first line: the numbers of segments and engines, and of operators in engines."""
+    """Return the first line: the numbers of segments and engines, and of operators in engines."""
     verdicts = partitioned.verdicts
     inside = {n for s in partitioned.engine_segments for n in s.nodes if verdicts[n].target != GETITEM}
     total = len(inside) + len(partitioned.fallbacks)
@@ -351,13 +350,13 @@ def headline(partitioned: Partitioned) -> str:
 
 
 def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
-    """The number of operators of each target in a segment."""
+    """Return the number of operators of each target in a segment."""
     targets = (partitioned.verdicts[name].target for name in segment.nodes)
     return Counter(target for target in targets if target != GETITEM)
 
 
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
-    """A segment in lines: its operators by target, inputs, outputs, and values that cross to later segments."""
+    """Return a segment as lines: its operators by target, inputs, outputs, and values that cross to later segments."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     total = counts.total()
@@ -372,7 +371,7 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
 class Converted:
     """A TensorRT network for each engine segment, and its frozen description.
 
-    ``handles`` are the networks themselves with everything they point to; ``recipes`` says how each weight is made,
+    ``handles`` are the networks themselves with everything they point to; ``recipes`` computes each weight,
     ``literals`` holds the weights that come from no parameter, and ``computed`` those that a converter seems to have
     computed from parameters, each with the reason why it cannot be refitted.
     """

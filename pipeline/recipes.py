@@ -62,13 +62,13 @@ class Recipe:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters it reads, in order of first use."""
+        """Return the names of the parameters that the recipe reads, in order of first use."""
         made = {step.name for step in self.steps}
         read = [r for step in self.steps for r in refs((step.args, tuple(v for _, v in step.kwargs)))]
         return tuple(dict.fromkeys(r for r in (*read, self.result.name) if r not in made))
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The constant for these parameters, on the CPU and contiguous; the parameters are not changed.
+        """Return the constant for these parameters, on the CPU and contiguous; the parameters are not changed.
 
         It is computed on the parameters' device; on the CPU if they are on several devices, or memory runs out.
         """
@@ -77,7 +77,8 @@ class Recipe:
     def placed_on(
         self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
     ) -> torch.Tensor:
-        """The constant for these parameters on a device, contiguous; ``copied``: in memory that no parameter has."""
+        """Return the constant for these parameters on a device, contiguous; ``copied``: in memory shared with no
+        parameter."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluated(given).to(device)
         strided = (tensor for tensor in given.values() if tensor.layout == torch.strided)
@@ -85,7 +86,7 @@ class Recipe:
         return value.clone() if copied and value.untyped_storage().data_ptr() in memory else value
 
     def _evaluated(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The constant, on the device where it was computed."""
+        """Return the constant, on the device where it was computed."""
         places = {t.device for t in given.values() if t.device.type != CPU}
         if len(places) == 1:
             with suppress(torch.OutOfMemoryError):
@@ -111,8 +112,8 @@ def _for_any_layout(qualified: str) -> Callable[..., object]:
 
 
 def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator. Products that are slow in their dtype, or less exact than it, are computed in a wider one and
-    rounded once: those of halves on a CPU, and convolutions in float32 on a GPU, where torch uses TF32."""
+    """Call an operator. Matmuls and convolutions that are slow or inexact in their dtype are computed in a wider one
+    and rounded once: those in half precision on a CPU, and convolutions in float32 on a GPU, where torch uses TF32."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     wider = None if first is None else _wider(target, first)
     if first is None or wider is None:
@@ -122,7 +123,7 @@ def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype | None:
-    """The dtype that a product of such operands is computed in; None: theirs."""
+    """Return the wider dtype in which to compute a matmul or convolution; None for the operands' own."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
         return torch.float32 if does(target) in (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES) else None
@@ -130,17 +131,17 @@ def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype 
 
 
 def held(value: torch.Tensor) -> torch.Tensor:
-    """A weight in its dtype in networks: float32 for float64 (``truncate_double``), else its own."""
+    """Return a weight in its dtype in networks: float32 for float64 (``truncate_double``), else its own."""
     return value.float() if value.dtype == torch.float64 else value
 
 
 def identity(name: str) -> Recipe:
-    """The recipe of a parameter that is used as it is."""
+    """Return the recipe of a parameter that is used unchanged."""
     return Recipe(name, Ref(name))
 
 
 def target_of(qualified: str) -> Callable[..., object]:
-    """The function with a qualified name such as ``aten.permute.default``.
+    """Return the function with a qualified name such as ``aten.permute.default``.
 
     Raises:
         LookupError: this process has no such operator.
@@ -152,7 +153,7 @@ def target_of(qualified: str) -> Callable[..., object]:
 
 
 def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:
-    """An argument with values in place of references; ``device`` replaces CPU in a recipe."""
+    """Return an argument with values in place of references; ``device`` replaces the CPU in a recipe."""
     if isinstance(value, Ref):
         return values[value.name]
     if isinstance(value, (tuple, list)):
@@ -161,7 +162,7 @@ def _resolve(value: object, values: Mapping[str, object], device: torch.device) 
 
 
 def refs(value: object) -> list[str]:
-    """The names that an argument refers to."""
+    """Yield the names that an argument refers to."""
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):
@@ -170,6 +171,6 @@ def refs(value: object) -> list[str]:
 
 
 def numbers_of(name: str, buffer: torch.Tensor) -> Iterator[tuple[str, float]]:
-    """The numbers of a buffer, by its name, or by name and place where it has several (``stride[1]``)."""
+    """Return a buffer's numbers by name; by name and index if it has several (``stride[1]``)."""
     flat = buffer.detach().flatten().tolist()
     return ((name if len(flat) == 1 else f"{name}[{place}]", number) for place, number in enumerate(flat))

@@ -21,7 +21,7 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
 def _torch_executed(value: object) -> frozenset[TorchExecuted]:
-    """One entry an overload, a name or a predicate; a packet stands for all its overloads."""
+    """Convert entries to overloads, names and predicates; a packet stands for all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops takes a collection of operators, names or predicates, not {value!r}")
     return frozenset(entry for item in value for entry in _executed_entries(item))
@@ -46,8 +46,8 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
 
 
 def traced_name(item: object) -> str:
-    """The name of a torch function that is traced to operators (``torch.relu``) and so never appears in graphs; or
-    ""."""
+    """Return the name of a torch function that is traced to operators (``torch.relu``) and so never appears in graphs;
+    or ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)
@@ -70,7 +70,7 @@ def _named(name: str) -> Iterable[TorchExecuted]:
 
 
 def _capabilities(value: object) -> tuple[str, ...]:
-    """Without repetition and in numeric order, so that equal targets make equal settings."""
+    """Sort in numeric order without repetition, so that equal targets make equal settings."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f'compute_capabilities takes a collection such as ("8.6", "12.0"), not {value!r}')
     given = list(value)
@@ -83,7 +83,7 @@ def _capabilities(value: object) -> tuple[str, ...]:
 
 
 def _device(value: object) -> str | None:
-    """A type of device: an index would be that of a device of another machine."""
+    """Convert to a device type; an index is refused, since it could be that of a device of another machine."""
     name = str(value) if isinstance(value, torch.device) else value
     if not isinstance(name, str | None):
         raise TypeError(f"device is 'cuda', 'cpu' or None, not {value!r}")
@@ -103,7 +103,7 @@ def _flag_or_none(_: object, field: "attrs.Attribute[bool | None]", value: objec
 
 
 def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
-    """A validator of whole numbers from `least` to `most`, and of None where the field is optional."""
+    """Return a validator of integers from `least` to `most`, and of None where the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
     expected = f"a whole number {span}" + (", or None" if optional else "")
 
@@ -182,8 +182,8 @@ class CompilationSettings:
     truncate_double: compute float64 in float32 inside engines; the results are float64 again. Otherwise a node with
         float64 runs in PyTorch. Default False.
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
-    require_fused_quantization: raise `QuantizationError` if an engine's plan shows a quantized weight or pair whose
-        codes no product reads, or if the plan does not show it. Default False.
+    require_fused_quantization: raise `QuantizationError` if no matmul or convolution reads the quantized values of some
+        weight or pair according to the engine's plan, or if the plan does not show it. Default False.
     min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch. It
         does not apply where the whole model is one segment or with `require_full_compilation`. Default 5.
     max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
@@ -214,12 +214,12 @@ class CompilationSettings:
     device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
         the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
         torch traces on a GPU. None for the device of the tensors. Default None.
-    decisions: what becomes of a model whose branches depend on data in Python (`if x.sum() > 0`). `"refuse"`: capture
+    decisions: how to compile a model whose Python branches depend on data (`if x.sum() > 0`). `"refuse"`: capture
         raises a `CaptureError` that names the line. `"example"`: the program has the branches that the example inputs
         take, and each call is checked: one that takes another branch raises a `DecisionError`. The check waits for the
         GPU, and these programs run without a CUDA graph of the whole. Default `"refuse"`.
-    decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
-        kernels, instead of one. Default False.
+    decompose_attention: always compute attention by matmuls and a softmax in float32, for which TensorRT builds several
+        kernels instead of one. Default False.
     use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 sums float16 in float16, which for
         thousands of terms errs 5 to 20 times as much as eager. None sums matmuls of float16 in float32 there, and
         convolutions with many terms and output channels, where that costs at most 10 % of a network's time. True sums
@@ -241,12 +241,12 @@ class CompilationSettings:
     engine_cache_size: the most bytes in the folder; the least recently used entries are deleted. It does not apply to
         URLs. Default 5 GiB.
 
-    The remaining settings say how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a
+    The remaining settings control how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a
     module.
 
     cuda_graphs: record a CUDA graph of the whole program at the second call with the same shapes, and replay it from
         then on; programs that cannot be recorded run without a graph, and the log says why. Default False.
-    max_cuda_graphs: the number of shapes for which a graph is kept, at least 1. Default 8.
+    max_cuda_graphs: the number of shapes whose graphs are cached, at least 1. Default 8.
     engine_graphs: let TensorRT-RTX launch an engine whose shapes are fixed as one CUDA graph of its own: ResNet-50 at
         batch 1 takes 0.42 ms instead of the bare engine's 0.50; with `cuda_graphs` the program's graph does that. Set
         it to False to capture the program yourself. Default True.
@@ -255,16 +255,16 @@ class CompilationSettings:
         its activations, and further ones wait. Default 4.
     kernel_specialization: whether TensorRT-RTX compiles kernels for the actual sizes when dims are dynamic: `"none"`,
         `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly when
-        they are ready; a CUDA graph keeps the kernels that it was captured with). Default `"none"`: on an H200 the
-        specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; the gain was 5 % for
+        they are ready; a CUDA graph goes on with the kernels that it was captured with). Default `"none"`: on an H200
+        the specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; the gain was 5 % for
         ResNet-50, and for BERT 42 % at batch 1 and sequence 32, but -11 % at 8 and 128 (docs/tensorrt.md).
     weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
-        With False it reads the model's own where they lie on its device, so that the two need the memory of one. They
+        With False it reads the model's own if they are on its device, so that both share one copy. They
         must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.
-    runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
+    runtime_cache: save the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
 
@@ -312,7 +312,7 @@ class CompilationSettings:
 
     @classmethod
     def _instead(cls, name: str) -> str:
-        """Advice on an unknown setting."""
+        """Return advice on what to use instead of an unknown setting."""
         if name in ELSEWHERE:
             return ELSEWHERE[name]
         close = difflib.get_close_matches(name, cls.names(), 1)
@@ -335,7 +335,7 @@ class CompilationSettings:
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
-        """The fields that differ from the default, in order: equal settings print alike in every process.
+        """Return the fields that differ from the default, in order: equal settings print alike in every process.
 
         A predicate prints as its module and name, which is all that is the same from process to process.
         """
@@ -351,7 +351,7 @@ class CompilationSettings:
 
 
 def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
-    """Whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
+    """Return whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
     if isinstance(entry, str):
         return entry in qualified_names(target)
     if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
@@ -367,12 +367,12 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
 
 
 def _is_torchs(function: object) -> bool:
-    """A function of torch's own (`torch.sym_min`) is an operator, not a predicate."""
+    """Return whether a function is torch's own (`torch.sym_min`), and so an operator, not a predicate."""
     return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def qualified_names(target: object) -> frozenset[str]:
-    """Every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
+    """Return every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
     if isinstance(target, OpOverload):
         return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{_tail(target)}"})
     if isinstance(target, str):
@@ -391,7 +391,7 @@ def _printed(value: object) -> str:
 
 
 def entry_name(entry: object) -> str:
-    """The text of an entry of `torch_executed_ops`: never with an address, which would differ between processes."""
+    """Return the text of an entry of `torch_executed_ops`, without an address, which would differ between processes."""
     if isinstance(entry, OpOverload):
         return f"torch.ops.{entry}"
     if isinstance(entry, str):

@@ -103,7 +103,7 @@ class Capabilities:
 
 
 def _capability_name(member: str) -> str:
-    """SM120 is written 12.0, as NVIDIA's tables write it."""
+    """Return the name of a compute capability as NVIDIA's tables write it: 12.0 for SM120."""
     return f"{member[2:-1]}.{member[-1]}"
 
 
@@ -143,18 +143,18 @@ LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
 
 @functools.cache
 def _names(cls: Any) -> Mapping[int, str]:
-    """Of two members with one value the first, as the bindings have it; they search all members for each name."""
+    """Return an enum's names by value, the first of aliases; cached, since the bindings search all members."""
     return {int(member): name for name, member in reversed(list(cls.__members__.items()))}
 
 
 def enum_name(value: Any) -> str:
-    """The name of a member of an enum: the only form to store, since the integers differ between versions."""
+    """Return the name of an enum member: the only form to store, since the integers differ between versions."""
     cls: object = type(value)
     return _names(cls)[int(value)]
 
 
 def enum_member(cls: Any, name: str) -> object:
-    """The member called `name`, or a ValueError that lists the names this TensorRT has."""
+    """Return the member called `name`; raise a ValueError that lists the names this TensorRT has."""
     try:
         return cls.__members__[name]
     except KeyError:
@@ -162,7 +162,7 @@ def enum_member(cls: Any, name: str) -> object:
 
 
 def compute_capability(text: str) -> object:
-    """The `trt.ComputeCapability` written "8.6" or "12.0", "current" or "none"."""
+    """Return the `trt.ComputeCapability` written "8.6" or "12.0", "current" or "none"."""
     name = f"SM{text.replace('.', '')}" if "." in text else text.upper()
     return enum_member(getattr(trt, "ComputeCapability", Enum("ComputeCapability", [])), name)
 
@@ -190,20 +190,20 @@ _TRT: Mapping[torch.dtype, str] = {dtype: ours for ours, dtype in _TORCH.items()
 
 
 def dtype_name(dtype: "trt.DataType") -> str:
-    """torch's name ("float32") of a TensorRT dtype."""
+    """Return torch's name ("float32") of a TensorRT dtype."""
     ours = enum_name(dtype)
     return _DTYPES.get(ours, ours.lower())
 
 
 def dtype_called(name: str) -> "trt.DataType":
-    """The TensorRT dtype that `dtype_name` gives this name; TypeError if this TensorRT has none."""
+    """Return the TensorRT dtype whose `dtype_name` is this; TypeError if this TensorRT has none."""
     if ours := next((ours for ours, torchs in DTYPE_NAMES.items() if torchs == name), None):
         return trt.DataType.__members__[ours]
     raise TypeError(f"{LIBRARY} has no dtype called {name}")
 
 
 def to_trt(dtype: torch.dtype) -> "trt.DataType":
-    """The TensorRT dtype of a torch dtype; TypeError if TensorRT has none."""
+    """Return the TensorRT dtype of a torch dtype; TypeError if TensorRT has none."""
     try:
         return trt.DataType.__members__[_TRT[dtype]]
     except KeyError:
@@ -211,7 +211,7 @@ def to_trt(dtype: torch.dtype) -> "trt.DataType":
 
 
 def to_torch(dtype: "trt.DataType") -> torch.dtype:
-    """The torch dtype of a TensorRT dtype; TypeError if torch has none."""
+    """Return the torch dtype of a TensorRT dtype; TypeError if torch has none."""
     try:
         return _TORCH[dtype.name]
     except KeyError:
@@ -219,7 +219,7 @@ def to_torch(dtype: "trt.DataType") -> torch.dtype:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name` ("float32"); TypeError if torch has none."""
+    """Return the torch dtype called `name` ("float32"); TypeError if torch has none."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype called {name}")
@@ -227,7 +227,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def weights_of(tensor: torch.Tensor) -> "trt.Weights":
-    """Weights that point at a contiguous CPU tensor without copying it: the caller keeps the tensor alive."""
+    """Return weights that point at a contiguous CPU tensor without a copy: the caller keeps the tensor alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"weights need a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")
     return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
@@ -240,7 +240,7 @@ class _WeightsStruct(ctypes.Structure):
 
 
 def _struct_pointer(weights: Any) -> int | None:
-    """The pointer in a `trt.Weights`, which has no property for it; None unless the rest of the record agrees."""
+    """Return the pointer in a `trt.Weights`, which has no such property; None unless the rest of the record agrees."""
     pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__)
     struct = ctypes.cast(pointer, ctypes.POINTER(_WeightsStruct))
     if not struct:
@@ -259,7 +259,7 @@ _STRUCT_IS_READABLE = _struct_is_readable()
 
 
 def weights_pointer(weights: object) -> int | None:
-    """The address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks (bf16)."""
+    """Return the address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks (bf16)."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
     return _struct_pointer(weights) if _STRUCT_IS_READABLE else None
@@ -293,7 +293,7 @@ class Message:
 
     @property
     def level(self) -> int:
-        """The level of Python's log at which it is logged."""
+        """Return the level of Python's log at which the message is logged."""
         if self.noise:
             return logging.DEBUG
         return logging.INFO if _REMARKS.search(self.text) else _LEVELS[self.severity]
@@ -317,20 +317,20 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
             logger.log(level, "%s", msg)
 
     def mark(self) -> int:
-        """A point in the log, for `errors_since`."""
+        """Return a point in the log, for `errors_since`."""
         return len(self.messages)
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
-        """TensorRT's own errors since the mark, except those that only report that there is no GPU."""
+        """Return TensorRT's own errors since the mark, except those that only report that there is no GPU."""
         return tuple(m.text for m in self.messages[mark:] if "ERROR" in m.severity and not m.noise)
 
     def said_since(self, mark: int) -> str:
-        """The same on one line, or a statement that there are none."""
+        """Return the errors since the mark on one line, or a statement that there are none."""
         return "; ".join(self.errors_since(mark)) or "TensorRT gave no reason"
 
 
 def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
-    """An empty strongly typed network, on every version."""
+    """Return an empty strongly typed network, on every version."""
     flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
     return builder.create_network(0 if flag is None else 1 << int(flag))
 
@@ -353,18 +353,19 @@ _CLASSES = {
 
 
 def layer_class(kind: str) -> object:
-    """The class of the bindings that has a kind's attributes."""
+    """Return the class of the bindings that has the attributes of a layer kind."""
     camel = "".join(word.capitalize() for word in kind.split("_"))
     return getattr(trt, _CLASSES.get(kind, f"I{camel}Layer"), trt.ILayer)
 
 
 def layer_kind(layer: "trt.ILayer") -> str:
-    """The name of a layer's `trt.LayerType`; `layer.type` itself is the pooling or activation type on some classes."""
+    """Return the name of a layer's `trt.LayerType`; some classes have the pooling or activation type as
+    `layer.type`."""
     return enum_name(trt.ILayer.type.__get__(layer))
 
 
 def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:
-    """Layer `index` with the class of its kind; `get_layer` returns a plain ILayer."""
+    """Return layer `index` with the class of its kind; `get_layer` returns a plain ILayer."""
     layer = network.get_layer(index)
     cls = layer_class(layer_kind(layer))
     if type(layer) is not cls:
@@ -373,5 +374,5 @@ def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:
 
 
 def has_gpu() -> bool:
-    """Whether engines can run here."""
+    """Return whether engines can run here: whether there is a CUDA GPU."""
     return torch.cuda.is_available()
