@@ -52,12 +52,17 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def fixes_numbers(graph: torch.fx.Graph) -> bool:
-    """Whether an int that the model makes of a quotient of sizes is a constant: ``int(rows / (h * w / 16))`` is one
-    where Python runs."""
+    """Whether an int that the model makes of a quotient of sizes is a constant: ``int(rows / (h * w / 16))`` and
+    ``int(h // 14)`` are, where Python runs."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     found = [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
-    return any((on_host(a) and b.is_number) or (on_host(b) and a.is_number) for a, b in equal)
+    return any((_is_quotient(a) and b.is_number) or (_is_quotient(b) and a.is_number) for a, b in equal)
+
+
+def _is_quotient(expr: object) -> bool:
+    """Whether an expression is a quotient of sizes, rounded to an int."""
+    return on_host(expr) or type(expr).__name__ == "FloorDiv"
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
