@@ -83,11 +83,11 @@ def test_a_converter_may_give_what_it_was_given() -> None:
 
 DECOMPOSITIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "raises": (lambda x: 1 / 0, "is wrong: ZeroDivisionError: division by zero"),
-    "another rank": (lambda x: x.sum(), r"it gives float32[], the operator float32[2, 4]"),
-    "another dtype": (lambda x: x.half(), "it gives float16[2, 4], the operator float32[2, 4]"),
-    "nothing": (lambda x: None, "it gives None, the operator float32[2, 4]"),
-    "a number": (lambda x: 3.0, "it gives a float, the operator float32[2, 4]"),
-    "two": (lambda x: (x, x), "it gives 2 results, the operator float32[2, 4]"),
+    "another rank": (lambda x: x.sum(), r"decomposition returned float32[]; the operator returns float32[2, 4]"),
+    "another dtype": (lambda x: x.half(), "decomposition returned float16[2, 4]; the operator returns float32[2, 4]"),
+    "nothing": (lambda x: None, "decomposition returned None; the operator returns float32[2, 4]"),
+    "a number": (lambda x: 3.0, "decomposition returned a float; the operator returns float32[2, 4]"),
+    "two": (lambda x: (x, x), "decomposition returned 2 results; the operator returns float32[2, 4]"),
     "another signature": (lambda: 3, "takes 0 positional arguments but 1 was given"),
 }
 

@@ -1,4 +1,4 @@
-"""Operators that run only in the branch that is chosen, and why: an engine computes both, and then chooses."""
+"""Find the operators that must run only in the branch that is taken: an engine computes both branches, then selects."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _BY_POSITIONS: Final = """
     index_add index_reduce put one_hot bincount _index_put_impl
 """
 BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
-"""Operators that read or write at positions in data."""
+"""Operators that read or write at positions that a tensor holds."""
 
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
 def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
-    """Why a call, with its result, must not run in a branch that is not taken; empty if it may.
+    """Return the reason why a call must not run unless its branch is taken; empty if it may.
 
     Args:
         target: the operator.
         args: its arguments: nodes, or tensors.
         value: its result, which may be fake.
-        undone: it writes to what the branch itself made.
+        undone: the call writes only to memory that the branch itself allocated.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
@@ -46,14 +46,14 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
 
 
 def _is_by_mask(args: Argument) -> bool:
-    """Whether positions are those where a mask holds: ``x[mask] = 0``."""
+    """Return whether the positions are those where a boolean mask is true: ``x[mask] = 0``."""
     places = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     values = [place.meta.get("val") if isinstance(place, torch.fx.Node) else place for place in places]
     return bool(values) and all(isinstance(v, torch.Tensor) and v.dtype == torch.bool for v in values)
 
 
 def _is_at_rest(target: Target, args: Argument) -> bool:
-    """Whether a dropout is one of a model that is not trained."""
+    """Return whether a dropout is in inference mode."""
     names = [argument.name for argument in target._schema.arguments]
     at = names.index("train") if "train" in names else len(args)
     return len(args) > at and args[at] is False

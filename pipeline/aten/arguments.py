@@ -14,7 +14,7 @@ from pipeline.aten.types import Argument, Target
 
 @lru_cache(maxsize=4096)
 def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
-    """Names, and defaults if there are any: an operator's, or a Python function's."""
+    """Return (name, has a default, default) of each parameter of an operator or a Python function."""
     if not hasattr(target, "_schema"):
         parameters = inspect.signature(target).parameters.values()
         return tuple((p.name, p.default is not p.empty, p.default) for p in parameters)
@@ -23,12 +23,12 @@ def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
 
 @lru_cache(maxsize=4096)
 def names_of(target: Target) -> tuple[str, ...]:
-    """The names of an operator's arguments as converters have them: the schema's, with ``self`` as ``input``."""
+    """Return the argument names that converters use: the schema's, with ``self`` as ``input``."""
     return tuple("input" if name == "self" else name for name, _, _ in _schema(target))
 
 
 def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Argument]:
-    """All arguments of the call in the schema's order; defaults are filled in."""
+    """Return all arguments of the call in the schema's order; defaults are filled in."""
     values: list[Argument] = []
     for i, (name, has_default, default) in enumerate(_schema(target)):
         if i < len(args):
@@ -43,6 +43,6 @@ def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
-    """A node's argument by the schema's name, for validators; its default where it is absent."""
+    """Return the node's argument of this name in the schema; its default if the call omits it."""
     names = [n for n, _, _ in _schema(node.target)]
     return bind(node.target, node.args, node.kwargs)[names.index(name)]

@@ -13,7 +13,7 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
     Args:
         cache: [B, N, S, D].
         update: [B, N, L, D], of the cache's dtype.
-        starts: [B] or [1], whole numbers; rows ``start`` to ``start + L - 1`` of dim 2 are written.
+        starts: [B] or [1], integers; rows ``start`` to ``start + L - 1`` of dim 2 are written.
 
     Raises:
         IndexError: a row is outside 0 to S - 1.
@@ -22,8 +22,8 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
 
 
 def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the rows [B, L] that an update writes; `IndexError` where one is outside the cache. On a GPU an assertion
-    of the device reports it, since the host does not wait."""
+    """Return the rows [B, L] that an update writes; `IndexError` if one is outside the cache. On a GPU a device-side
+    assertion reports it, since the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
     positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
     if positions.device.type == "cpu" and positions.numel():
@@ -35,7 +35,7 @@ def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Ten
 
 @torch.library.custom_op("pipeline::cache_write", mutates_args=())
 def cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return the cache with rows written along a dim wherever an index [L] says, as ``index_copy`` does it."""
+    """Return the cache with rows written along a dim at the positions in ``index`` [L], like ``index_copy``."""
     return cache.index_copy(dim, index, source)
 
 

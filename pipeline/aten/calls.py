@@ -1,7 +1,7 @@
-"""What runs for a node of a graph, and what a name in a file or a recipe stands for.
+"""Map each node's target to the function that runs for it, and names in files and recipes to operators.
 
-A node says what is computed; what runs for it here accepts inputs of any memory layout, returns no memory that nobody
-wrote to, and computes no number that would fill memory.
+A node states what is computed. The function that runs for it accepts inputs of any memory layout, returns no
+uninitialized memory, and refuses to compute a number that would fill memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ aten = torch.ops.aten
 
 
 class TooLargeError(PipelineError, OverflowError):
-    """A number that a program computes from sizes would fill memory."""
+    """A program would compute a number from sizes that fills memory."""
 
 
 MOST_BITS: Final = 4096
-"""A number that is computed from sizes has no more bits."""
+"""The most bits of a number that is computed from sizes."""
 
 _NAME = re.compile(r"\w+\.\w+(\.\w+)?", re.ASCII)
 _FUNCTIONS: Final = {
@@ -46,7 +46,8 @@ _FUNCTIONS: Final = {
 
 
 def qualified_name(target: object) -> str:
-    """``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for functions."""
+    """Return ``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for
+    functions."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     module = getattr(target, "__module__", "")
@@ -60,11 +61,11 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
     for name in names
     if (function := getattr(module, name, None)) is not None
 }
-"""The Python functions that a graph may call, by name: arithmetic on sizes, and `getitem`."""
+"""The Python functions that a graph may call, by name: arithmetic on sizes and `getitem`."""
 
 
 def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
-    """The operator with a name such as ``aten.permute.default``; None if this process has none. Nothing is imported."""
+    """Return the operator named ``aten.permute.default`` or alike; None if this process has none. Imports nothing."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     space, short, overload = (*name.split("."), "")[:3]
@@ -77,19 +78,19 @@ def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def callee(target: Target) -> Argument:
-    """The function that runs for a node that calls ``target``."""
+    """Return the function that runs for a node that calls ``target``."""
     return RUNS.get(target, target)
 
 
 def power(base: Argument, exponent: Argument) -> Argument:
-    """``base ** exponent`` of numbers. `TooLargeError` if a whole number would have more than `MOST_BITS` bits."""
+    """Return ``base ** exponent`` of numbers. `TooLargeError` if an integer would have more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
         _check(abs(base) > 1)
     return base**exponent
 
 
 def shifted(number: Argument, places: Argument) -> Argument:
-    """``number << places`` of numbers. `TooLargeError` if it would have more than `MOST_BITS` bits."""
+    """Return ``number << places``. `TooLargeError` if it would have more than `MOST_BITS` bits."""
     _check(isinstance(places, int) and places > MOST_BITS)
     return number << places
 
@@ -100,7 +101,8 @@ def _check(too_large: bool) -> None:
 
 
 def _of_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """The function for numbers alone: not for texts and lists, which it would join or repeat."""
+    """Return the function restricted to numbers: it raises TypeError for strings and lists, which it would concatenate
+    or repeat."""
 
     @wraps(function)
     def call(*args: Argument) -> Argument:
@@ -114,24 +116,24 @@ def _of_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
 
 
 def _rounded(number: Argument, digits: int = 0) -> Argument:
-    """``round(number)``, to at most 64 digits before or after the point."""
+    """Return ``round(number)``, to at most 64 digits before or after the point."""
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
 
 def _item(values: Argument, index: Argument) -> Argument:
-    """``values[index]`` of the results of an operator."""
+    """Return ``values[index]`` of an operator's results."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"getitem takes the results of an operator here, not a {type(values).__name__}")
     return values[index]
 
 
 def _zeroed(target: Target) -> Target:
-    """The operator, whose new memory holds zeros."""
+    """Return the operator with its new memory filled with zeros."""
     return wraps(target)(lambda *args, **kwargs: target(*args, **kwargs).zero_())
 
 
 def _resized(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
-    """``x.resize_(size)`` in memory of its own, filled up with zeros."""
+    """Return ``x.resize_(size)`` in new memory, padded with zeros."""
     count = math.prod(size)
     flat = x.reshape(-1)[:count]
     return torch.cat([flat, flat.new_zeros(count - flat.numel())]).reshape(tuple(size))
@@ -156,4 +158,4 @@ RUNS: Final[Mapping[Argument, Argument]] = {
     **_NEW,
     aten.resize.default: _resized,
 }
-"""What runs in the place of operators and functions."""
+"""The function that runs instead of each operator or function."""

@@ -1,4 +1,4 @@
-"""The size of a tensor as a tensor: ``pipeline::size``, for sizes that data has."""
+"""Define ``pipeline::size``, which returns a tensor's size as a tensor, for sizes that depend on data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 @torch.library.custom_op("pipeline::size", mutates_args=())
 def size(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the size of a dim as an int64 tensor without dims: what the tensor has, whatever a graph knows of it."""
+    """Return the size of a dim at run time, as a 0-d int64 tensor."""
     return torch.tensor(x.shape[dim], device=x.device)
 
 

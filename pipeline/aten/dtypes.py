@@ -1,4 +1,4 @@
-"""Dtype checks: which dtypes eager refuses on every device where torch's fake tensors accept them."""
+"""Check dtypes: find those that eager refuses on every device although torch's fake tensors accept them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ONLY: Final = MappingProxyType(
         **dict.fromkeys(("relu", "argmax", "argmin"), (NUMBERS, "self")),
     }
 )
-"""In words the dtypes that arguments of one operator may have, and which arguments."""
+"""The dtypes, as words, that some arguments of an operator may have, and the names of these arguments."""
 
 _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
     {
@@ -77,7 +77,7 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 
 @frozen
 class Misfit:
-    """A value in a dtype that its operator does not take: the expected dtype in words, and why."""
+    """A value of a dtype that its operator does not accept, the expected dtype in words, and the reason."""
 
     value: torch.fx.Node
     found: torch.dtype
@@ -86,8 +86,8 @@ class Misfit:
 
 
 def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
-    """Yield the values whose dtype eager refuses in a call; of arguments that must have one dtype, each that differs
-    from another."""
+    """Yield the values whose dtype eager refuses in a call. Of arguments that must share a dtype, yield each that
+    differs."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")
@@ -103,7 +103,7 @@ def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
 
 
 def _tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
-    """The tensors that are one argument of a call: its name, they, and their dtypes."""
+    """Return the tensors of one argument of a call: the argument's name, the node and its dtype."""
     if name not in _names(node):
         return []
     values = [v for v in tree_leaves(argument(node, name)) if isinstance(v, torch.fx.Node)]
@@ -112,15 +112,15 @@ def _tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, t
 
 
 def _tensors_are_cast(node: torch.fx.Node) -> bool:
-    """Whether the call says in which dtype to compute, as ``softmax(x, dtype=…)`` does."""
+    """Return whether the call states the dtype to compute in, like ``softmax(x, dtype=…)``."""
     return "dtype" in _names(node) and argument(node, "dtype") is not None
 
 
 def _names(node: torch.fx.Node) -> list[str]:
-    """The names of an operator's arguments."""
+    """Return the names of an operator's arguments."""
     return [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
 
 
 def short(dtype: torch.dtype) -> str:
-    """A dtype as errors name it: ``float32``."""
+    """Return the dtype's name for error messages: ``float32``."""
     return str(dtype).removeprefix("torch.")

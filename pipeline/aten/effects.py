@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from pipeline.aten.traits import Does, does
 
 SPACES: Final = ("aten", "prims", "pipeline")
-"""The namespaces whose operators the rules decide. Those of all others are allowed by the caller, or not at all."""
+"""The namespaces whose operators the rules decide. Any other namespace is refused unless the caller allows it."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "reads or writes files": "from_file",
@@ -56,7 +56,7 @@ REFUSED: Final[Mapping[str, str]] = {
     """,
     "is a test of torch's own": "_test_* _foobar",
 }
-"""Patterns of names, by what such an operator does; overloads that write in place are refused by their schemas."""
+"""Patterns of names, by the effect that refuses them. Schemas already refuse overloads that write in place."""
 
 PURE: Final = """
     *_backward* *_jvp linalg_* _linalg_* special_* fft_* _fft_* *_loss* *_window _cast_* fake_quantize_*
@@ -81,17 +81,17 @@ PURE: Final = """
     triangular_solve true_divide unique_consecutive unique_dim unique_dim_consecutive vander view_as_complex_copy
     view_as_real_copy where zero prims.*
 """
-"""Patterns of names of pure functions of which `does` knows no kind."""
+"""Patterns of names of pure functions for which `does` has no kind."""
 
 TYPES: Final = re.compile(
     r"(Optional\[|List\[|Tuple\[|Union\[)*"
     r"(Tensor|int|float|bool|str|number|complex|SymInt|SymFloat|SymBool|Device|Generator|NoneType)\b"
 )
-"""The types that values of a file may have, as the schema prints them."""
+"""The types, as schemas print them, that values in a file may have."""
 
 
 def refusal(target: object, spaces: Iterable[str] = ()) -> str:
-    """Why a program from a file may not call an operator; empty if it may.
+    """Return the reason why a program from a file may not call an operator; empty if it may.
 
     spaces: namespaces of other libraries whose operators the caller allows.
     """
@@ -105,7 +105,8 @@ def refusal(target: object, spaces: Iterable[str] = ()) -> str:
 
 @cache
 def decided(op: OpOverload[..., Any]) -> str | None:
-    """Why the rules refuse an operator of ATen, prims or ours; empty if they allow it, None if no rule decides."""
+    """Return the reason why the rules refuse an operator of ATen, prims or ours; empty if they allow it, None if no
+    rule applies."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"

@@ -19,15 +19,14 @@ needs, and is sent that result."""
 
 
 def results(graph: torch.fx.Graph) -> tuple[Argument, ...]:
-    """The values that a graph returns: nodes and Python values."""
+    """Return a graph's results: nodes and Python values."""
     returned: Argument = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
 
 
 def over(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A module that runs a graph over another's parameters and modules. Its Python code is generated only when it is
-    asked for or called: nobody calls the graph between two stages, and generating ResNet-50's code takes 20 to 50
-    ms."""
+    """Return a module that runs a graph over the root's parameters and modules. Its Python code is generated on first
+    use: stages rarely call the graph, and generating ResNet-50's code takes 20 to 50 ms."""
     return _LazyGraphModule(root, graph)
 
 
@@ -40,7 +39,7 @@ def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torc
 
 
 def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A copy of a graph, whose nodes have the same names."""
+    """Return a copy of a graph with the same node names."""
     copy, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in graph.nodes:
         env[node] = copied_node(node, copy, env.__getitem__)
@@ -50,7 +49,7 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 def pasted(
     graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Argument, Argument], object]
 ) -> object:
-    """Return a graph's results for these inputs; ``emit`` makes each call, given a node, its arguments and keywords."""
+    """Return a graph's results for these inputs; ``emit(node, args, kwargs)`` performs each call."""
     env, given = dict[torch.fx.Node, Argument](), iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -65,9 +64,8 @@ def pasted(
 def evaluated(
     rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
-    """Return the result of a recursive rule for these arguments. Python's stack is too small for the chains of
-    operators that graphs have, so calls wait on a list. No call is made twice; ``known`` keeps the results of calls for
-    the next time."""
+    """Return the result of a recursive rule for these arguments. Graphs have chains of operators too long for Python's
+    stack, so pending calls are on a list. Each call runs once; ``known`` caches results across evaluations."""
     known = {} if known is None else known
     if (rule, *args) in known:
         return known[rule, *args]  # type: ignore[no-any-return]

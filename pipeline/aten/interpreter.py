@@ -1,7 +1,7 @@
-"""Run a graph step by step. No Python source is generated from it, so that nothing a graph says can become code.
+"""Run a graph step by step. It generates no Python source, so that no text in a graph is executed.
 
-torch.fx runs a graph by writing names and arguments of its nodes into source text. The graph of a program may come
-from a file, so it is data here: `Interpreter` numbers its values once, and a call fills these places in order.
+torch.fx runs a graph by writing the names and arguments of its nodes into source text. A program's graph may come from
+a file, so it is data here: `Interpreter` assigns each value a slot once, and a call fills the slots in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.aten.calls import callee
 from pipeline.aten.types import Argument, Leaf
 
 Change: TypeAlias = Callable[[Argument], Argument]
-"""Returns what takes the place of a constant argument, such as a device."""
+"""Return the replacement for a constant argument, such as a device."""
 
 
 def _unchanged(value: Argument) -> Argument:
@@ -27,8 +27,8 @@ def _unchanged(value: Argument) -> Argument:
 
 @frozen(eq=False)
 class Step:
-    """A call: the places of its arguments, its constant keywords and the places of the others, the place of its result,
-    and those that nothing reads afterwards; the node that it is of, if it is not a container of arguments."""
+    """One call: the slots of its arguments, its constant keywords, the slots of the other keywords, the slot of its
+    result, the slots that nothing reads afterwards, and its node (absent for a step that builds a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -41,9 +41,9 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators as a function of its inputs: first the values of its placeholders in order.
+    """A graph of operators as a function of its placeholders' values, in order.
 
-    template: constants, in the places after those of the inputs. returned: the place of the results.
+    template: constants, in the slots after the inputs'. returned: the slot of the results.
     """
 
     count: int
@@ -54,11 +54,11 @@ class Interpreter:
 
     @_rows.default
     def _make_rows(self) -> tuple[tuple[Argument, ...], ...]:
-        """The steps in the form that a call reads fastest."""
+        """Return the steps as tuples, which a call reads fastest."""
         return tuple((s.call, _getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
-        """Return the graph's results, in its own structure. An error that a call raises notes its node."""
+        """Return the graph's results, in its own structure. An error raised by a step gets a note with its node."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
         slots = [*inputs, *self.template]
@@ -77,16 +77,16 @@ class Interpreter:
 
 
 def _getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
-    """A function from all values to those in some places."""
+    """Return a function that picks the values of these slots."""
     if len(places) > 1:
         return itemgetter(*places)
     return (lambda slots: (slots[places[0]],)) if places else lambda slots: ()
 
 
 class Builder:
-    """Makes an interpreter: inputs first, then constants and calls in any order. Values go by the names of their nodes.
+    """Build an interpreter: inputs first, then constants and calls in any order. Values are named after their nodes.
 
-    argument: returns what takes the place of a constant argument, such as a device.
+    argument: returns the replacement for a constant argument, such as a device.
     """
 
     def __init__(self, inputs: Iterable[str], argument: Change = _unchanged) -> None:
@@ -97,15 +97,15 @@ class Builder:
         self.steps: list[Step] = []
 
     def constant(self, name: str, value: object) -> None:
-        """Add a value that is the same at every call."""
+        """Add a value that is constant across calls."""
         self.places[name] = self._place(value)
 
     def call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
-        """Add a call; nodes among its arguments stand for their values."""
+        """Add a call; nodes among its arguments are replaced by their values."""
         self.places[name] = self._step(callee(target), args, kwargs, name)
 
     def built(self, results: Argument) -> Interpreter:
-        """The interpreter, which returns these values: nodes, constants, and containers of them."""
+        """Return the interpreter, whose results are these nodes, constants and containers of them."""
         returned = self._operand(results)
         read, steps = {returned}, list[Step]()
         for step in reversed(self.steps):
@@ -128,7 +128,7 @@ class Builder:
         return result
 
     def _operand(self, value: Argument) -> int:
-        """The place of an argument; a container with values in it is made by a step of its own."""
+        """Return the slot of an argument; a container of values is built by a separate step."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
         if not _holds_nodes(value):
@@ -160,8 +160,7 @@ def interpreter_of(
     attribute: Callable[[str], object],
     argument: Change = _unchanged,
 ) -> Interpreter:
-    """Return a graph as a function. ``attribute`` returns what a node reads by a path: a tensor, or another graph's
-    interpreter."""
+    """Return a graph as a function. ``attribute`` returns the tensor or the other graph's interpreter at a path."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -174,10 +173,10 @@ def interpreter_of(
 
 
 def held_by(module: torch.nn.Module, path: str) -> Argument:
-    """The tensor or the module at a path below a module, and nothing else that Python finds there.
+    """Return the tensor or module at a path below a module; other Python attributes are not reachable.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: there is no tensor or module at the path.
     """
     *parents, name = path.split(".")
     for parent in parents:
@@ -192,7 +191,8 @@ def held_by(module: torch.nn.Module, path: str) -> Argument:
 
 
 def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Argument], argument: Change) -> Interpreter:
-    """Return a graph that control flow runs, with those inside it, as a function over ``tensor`` of its tensors."""
+    """Return a control-flow operator's graph and its nested graphs as a function; ``tensor`` maps each of its
+    tensors."""
 
     def attribute(path: str) -> object:
         value = held_by(module, path)

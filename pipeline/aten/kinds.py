@@ -11,7 +11,7 @@ from pipeline.aten.traits import Does, does, is_view
 aten = torch.ops.aten
 
 LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
-"""Operators that make a tensor from a literal, anew at each call."""
+"""Operators that create a new tensor from a literal at each call."""
 
 
 def is_pointwise(node: torch.fx.Node) -> bool:
@@ -21,27 +21,27 @@ def is_pointwise(node: torch.fx.Node) -> bool:
 
 
 def moves(node: torch.fx.Node) -> bool:
-    """Whether an operator computes nothing: a view, a copy, a cast."""
+    """Return whether an operator only moves data: a view, a copy or a cast."""
     return does(node.target) in (Does.COPIES, Does.DECLARES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES) or is_view(
         node.target
     )
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Whether an operator costs next to nothing wherever it runs; ``sources``: count those that make tensors of sizes,
-    too."""
+    """Return whether an operator costs almost nothing wherever it runs; ``sources``: include those that create tensors
+    from sizes."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 
 def draws_random(node: torch.fx.Node) -> bool:
-    """Whether an operator, or one in a branch of control flow, draws random numbers."""
+    """Return whether an operator, or one in its control-flow branches, draws random numbers."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return any(draws_random(inner) for branch in branches(node) for inner in branch.graph.nodes)
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def branches(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
-    """The graphs that an operator of control flow chooses from, or repeats."""
+    """Return the graphs that a control-flow operator selects from or repeats."""
     owner = node.graph.owning_module
     names = [n.target for n in node.all_input_nodes if n.op == "get_attr"]
     found: list[Any] = [owner.get_submodule(str(name)) for name in names] if owner is not None else []

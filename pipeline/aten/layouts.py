@@ -1,8 +1,8 @@
-"""Operators that depend on how their input lies in memory, and what computes the same for any layout.
+"""Replace operators that depend on their input's memory layout by functions that accept any layout.
 
-A program's values lie as they come: those of engines without gaps, whatever the example's did. So programs have
-``as_strided`` of tensors that lie without gaps only (`pipeline.frontend.strided`), and whatever runs a node of a
-program runs what this table says in its place.
+Values of a program have any layout: engines return contiguous tensors, whatever the layout in the example. So programs
+contain ``as_strided`` of contiguous tensors only (`pipeline.frontend.strided`), and executors of a program's nodes run
+the functions of this table instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 def as_strided(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """``x.as_strided(size, stride, storage_offset)`` of ``x`` laid out without gaps, in memory of its own."""
+    """Return ``x.contiguous().as_strided(size, stride, storage_offset)`` in new memory."""
     x = x.contiguous()
     return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
 
@@ -28,7 +28,7 @@ def as_strided(
 def as_strided_scatter(
     x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """The same of ``x.as_strided_scatter(src, size, stride, storage_offset)``."""
+    """Return ``x.contiguous().as_strided_scatter(src, size, stride, storage_offset)``."""
     x = x.contiguous()
     return torch.as_strided_scatter(x, src, size, stride, x.storage_offset() + (storage_offset or 0))
 
@@ -39,4 +39,4 @@ ANY_LAYOUT: Final[Mapping[Target, Target]] = {
     **dict.fromkeys((aten.as_strided.default, aten.as_strided_copy.default), as_strided),
     aten.as_strided_scatter.default: as_strided_scatter,
 }
-"""What computes the same for any layout."""
+"""For each operator, the function that computes the same for any layout."""

@@ -12,7 +12,7 @@ for _name, _input in (("open_mask", "mask"), ("again", "input")):
     _library.impl(_name, torch.clone, "CompositeExplicitAutograd")
 
 OPEN_MASK: Final[Any] = torch.ops.pipeline.open_mask.default
-"""An attention mask that leaves something to attend to in every row: no row of scores is minus infinity throughout."""
+"""Marks an attention mask as open: every row leaves at least one key to attend to."""
 
 AGAIN: Final[Any] = torch.ops.pipeline.again.default
-"""An input of a model as its second call gets it, where a trace calls the model twice."""
+"""Marks an input as that of the second call, if a trace calls the model twice."""

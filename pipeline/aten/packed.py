@@ -1,5 +1,5 @@
-"""Recurrent layers over rows of several lengths: ``pipeline::packed_lstm`` and its like are what torch computes of a
-packed sequence, on padded rows and their lengths."""
+"""Define recurrent layers over sequences of several lengths: ``pipeline::packed_lstm`` and its siblings compute torch's
+result for a packed sequence from padded rows and their lengths."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def packed(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         rows: [T, B, ...], time first.
-        lengths: [B], whole numbers from 1 to T, in any order.
+        lengths: [B], integers from 1 to T, in any order.
 
     Returns:
-        The data [sum of lengths, ...], the batch sizes, and the order in which the rows are taken.
+        The data [sum of lengths, ...], the batch sizes, and the order of the rows in the data.
     """
     order = torch.argsort(lengths, descending=True, stable=True)
     data, sizes = torch._pack_padded_sequence(rows.index_select(1, order.to(rows.device)), lengths[order].cpu(), False)
@@ -42,7 +42,7 @@ def _run(
     params: Sequence[Tensor],
     *rest: Argument,
 ) -> tuple[Tensor, ...]:
-    """Run a layer on packed rows, and pad its output with 0."""
+    """Run a layer on packed rows and pad its output with 0."""
     data, sizes, order = packed(input, lengths)
     back = torch.argsort(order)
     states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
@@ -54,14 +54,14 @@ def _run(
 def _shapes(
     input: Tensor, lengths: Tensor, hx: Argument, params: Sequence[Tensor], *rest: Argument
 ) -> tuple[Tensor, ...]:
-    """The shapes of an output and of the last states, as tensors without values."""
+    """Return meta tensors with the shapes of the output and the last states."""
     states = [hx] if isinstance(hx, Tensor) else hx
     output = input.new_empty((*input.shape[:-1], states[0].shape[-1] * (1 + rest[-1])))
     return (output, *map(torch.empty_like, states))
 
 
 def _operator(layer: Target) -> Target:
-    """The operator on padded rows of a layer's overload for packed data."""
+    """Return the operator on padded rows for a layer's overload on packed data."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
     made = torch.library.custom_op(f"pipeline::packed_{name}", partial(_run, layer), mutates_args=(), schema=schema)
@@ -72,12 +72,12 @@ def _operator(layer: Target) -> Target:
 LAYERS: Final[Mapping[Target, Target]] = FrozenDict(
     {layer: _operator(layer) for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)}
 )
-"""For each layer on packed data its like of ``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx,
+"""For each layer on packed data, its counterpart ``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx,
 Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional) -> (Tensor, Tensor,
 Tensor)``.
 
-The input is [T, B, features], time first; the lengths [B] are from 1 to T, in any order. The output is 0 behind the end
-of a row; the last states are those at its end, and those that go back begin there.
+The input is [T, B, features], time first; the lengths [B] are from 1 to T, in any order. The output is 0 after the end
+of a sequence. The last states are those at its end; the backward direction begins there.
 """
 
 
@@ -105,8 +105,8 @@ def _(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
 
 @torch.library.custom_op("pipeline::batch_sizes", mutates_args=())
 def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
-    """Return how many rows there are in each step, up to the last step of the longest row. How many steps these are is
-    data, so a fake tensor has ``steps`` numbers."""
+    """Return the number of sequences at each step, up to the last step of the longest. The number of steps depends on
+    data, so a fake tensor has ``steps`` elements."""
     counts = (torch.arange(steps)[:, None] < lengths.cpu()).sum(1)
     return counts[: int(lengths.max())].contiguous()
 

@@ -1,10 +1,11 @@
 """The quantization operators to which every exported form is rewritten; graphs have them between capture and the
 network.
 
-A *block* is how many elements along each dim share a scale (-1: all of them): ``(-1, -1)`` is per tensor, ``(1, -1)``
-per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has a dim for each dim of its tensor, with
-one element a block, or is a single number. *Codes* are what a tensor is rounded to: int8 for ``int8`` and ``int4``,
-float8_e4m3fn for ``fp8``, places in `E2M1` as int8 for ``fp4``; `pack` puts two codes of 4 bits into a byte (uint8).
+A *block* is the number of elements along each dim that share a scale (-1: all of them): ``(-1, -1)`` is per tensor,
+``(1, -1)`` per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has a dim for each dim of its
+tensor, with one element a block, or is a single number. *Quantized values* are the result of rounding a tensor: int8
+for ``int8`` and ``int4``, float8_e4m3fn for ``fp8``, indices into `E2M1` as int8 for ``fp4``; `pack` stores two 4-bit
+values in a byte (uint8).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Name: TypeAlias = Literal["int8", "int4", "fp8", "fp4"]
 
 @frozen
 class Type:
-    """A type of codes: its name, the dtype that holds one, its bits, and the least and greatest number."""
+    """A type of quantized values: its name, the dtype that stores one, its bits, and its least and greatest value."""
 
     name: Name
     codes: torch.dtype
@@ -34,7 +35,7 @@ class Type:
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are whole numbers."""
+        """Return whether the quantized values are integers."""
         return self.name.startswith("int")
 
 
@@ -47,7 +48,7 @@ TYPES: Final = MappingProxyType(
     }
 )
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The numbers of FP4 by their code; 8 more is their negative."""
+"""The values of FP4 by index; adding 8 to the index negates the value."""
 
 _library = torch.library.Library("pipeline", "FRAGMENT")
 _library.define("quantize(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor")
@@ -73,7 +74,7 @@ def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
 
 
 def rounded(x: Tensor, type: str) -> Tensor:
-    """The codes nearest to the numbers of a float32 tensor: ties to even, and the last of a type beyond its range."""
+    """Return the quantized values nearest to a float32 tensor's: ties go to even, and values out of range saturate."""
     kind = TYPES[type]
     if type == "fp4":
         return e2m1(x)
@@ -82,7 +83,7 @@ def rounded(x: Tensor, type: str) -> Tensor:
 
 
 def e2m1(x: Tensor) -> Tensor:
-    """The codes of FP4 nearest to numbers, ties to the even code; the sign is the bit worth 8."""
+    """Return the FP4 indices nearest to the values of ``x``, ties to the even index; bit 3 is the sign."""
     levels = torch.tensor(E2M1, dtype=torch.float32, device=x.device)
     middle = (levels[1:] + levels[:-1]) / 2
     size = x.abs().float()
@@ -93,7 +94,7 @@ def e2m1(x: Tensor) -> Tensor:
 
 
 def numbers(codes: Tensor, type: str) -> Tensor:
-    """The numbers that codes stand for, in float32."""
+    """Return the float32 values of quantized values, before scaling."""
     if type != "fp4":
         return codes.float()
     levels = torch.tensor([*E2M1, *(-level for level in E2M1)], dtype=torch.float32, device=codes.device)
@@ -101,46 +102,46 @@ def numbers(codes: Tensor, type: str) -> Tensor:
 
 
 def pack(input: Tensor, type: str) -> Tensor:
-    """Pack codes of 4 bits, two a byte along the last dim, the first in the low bits. ValueError for a code of more
+    """Pack 4-bit values along the last dim, two a byte, the first in the low bits. ValueError if a value needs more
     bits."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
-        raise ValueError("a code is beyond the 4 bits that the program was compiled for: compile again")
+        raise ValueError("a quantized weight does not fit in int4 [-8, 7]; recompile with these weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
     return low | (high << 4)
 
 
 def unpack(input: Tensor, type: str) -> Tensor:
-    """The codes that `pack` put together."""
+    """Return the 4-bit values that `pack` packed."""
     codes = torch.stack([input & 15, input >> 4], -1).flatten(-2).to(torch.int8)
     return codes if type == "fp4" else torch.where(codes > 7, codes - 16, codes)
 
 
 def is_packed(codes: Tensor, type: str) -> bool:
-    """Whether a tensor holds two codes a byte."""
+    """Return whether a tensor stores two 4-bit values a byte."""
     return codes.dtype == torch.uint8 and TYPES[type].bits == 4
 
 
 def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
-    """The codes of ``input / scale``; ``reciprocal``: of ``input * (1 / scale)``, which rounds otherwise."""
+    """Quantize ``input / scale``; with ``reciprocal``, ``input * (1 / scale)``, which rounds differently."""
     each = spread(scale, input.shape, block).float()
-    each = torch.where(each == 0, 1.0, each)  # where nothing but 0 is meant, as by amax = 0
+    each = torch.where(each == 0, 1.0, each)  # a scale of 0 (amax = 0): all values are 0
     return rounded(input.float() * (1 / each) if reciprocal else input.float() / each, type)
 
 
 def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The numbers that codes stand for, times their scales, in a dtype."""
+    """Dequantize: return the quantized values times their scales, in ``dtype``."""
     codes = unpack(input, type) if is_packed(input, type) else input
     return (numbers(codes, type) * spread(scale, codes.shape, block).float()).to(dtype)
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Round a tensor to its codes and back, in its own dtype."""
+    """Quantize and dequantize a tensor, in its own dtype."""
     return dequantize(quantize(input, scale, type, block, True), scale, type, block, input.dtype)
 
 
 def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> Tensor:
-    """Round a tensor to its codes and back, each block along the last dim with a scale computed from its own numbers: a
-    power of two (MXFP8), or FP8 times ``scale`` (NVFP4)."""
+    """Quantize and dequantize a tensor. Each block along the last dim has a scale computed from its own values: a power
+    of two (MXFP8), or an FP8 value times ``scale`` (NVFP4)."""
     codes, scales = block_codes(input, scale, type, size)
     each = numbers(scales, "fp8") * (1.0 if scale is None else scale.float())
     made: Tensor = numbers(codes, type).unflatten(-1, (-1, size)) * each[..., None]
@@ -148,8 +149,8 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """The codes of a tensor, and the scales of its blocks along the last dim: E8M0, or E4M3 if ``scale``, the scale of
-    all scales, is given."""
+    """Return a tensor's quantized values and the scales of its blocks along the last dim: E8M0, or E4M3 if ``scale``,
+    the scale of all scales, is present."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
@@ -157,8 +158,8 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
 
 
 def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
-    """The scales of blocks, from the greatest magnitude in each. Without ``scale`` the least power of two that
-    keeps the block in the range of its type, as E8M0; else E4M3 numbers, to be multiplied by ``scale``."""
+    """Return the blocks' scales from ``most``, the greatest magnitude in each. Without ``scale``: the least power of
+    two (E8M0) that keeps the block in the type's range; else E4M3 values, to be multiplied by ``scale``."""
     wanted = most / TYPES[type].high
     if scale is None:
         exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
@@ -168,7 +169,7 @@ def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
 
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Subtract the zero points from codes, as int8. ValueError if a result is outside the type."""
+    """Subtract the zero points from quantized values, as int8. ValueError if a result is outside the type."""
     result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):

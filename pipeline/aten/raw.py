@@ -1,4 +1,4 @@
-"""The bytes of tensors."""
+"""Access the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import torch
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's elements in order, uint8[nbytes]: where they lie, if it is contiguous."""
+    """Return the bytes of a tensor's elements in order, uint8[nbytes]; a view if the tensor is contiguous."""
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # the stride of one element may be 0

@@ -1,6 +1,6 @@
-"""Recurrences over tokens, each an operator: what language models with a state compute, whatever the number of tokens.
+"""Define recurrences over tokens as operators: the layers of language models with a state, for any number of tokens.
 
-An engine computes one token as it is defined, and several by chunks of them (`pipeline.impl.linear_attention`,
+An engine computes a single token by the definition, and several tokens in chunks (`pipeline.impl.linear_attention`,
 `pipeline.impl.selective_scan`).
 """
 
@@ -21,20 +21,20 @@ def linear_attention(
     """Compute gated linear attention, by the delta rule if there is a ``beta``.
 
     A token's state is the one before it times ``exp(decay)``, plus the outer product of its value and its key; by the
-    delta rule, of ``beta * (value - state @ key)`` and its key. Its output is ``state @ query``. So are the Mamba-2,
-    gated DeltaNet, Kimi delta attention and lightning attention.
+    delta rule, of ``beta * (value - state @ key)`` and its key. Its output is ``state @ query``. Mamba-2, gated
+    DeltaNet, Kimi delta attention and lightning attention have this form.
 
     Args:
         query: [B, H, L, K].
         key: [B, H, L, K].
         value: [B, H, L, V].
-        decay: [B, H, L], or [B, H, L, K] where each channel of the keys has its own; at most 0.
+        decay: [B, H, L], or [B, H, L, K] with one per channel of the keys; at most 0.
         beta: [B, H, L].
-        state: [B, H, V, K], that before the first token.
+        state: [B, H, V, K], before the first token.
 
     Returns:
-        The output [B, H, L, V] in the dtype of the values, and the state after the last token in its own. They are
-        computed in float32 at least.
+        The output [B, H, L, V] in the dtype of ``value``, and the state after the last token in the dtype of ``state``.
+        Both are computed in float32 or wider.
     """
     outputs, dtypes, at_least = [], (value.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
     state = state.to(at_least)
@@ -70,11 +70,11 @@ def selective_scan(
         a: [D, N], at most 0.
         b: [B, N, L].
         c: [B, N, L].
-        state: [B, D, N], that before the first token.
+        state: [B, D, N], before the first token.
 
     Returns:
-        The output [B, D, L] in the dtype of the input, and the state after the last token in its own. They are computed
-        in float32 at least.
+        The output [B, D, L] in the dtype of ``input``, and the state after the last token in the dtype of ``state``.
+        Both are computed in float32 or wider.
     """
     outputs, dtypes, at_least = [], (input.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
     input, step, a, b, c, state = (x.to(at_least) for x in (input, step, a, b, c, state))

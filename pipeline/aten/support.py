@@ -17,7 +17,8 @@ Implementation: TypeAlias = Callable[..., Any]
 
 
 class ConverterPriority(enum.Enum):
-    """HIGH is asked before STANDARD; among HIGH the newest first, among STANDARD the oldest."""
+    """The order in which converters are tried: HIGH before STANDARD; the newest HIGH first, the oldest STANDARD
+    first."""
 
     HIGH = "high"
     STANDARD = "standard"
@@ -31,7 +32,7 @@ class CallingConvention(enum.Enum):
 
 
 def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
-    """A validator of fields, which says in words what is expected."""
+    """Return a field validator whose error states the expected kind."""
 
     def check(_: object, field: Any, value: Argument) -> None:
         if not isinstance(value, kind):
@@ -42,7 +43,7 @@ def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
 
 @attrs.frozen
 class Rejection:
-    """A "no" with its reason, and a hint where something can be done about it. It is false."""
+    """The reason why a node is refused, with a hint if the user can act on it. Its truth value is False."""
 
     reason: str = attrs.field(validator=of_kind(str))
     hint: str = attrs.field(default="", validator=of_kind(str))
@@ -59,11 +60,11 @@ Validator: TypeAlias = Callable[[torch.fx.Node, CompilationSettings], bool | Rej
 
 @attrs.frozen
 class ConverterSupport:
-    """A converter and its capabilities, as its author declares them and every reader (lookup, docs, tests) uses them.
+    """A converter and its declared capabilities, which lookup, docs and tests read.
 
     capability_validator: `(node, settings) -> bool | Rejection`, pure; None accepts every node.
-    supports_dynamic_shapes: it takes nodes with symbolic dims.
-    requires_output_allocator: the shape of its result depends on the data.
+    supports_dynamic_shapes: it accepts nodes with symbolic dims. requires_output_allocator: the shape of its result
+    depends on the data.
     """
 
     converter_implementation: Implementation = attrs.field(validator=attrs.validators.is_callable())
@@ -89,7 +90,7 @@ class Declaration:
     convention: CallingConvention = CallingConvention.CTX
 
     def on(self, function: Implementation) -> Declaration:
-        """The same declaration for another function."""
+        """Return the same declaration for another function."""
         if function is self.support.converter_implementation:
             return self
         return attrs.evolve(self, support=attrs.evolve(self.support, converter_implementation=function))
@@ -100,7 +101,7 @@ Entry: TypeAlias = tuple[Implementation, CallingConvention, dict[str, bool]]
 
 @attrs.frozen
 class Choice:
-    """The converter that takes a node."""
+    """The converter chosen for a node."""
 
     support: ConverterSupport
     convention: CallingConvention = CallingConvention.CTX
@@ -113,13 +114,13 @@ class Choice:
 
 
 def function_name(function: object) -> str:
-    """A function's module and name, without an address: the same in every process."""
+    """Return a function's module and name, without an address: equal in every process."""
     named = function if hasattr(function, "__name__") else getattr(function, "func", type(function))
     return f"{named.__module__}.{named.__name__}"
 
 
 def written_name(function: object) -> str:
-    """A function's place in the source: its module, what encloses it (a class, a factory) and its name."""
+    """Return a function's qualified name in the source: module, enclosing class or factory, and name."""
     name = function_name(function)
     qualified = getattr(function, "__qualname__", "").replace(".<locals>", "").removeprefix("<locals>.")
     return f"{name.rpartition('.')[0]}.{qualified}" if qualified else name

@@ -1,4 +1,4 @@
-"""``TensorType``: dtype and sizes of a tensor in the graph of a loaded program, in place of a fake tensor."""
+"""Define ``TensorType``: dtype and sizes of a tensor in a loaded program's graph, in place of a fake tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell a thread that traces from others: torch's flags (``torch.compiler.is_compiling``) are the whole process's."""
+"""Detect whether the current thread traces: torch's flags (``torch.compiler.is_compiling``) are process-wide."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _MODES: Final = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchMod
 
 
 def is_tracing() -> bool:
-    """Whether operators that this thread calls are traced: on fake tensors, or into a graph."""
+    """Return whether this thread's operator calls are traced: on fake tensors, or into a graph."""
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES)

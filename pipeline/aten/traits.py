@@ -1,9 +1,8 @@
 """Classify operators by what they do: the one table of facts that ATen's schemas do not state.
 
-Every pass asks it: partitioning for cheap operators, mixed precision for those that are safe in halves, validators for
+Every pass reads it: partitioning for cheap operators, mixed precision for those that are safe in halves, validators for
 facts about indices. A row is an operator's name, which covers all its overloads, or one overload, which takes
-precedence. Facts that torch itself states come from torch: that an operator works element by element, draws random
-numbers, or returns a view.
+precedence. torch itself states whether an operator works element by element, draws random numbers, or returns a view.
 """
 
 from __future__ import annotations
@@ -162,14 +161,14 @@ TABLE: Final[Mapping[Does, str]] = {
 """The operators by kind. Operators with torch's tag for elementwise ones need no row."""
 
 SPACES: Final = ("prims", "pipeline")
-"""The namespaces beside ATen's; a row of theirs names them."""
+"""The namespaces other than ATen's; a row includes its namespace if it is one of these."""
 
 ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.split()}
 
 
 @cache
 def does(target: object) -> Does | None:
-    """Return the kind of an operator; None if the table does not know it, or it is not an operator of ATen or prims."""
+    """Return the kind of an operator; None if the table lacks it, or if it is no operator overload."""
     if not isinstance(target, OpOverload):
         return None
     name = target._schema.name.removeprefix("aten::").replace("::", ".")
@@ -183,26 +182,27 @@ def does(target: object) -> Does | None:
 
 @cache
 def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
-    """The operators of these kinds, by the rows of the table: every overload except those that write to ``out``."""
+    """Return the operators of these kinds: every overload in the table except those that write to ``out``."""
     packets = map(_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)
 
 
 def _packet(name: str) -> Any:
-    """The packet of a row; None if this torch has none."""
+    """Return the operator packet of a row; None if this version of torch lacks it."""
     first, _, rest = name.partition(".")
     return getattr(getattr(torch.ops, first), rest, None) if first in SPACES else getattr(torch.ops.aten, first, None)
 
 
 def is_view(target: object) -> bool:
-    """Whether an operator's schema says that its result shares memory with an argument that it leaves as it is."""
+    """Return whether an operator returns a view: by its schema, the result shares memory with an argument it does not
+    write."""
     returns = target._schema.returns if isinstance(target, OpOverload) else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def states_sizes(target: Target) -> bool:
-    """Whether an operator reshapes by the size of each dim of its result, its second argument and last."""
+    """Return whether an operator reshapes to explicit sizes, which are its second and last argument."""
     if does(target) is not Does.RESHAPES or len(target._schema.arguments) != 2:
         return False
     second = target._schema.arguments[1]
@@ -210,10 +210,10 @@ def states_sizes(target: Target) -> bool:
 
 
 CONTRACTIONS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
-"""Each element of the result is a sum of products of elements, which halves accumulate in float32."""
+"""Kinds whose result elements are sums of products; halves are accumulated in float32."""
 
 SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
-"""The result has all elements of the first argument, and no others."""
+"""Kinds whose result has exactly the elements of the first argument."""
 
 PART: Final = (*SAME, Does.SELECTS)
-"""The result has no elements but those of the first argument."""
+"""Kinds whose result has only elements of the first argument."""

@@ -11,13 +11,13 @@ from torch._ops import OpOverload
 Node: TypeAlias = torch.fx.Node
 
 Operator: TypeAlias = OpOverload[..., Any]
-"""An overload of an operator; its schema says what it takes, Python's types do not."""
+"""An overload of an operator; its schema, not Python's types, states its arguments."""
 
 Function: TypeAlias = Callable[..., Any]
-"""A function that stands for a call in a graph: a decomposition, a kernel, a rule."""
+"""A function that replaces a call in a graph: a decomposition, a kernel or a rule."""
 
 Target: TypeAlias = Any
-"""What a node calls: an `Operator`, a higher-order operator, a Python function, or a name. torch's own type for it,
+"""The target of a node: an `Operator`, a higher-order operator, a Python function, or a name. torch's own type for it,
 ``Callable | str``, lacks the attributes of operators."""
 
 Argument: TypeAlias = Any

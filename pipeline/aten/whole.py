@@ -1,4 +1,4 @@
-"""Keep composite operators whole while torch traces, which would decompose them step by step or by device.
+"""Preserve composite operators while torch traces, which would decompose them into steps or device kernels.
 
 ``SHAPES`` computes the shapes of their results. A traced decomposition calls a stand-in (``stand_in``), and the graph
 gets the operator itself in its place.
@@ -29,23 +29,23 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The shapes of an output and a last state, as tensors without values."""
+    """Return meta tensors with the shapes of the output and the last state."""
     size = hx.shape[-1] * (1 + bidirectional)
     return input.new_empty((*input.shape[:-1], size)), torch.empty_like(hx)
 
 
 def lstm(input: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> tuple[torch.Tensor, ...]:
-    """The shapes of an output and of two last states."""
+    """Return meta tensors with the shapes of the output and of both last states."""
     return (*recurrent(input, hx[0], *rest), torch.empty_like(hx[1]))
 
 
 def lstm_cell(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: object) -> tuple[torch.Tensor, ...]:
-    """The shapes of the states after a step."""
+    """Return meta tensors with the shapes of the states after a step."""
     return torch.empty_like(hx[0]), torch.empty_like(hx[1])
 
 
 def gru_cell(input: torch.Tensor, hx: torch.Tensor, *weights: object) -> torch.Tensor:
-    """The shape of the state after a step."""
+    """Return a meta tensor with the shape of the state after a step."""
     return torch.empty_like(hx)
 
 
@@ -55,16 +55,16 @@ RECURRENT: Final[Mapping[object, Callable[..., object]]] = {
     aten.rnn_tanh.input: recurrent,
     aten.rnn_relu.input: recurrent,
 }
-"""Recurrent layers, and their shapes."""
+"""The recurrent layers, each with the function that computes its shapes."""
 
 CELLS: Final[Mapping[Any, Function]] = {aten.lstm_cell.default: lstm_cell, aten.gru_cell.default: gru_cell}
-"""A step of recurrent layers, and its shapes. On a GPU torch makes a kernel of it, whose shapes it does not know."""
+"""The recurrent cells, each with the function that computes its shapes. On a GPU torch calls a kernel without one."""
 
 
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object, **options: object
 ) -> torch.Tensor:
-    """The shape of an attention's result."""
+    """Return an empty tensor with the shape of an attention's result."""
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
@@ -77,7 +77,7 @@ _library = torch.library.Library("pipeline", "DEF")
 
 
 def _stand_in(target: Target, shapes: Function) -> object:
-    """An operator of the same schema, which torch does not take apart."""
+    """Define and return an operator of the same schema that torch does not decompose."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
     _library.impl(name, shapes, "Meta")
@@ -87,11 +87,11 @@ def _stand_in(target: Target, shapes: Function) -> object:
 
 
 STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _stand_in(target, f) for target, f in SHAPES.items()})
-"""The function called in place of each operator."""
+"""For each operator, the stand-in that is called instead."""
 
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 
 
 def meant(target: object) -> object:
-    """The operator that a stand-in represents; any other target unchanged."""
+    """Return the operator that a stand-in represents; any other target unchanged."""
     return _MEANT.get(target, target)

@@ -13,12 +13,12 @@ def check_results(made: Argument, expected: Argument) -> None:
     several = isinstance(expected, tuple | list)
     given, wanted = (made if isinstance(made, tuple | list) else [made]), (expected if several else [expected])
     if isinstance(made, tuple | list) != several or len(given) != len(wanted):
-        raise RuntimeError(f"it gives {_shown(made)}, the operator {_shown(expected)}")
+        raise RuntimeError(f"the decomposition returned {_shown(made)}; the operator returns {_shown(expected)}")
     for a, b in zip(given, wanted, strict=True):
         value = a.meta.get("val") if isinstance(a, torch.fx.Node) else a
         unused = value is None and several
         if isinstance(b, torch.Tensor) and not unused and not _alike(value, b):
-            raise RuntimeError(f"it gives {_shown(value)}, the operator {_shown(b)}")
+            raise RuntimeError(f"the decomposition returned {_shown(value)}; the operator returns {_shown(b)}")
 
 
 def _alike(value: object, expected: torch.Tensor) -> bool:

@@ -61,6 +61,6 @@ RENAMED: Final = {
     "products": "merge_linears",
     "heads": "merge_head_views",
 }
-"""Former names of passes, for the error that gives the new ones."""
+"""Former names of passes, for the error message with the new ones."""
 
 __all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

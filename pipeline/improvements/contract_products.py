@@ -1,4 +1,4 @@
-"""contract_products: a matmul in place of a large product of two tensors that is only summed."""
+"""contract_products: replace a large product of two tensors that is only summed by a matmul."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype
 from pipeline.shapes.environment import shape_of
 
 LARGE: Final = 1 << 20
-"""Products of fewer numbers are summed as they are: moving the factors into the order of a matmul costs as much."""
+"""The least elements of a product that pays: below this, permuting the factors for a matmul costs as much."""
 
 TIMES: Final = 4
-"""How many times as many numbers a product has as its factors and its sum have together."""
+"""The least ratio that pays of a product's elements to those of its factors and its sum together."""
 
 
 @improvement
 def contract_products(rewriting: Rewriting) -> None:
-    """Replace ``(a[:, :, None] * b[None]).sum(1)`` by ``a @ b``, whatever dims are expanded and summed.
+    """Replace ``(a[:, :, None] * b[None]).sum(1)`` by ``a @ b``, for any expanded and summed dims.
 
     TensorRT computes and partly stores each product. A layer of Mamba-2 1.3B, as transformers 5.17 writes it, has 1.9
     billion of them for 512 tokens, of tensors with at most 8 million numbers. Like every matmul of float32 the new one
@@ -38,7 +38,7 @@ def contract_products(rewriting: Rewriting) -> None:
 
 
 def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
-    """Return ``(a * b).sum(dims, keepdim)``: a matmul of what is summed and expanded in neither."""
+    """Return ``(a * b).sum(dims, keepdim)`` as a matmul over the summed dims that both factors have."""
     rank = max(a.dim(), b.dim())
     left, right = (_letters(x.shape, rank) for x in (a, b))
     kept = [letter for i, letter in enumerate(ascii_letters[:rank]) if i not in dims]
@@ -51,7 +51,7 @@ def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: 
 
 
 def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
-    """Put a matmul in the place of a sum of products that pays."""
+    """Replace a sum of products by a matmul, if that pays."""
     rank, before = rank_of(product), len(rewriting.created)
     summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
     a, b = product.args
@@ -70,7 +70,7 @@ def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
 
 
 def _letters(shape: Sequence[Argument], rank: int) -> str:
-    """A letter for each dim that is not of size 1, by its place among as many dims as the product has."""
+    """Return an einsum letter for each dim whose size is not 1, by its position in the product's dims."""
     places = ascii_letters[rank - len(shape) : rank]
     return "".join(letter for letter, size in zip(places, shape, strict=True) if not _is_one(size))
 
@@ -80,7 +80,8 @@ def _is_one(size: Argument) -> bool:
 
 
 def _unexpanded(x: Node, other: Node) -> Node:
-    """What is expanded to a factor, if the other factor has the sizes that it is expanded to."""
+    """Return the source of an expanded factor, if the other factor has the sizes that it is expanded to; else the
+    factor."""
     if x.target is not aten.expand.default or not isinstance(source := x.args[0], Node):
         return x
     theirs = shape_of(other.meta["val"])
@@ -92,5 +93,5 @@ def _unexpanded(x: Node, other: Node) -> Node:
 
 
 def _elements(rewriting: Rewriting, node: Node) -> int:
-    """How many numbers a tensor has at the sizes that engines are tuned for."""
+    """Return the number of elements of a tensor at the sizes that engines are tuned for."""
     return rewriting.program.shapes.bounds(math.prod(shape_of(node.meta["val"]))).opt

@@ -1,9 +1,9 @@
-"""float64 arithmetic in float32: numbers in two parts, angles in turns, and their sines and cosines.
+"""Emulate float64 arithmetic in float32: numbers in two parts, angles in turns, and their sines and cosines.
 
-A number is a coarse part, which bfloat16 holds, and a fine one, which float32 holds: 33 bits. An angle is turns,
-without whole ones: a multiple of ``1 / GRID``, and a rest. These forms are right whether a compiler rounds
-``a * b - c`` once or twice, and in whichever order it adds: bits are cut off by a cast or by ``round``, whose result no
-rule of algebra gives, and what they are cut off from is exact.
+A number is a coarse part, exact in bfloat16, and a fine one, exact in float32: 33 bits. An angle is a fraction of a
+turn: a multiple of ``1 / GRID`` and a remainder. These forms are right whether a compiler rounds ``a * b - c`` once or
+twice, and in any order of additions: bits are cut off by a cast or by ``round``, which no algebraic rewrite removes,
+from exact values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Parts: TypeAlias = tuple[Tensor, ...]
 
 
 class Form(enum.Enum):
-    """What a float64 value is computed as: tensors of float32, but for CONSTANT."""
+    """The representation of a float64 value: tensors of float32, except for CONSTANT."""
 
     CONSTANT = "the value itself, known while compiling"
     SPLIT = "the coarse and the fine part of an input or a constant"
@@ -32,17 +32,17 @@ class Form(enum.Enum):
 
 
 GRID: Final = 4096
-"""Float32 adds multiples of ``1 / GRID`` of some turns exactly."""
+"""The resolution of angles: float32 adds multiples of ``1 / GRID`` of a few turns exactly."""
 
 TURN: Final = 6.28125
-"""2 pi in 8 bits: a product by a multiple of ``1 / GRID`` of a turn is exact."""
+"""2 pi in 8 bits: its product with a multiple of ``1 / GRID`` of a turn is exact."""
 
 _TERMS: Final = [(2 * math.pi) ** k / math.factorial(k) * (-1) ** (k // 2) for k in range(11)]
 SINE: Final = (2 * math.pi - TURN, *_TERMS[3::2])
-"""The sine of turns, of at most an eighth, without ``TURN``, over them, by their square."""
+"""Coefficients of (sin(2 pi t) / t - TURN) in t², for turns t of at most 1/8."""
 
 COSINE: Final = tuple(_TERMS[2::2])
-"""The cosine, less 1, over the square."""
+"""Coefficients of (cos(2 pi t) - 1) / t² in t², for turns t of at most 1/8."""
 
 
 def same(x: Parts) -> Parts:
@@ -61,14 +61,14 @@ def split_again(x: Parts) -> Parts:
 
 
 def split(x: Tensor) -> Parts:
-    """Return the coarse and the fine part of a number: all of a float32, 32 bits of an integer, 33 of a float64."""
+    """Return the coarse and the fine part of a number: all bits of a float32, 32 of an integer, 33 of a float64."""
     exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
     coarse = exact.to(torch.bfloat16).float()
     return coarse, (exact - coarse.to(exact.dtype)).float()
 
 
 def product(x: Parts, y: Parts) -> Parts:
-    """Return a product as an exact number of 16 bits and a rest of at most 1/64 of it."""
+    """Return a product as an exact number of 16 bits and a remainder of at most 1/64 of it."""
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
@@ -89,7 +89,7 @@ def total(parts: Parts) -> Parts:
 
 
 def plus(x: Parts, y: Parts) -> Parts:
-    """Return a sum, rounded to float32: of near opposites the first parts are added exactly."""
+    """Return a sum, rounded to float32: if the operands nearly cancel, their coarse parts are added exactly."""
     return ((x[0] + y[0]) + (x[1] + y[1]),)
 
 
@@ -99,9 +99,10 @@ def minus(x: Parts, y: Parts) -> Parts:
 
 
 def turns(x: Parts, rate: Tensor) -> Parts:
-    """Return the angle of a number and a float64 constant: their product in turns, without whole ones.
+    """Return the product of a number and a float64 constant as an angle: turns without the integer part.
 
-    The number is three of 8 bits, turns for each unit of it two of 16 bits and a rest: the products are exact.
+    The number is split into three parts of 8 bits, the turns per unit into two of 16 bits and a remainder: the products
+    are exact.
     """
     middle = x[1].to(torch.bfloat16).float()
     rate = rate * (0.5 / math.pi)
@@ -132,18 +133,19 @@ def circle_of(x: Tensor) -> Parts:
 
 
 def _first_bits(x: Tensor) -> Tensor:
-    """The first 16 of the 53 bits of a float64, by Veltkamp's splitting: PyTorch computes it, on constants."""
+    """Return the first 16 of the 53 bits of a float64, by Veltkamp's splitting: PyTorch computes it, on constants."""
     scaled = x * (2**37 + 1)
     return scaled - (scaled - x)
 
 
 def _stacked(tensors: list[Tensor], rank: int) -> Tensor:
-    """Tensors in a new first dim, with as many dims behind it as the largest has."""
+    """Stack tensors in a new first dim, broadcast to the given rank."""
     return torch.stack([x[(None,) * (rank - x.dim())] if x.dim() < rank else x for x in tensors])
 
 
 def circle(parts: Parts) -> Parts:
-    """Return the sine and the cosine of what an angle in turns has beyond quarters, and how many quarters, -2 to 2."""
+    """Return the sine and the cosine of an angle's remainder after the nearest quarter turn, and the quarters, -2 to
+    2."""
     coarse = parts[0] - parts[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25
@@ -187,7 +189,7 @@ GIVEN: Final = {
     Form.CIRCLE: circle_of,
     Form.SUM: single,
 }
-"""How the forms of a number that is given are made: a tensor that is no float64, or a constant."""
+"""The functions that create each form of an input: a tensor that is not float64, or a constant."""
 
 DERIVED: Final = (
     (Form.SPLIT, Form.PARTS, same),
@@ -198,4 +200,4 @@ DERIVED: Final = (
     (Form.SINGLE, Form.SUM, same),
     (Form.TERMS, Form.SUM, total),
 )
-"""How forms of a value are made of other forms of it; the first one counts."""
+"""The functions that create a form of a value from another of its forms; the first match counts."""

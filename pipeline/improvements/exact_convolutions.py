@@ -16,31 +16,31 @@ from pipeline.quirks import applies
 from pipeline.shapes.environment import bounds, shape_of
 
 TERMS, MAPS = 2304, 320
-"""Terms of a sum and output channels from which the matmul is the default: the error in float16 grows with the terms,
-and reading the windows costs less the more channels are computed from them."""
+"""The least terms of a sum and output channels for which the matmul is the default: the error in float16 grows with the
+terms, and the cost of reading the windows is shared by the channels."""
 WINDOWS = 256 << 20
-"""Bytes of all windows up to which they are written to memory by default: 65,536 pixels of 3 x 3 x 228 channels."""
+"""The most bytes of windows that are written to memory by default: 65,536 pixels of 3 x 3 x 228 channels."""
 WINDOWS_AT_MOST = 1 << 30
-"""The same if `use_fp32_acc` is True."""
+"""The most bytes of windows if `use_fp32_acc` is True."""
 FEW_TERMS = 128
-"""Terms up to which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
+"""The most terms for which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
 ALIGNED = 8
-"""The number that the terms of a fast matmul of float16 are a multiple of."""
+"""The divisor of the number of terms that a fast float16 matmul needs."""
 TAPS = 27
-"""Elements of a kernel up to which each is a slice."""
+"""The most elements of a kernel for which each is read by a slice."""
 MOSTLY = 0.8
-"""The share of multiplications in matmuls from which convolutions of single pixels are matmuls as well: TensorRT keeps
-channels last around its own convolutions, and first around matmuls, and pays for each change."""
+"""The least share of multiplications in matmuls for which 1 x 1 convolutions become matmuls too: TensorRT stores
+channels last around its own convolutions and first around matmuls, and each change costs a copy."""
 
 
 @improvement
 def exact_convolutions(rewriting: Rewriting) -> None:
     """Replace convolutions of float16 by a matmul of weights and windows, channels last, or of weights and pixels.
 
-    TensorRT-RTX sums convolutions of float16 in float16 (quirk ``convolution-sums``). By default those with many terms
-    and output channels, and few pixels, are matmuls, which took 0.7 to 1.5 times as long on an H200, each by itself
-    (docs/notes/2026-11-29-real-sizes.md). With ``use_fp32_acc=True`` all are, or float32 convolutions where windows
-    would take too much memory; with False none.
+    TensorRT-RTX sums convolutions of float16 in float16 (quirk ``convolution-sums``). By default the pass replaces
+    convolutions with many terms and output channels and few pixels; the matmuls took 0.7 to 1.5 times as long on an
+    H200, each by itself (docs/notes/2026-11-29-real-sizes.md). With ``use_fp32_acc=True`` it replaces all, by float32
+    convolutions if windows would take too much memory; with False none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
@@ -72,7 +72,7 @@ class Convolution:
 
     @property
     def x(self) -> Node:
-        """The input, which may have been replaced meanwhile."""
+        """The current input: another pass may have replaced the original."""
         return self.node.args[0]  # type: ignore[return-value]
 
     @property
@@ -97,37 +97,37 @@ class Convolution:
 
     @property
     def terms(self) -> int:
-        """The terms of each sum."""
+        """The number of terms of each sum."""
         return int(self.weight.meta["val"].shape[1]) * self.taps
 
     @property
     def work(self) -> int:
-        """Multiplications."""
+        """The number of multiplications."""
         return self.pixels * self.terms * self.maps
 
     @property
     def pays(self) -> bool:
-        """Whether the matmul takes about as long as TensorRT's convolution, and is much more exact."""
+        """Return whether the matmul takes about as long as TensorRT's convolution and is much more exact."""
         return self.terms >= TERMS and self.maps >= MAPS and self.fits(every=False)
 
     @property
     def is_pixelwise(self) -> bool:
-        """Whether each pixel of the output is computed from one of the input, and from each."""
+        """Return whether each output pixel is computed from exactly one input pixel, and all are used."""
         return self.taps == 1 and self.groups == 1 and not any(self.each("padding")) and set(self.each("stride")) == {1}
 
     def fits(self, every: bool) -> bool:
-        """Whether the windows can be written to memory."""
+        """Return whether the windows fit in memory."""
         size = self.pixels * self.terms * 2
         return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if every else WINDOWS)
 
     def each(self, name: str) -> list[int]:
-        """The argument's value for each spatial dim."""
+        """Return the argument's value for each spatial dim."""
         value: list[int] = list(argument(self.node, name))
         return value * (len(self.kernel) if len(value) == 1 else 1)
 
 
 def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
-    """The convolution of a node, if it is one of float16 by constant weights, over sizes that data does not decide."""
+    """Return a node's convolution, if it is in float16 by constant weights and no size depends on data; else None."""
     x, weight = node.args[:2]
     if not isinstance(x, Node) or not isinstance(weight, Node) or argument(node, "transposed"):
         return None
@@ -149,7 +149,7 @@ def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
 
 
 class _Made(list[Node]):
-    """Nodes that are made in the place of one."""
+    """The nodes created to replace one node."""
 
     def __init__(self, rewriting: Rewriting, old: Node) -> None:
         super().__init__()
@@ -160,13 +160,13 @@ class _Made(list[Node]):
         return self[-1]
 
     def size(self, x: Node, dim: int) -> Argument:
-        """The size of a node's dim: a number, or a node."""
+        """Return the size of a node's dim: a number, or a node."""
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
     def put(self, new: Node) -> bool:
-        """Put the new node in the old one's place, if converters take all of them, and its shape is known to be equal;
-        return whether that was done."""
+        """Replace the old node by the new one, if converters accept all new nodes and its shape is provably equal;
+        return whether it was replaced."""
         done = all(map(self.rewriting.accepted, self)) and self.rewriting.replace(self.old, new)
         if not done:
             self.rewriting.erase(new)
@@ -174,7 +174,7 @@ class _Made(list[Node]):
 
 
 def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
-    """Put a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels] in a convolution's place."""
+    """Replace a convolution by a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels]."""
     made, rank = _Made(rewriting, found.node), len(found.kernel)
     last = (0, *range(2, rank + 2), 1)
     image = made(aten.permute.default, found.x, last)
@@ -185,7 +185,7 @@ def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
     parts = _windows(made, found, image)
     matrix = made(aten.reshape.default, made(aten.permute.default, found.weight, last), [found.maps, found.terms])
     if found.bias is not None:
-        # a linear layer's bias is added to the rounded sum: here it is a term of the sum
+        # a linear layer adds the bias to the rounded sum; here it is a term of the sum
         matrix = made(aten.cat.default, [matrix, _column(made, found)], 1)
         parts[-1] = made(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
     windows = made(aten.cat.default, parts, rank + 1)
@@ -194,7 +194,7 @@ def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
 
 
 def _windows(made: _Made, found: Convolution, image: Node) -> list[Node]:
-    """The elements of ``image`` [N, …, C] below each element of the kernel."""
+    """Return, for each element of the kernel, the elements of ``image`` [N, …, C] that it multiplies."""
     counts = shape_of(found.node.meta["val"])[2:]
     strides, dilations = found.each("stride"), found.each("dilation")
     parts: list[Node] = []
@@ -203,7 +203,7 @@ def _windows(made: _Made, found: Convolution, image: Node) -> list[Node]:
         for dim, (at, count, stride, dilation) in enumerate(zip(place, counts, strides, dilations, strict=True), 1):
             start = at * dilation
             last = found.kernel[dim - 1] - 1
-            # up to the end where no later window starts within it; sizes that vary end at a distance from the end
+            # to the end if no later window starts before it; dynamic sizes end at a distance from the end
             stop: Argument = start + (count - 1) * stride + 1 if isinstance(count, int) else start - last * dilation
             if stop == 0 or (start, stop, stride) == (0, image.meta["val"].shape[dim], 1):
                 stop = torch.iinfo(torch.int64).max
@@ -213,8 +213,8 @@ def _windows(made: _Made, found: Convolution, image: Node) -> list[Node]:
 
 
 def _by_pixels(rewriting: Rewriting, found: Convolution, exact: bool) -> bool:
-    """Put a matmul of weights [maps, channels] and pixels [N, channels, …] in a convolution's place. ``exact``: a bias
-    is a term of the sums, for which the pixels are copied; else it is added to them."""
+    """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``exact``: the bias is
+    a term of the sums, which costs a copy of the pixels; else it is added to the rounded sums."""
     made, rank = _Made(rewriting, found.node), len(found.kernel)
     channels = found.terms
     sizes = [made.size(found.x, dim) for dim in (0, *range(2, rank + 2))]
@@ -231,14 +231,14 @@ def _by_pixels(rewriting: Rewriting, found: Convolution, exact: bool) -> bool:
 
 
 def _column(made: _Made, found: Convolution) -> Node:
-    """The bias as a column of the weights, beside zeros for alignment: what it is multiplied by is 1."""
+    """Return the bias as a column of the weights, padded with zeros for alignment: its factor is 1."""
     return made(
         aten.constant_pad_nd.default, made(aten.reshape.default, found.bias, [found.maps, 1]), [0, ALIGNED - 1], 0.0
     )
 
 
 def _in_float32(rewriting: Rewriting, found: Convolution) -> None:
-    """Put a convolution in float32, and casts around it, in a convolution's place.
+    """Replace a convolution by one in float32, with casts around it.
 
     The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).
     """

@@ -1,9 +1,9 @@
-"""fuse_attention: recognize attention where a model spells it out, so that it is converted as one operator.
+"""fuse_attention: recognize attention that a model computes by single operators, and replace it by one operator.
 
 The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere in between, the scale before or after
-the product, and masks that are added, filled in or selected. It is replaced if TensorRT has one kernel for it and
-nothing else reads the scores; otherwise it stays as it is. A row that is masked completely, all of it filled with minus
-infinity, becomes 0, as in PyTorch's own attention, where softmax gives NaN.
+the matmul, and masks that are added, filled in or selected. It is replaced if TensorRT has one kernel for it and
+nothing else reads the scores. A row masked completely by minus infinity becomes 0, as in PyTorch's own attention;
+softmax returns NaN.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
 BLOCKED = -1e4
-"""Masked scores are filled with this number or a lower one."""
+"""The largest number that counts as masking a score."""
 
 
 @frozen
 class Scores:
-    """The input of a softmax: the product of query and key, times a scale, with masks.
+    """The input of a softmax: the matmul of query and key, times a scale, with masks.
 
-    ``allowed``: conditions, each with whether it selects the positions that count or those that do not. ``finite``:
-    masked positions get a large negative number, so that a completely masked row becomes an average.
+    ``allowed``: conditions, each with whether it is true for allowed or for masked positions. ``finite``: masked
+    positions get a large negative number, so that a completely masked row becomes an average.
     """
 
     query: Node
@@ -61,7 +61,7 @@ class Scores:
 
 @improvement
 def fuse_attention(rewriting: Rewriting) -> None:
-    """Replace products around a softmax by one scaled_dot_product_attention."""
+    """Replace matmuls around a softmax by one scaled_dot_product_attention."""
     for node in rewriting.nodes(*PRODUCTS):
         weights, value = node.args[:2]
         softmax = _source(weights)
@@ -88,7 +88,7 @@ def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None
 
 
 def _batches_agree(query: Node, key: Node, value: Node) -> bool:
-    """Whether the three have the same leading dims: attention broadcasts less than products do."""
+    """Return whether the three have the same leading dims: attention broadcasts less than matmuls do."""
     leading = [shape_of(n.meta["val"])[:-2] for n in (query, key, value)]
     return leading[0] == leading[1] == leading[2]
 
@@ -100,14 +100,14 @@ def _is_softmax(node: object) -> bool:
 
 
 def _source(node: object) -> Argument:
-    """The node of which another is a copy or a cast."""
+    """Return the node behind copies and casts."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
 
 
 def _only_for(node: object, first: Node, reader: Node) -> bool:
-    """Whether nothing but ``reader`` reads what stands between the two nodes."""
+    """Return whether nothing but ``reader`` reads the chain from ``first`` to ``node``."""
     while isinstance(node, Node) and only_reader(node) is reader:
         if node is first:
             return True
@@ -116,7 +116,7 @@ def _only_for(node: object, first: Node, reader: Node) -> bool:
 
 
 def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
-    """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
+    """Return a node as scores; None if anything but ``reader`` reads it, or if it has another form."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
     if node.target in PRODUCTS:
@@ -135,7 +135,7 @@ def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | 
 
 
 def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """A scale; it does not reach masks."""
+    """Return scores times a number; None if they already have masks, which the scale must not multiply."""
     orders = [node.args[:2]] if node.target is aten.div.Tensor else [node.args[:2], node.args[1::-1]]
     for inner, other in orders:
         factor = rewriting.number(other)
@@ -156,7 +156,7 @@ def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Scores where a condition holds, or does not, and large negative numbers elsewhere."""
+    """Return scores masked by ``where``: large negative numbers where a condition is true, or where it is false."""
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]
         allows = False
@@ -181,7 +181,7 @@ def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
-    """Whether every row is known to have an unmasked position."""
+    """Return whether every row provably has an unmasked position."""
     known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):
@@ -190,7 +190,7 @@ def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
 
 
 def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
-    """The key as attention takes it: its last two dims the other way round."""
+    """Return the key for attention: its last two dims are transposed."""
     source = _source(key)
     if is_transposed(source) and dtype_of(source) == dtype_of(key):
         rank, order = rank_of(source), permutation(source)
@@ -200,7 +200,7 @@ def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
 
 
 def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
-    """One mask for all: of bools where there are only conditions, else of the query's dtype."""
+    """Return one mask for all: of bools if there are only conditions, else of the query's dtype; None without masks."""
 
     def made(target: object, *args: object, **kwargs: object) -> Node:
         return rewriting.create(target, args, kwargs, before)
@@ -223,14 +223,14 @@ def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
 
 
 def _in_rows(rewriting: Rewriting, mask: Node | None, before: Node) -> Node | None:
-    """A mask of two dims or more: attention takes no fewer, while scores broadcast with any."""
+    """Return a mask with at least two dims: attention needs them, while scores broadcast with any rank."""
     while mask is not None and rank_of(mask) < 2:
         mask = rewriting.create(aten.unsqueeze.default, (mask, 0), {}, before)
     return mask
 
 
 def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype | None, before: Node) -> Node:
-    """A node, or a cast of it."""
+    """Return a node in this dtype: itself, or a cast of it."""
     if dtype_of(node) == dtype:
         return node
     return rewriting.create(aten._to_copy.default, (node,), {"dtype": dtype}, before)

@@ -27,7 +27,7 @@ def _fuse(rewriting: Rewriting, node: Node, x: Node) -> bool:
 
 
 def _is_tanh_part(rewriting: Rewriting, node: object, x: Node) -> bool:
-    """Whether a node is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³))``."""
+    """Return whether a node is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³))``."""
     tanh = _uncast(_plus(rewriting, node, 1.0))
     if not _calls(tanh, aten.tanh.default):
         return False
@@ -46,12 +46,12 @@ def _is_cube(node: Argument, x: Node) -> bool:
 
 
 def _times(rewriting: Rewriting, node: object, factor: float) -> Argument:
-    """The operand that is multiplied by this factor."""
+    """Return the operand that is multiplied by this factor; None if there is none."""
     return _other(rewriting, _uncast(node), aten.mul.Tensor, factor)
 
 
 def _plus(rewriting: Rewriting, node: object, term: float) -> Argument:
-    """What this term is added to."""
+    """Return the operand that this term is added to; None if there is none."""
     return _other(rewriting, _uncast(node), aten.add.Tensor, term)
 
 
@@ -69,7 +69,7 @@ def _calls(node: object, target: object) -> bool:
 
 
 def _uncast(node: object) -> Argument:
-    """The node of which another is a cast between floats."""
+    """Return the node behind casts between floats."""
     while isinstance(node, Node) and is_cast(node):
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""index_by_masks: write where a mask holds, instead of at the positions of where it holds."""
+"""index_by_masks: write by a mask, instead of at the positions where the mask is true."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 from pipeline.shapes.environment import shape_of
 
 POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
-"""Operators that give the coordinates of where a mask holds, by dim."""
+"""Operators that return the coordinates at which a mask is true, one tensor a dim."""
 
 
 @improvement
 def index_by_masks(rewriting: Rewriting) -> None:
     """Replace `x[torch.where(mask)] = 0` by `x[mask] = 0`.
 
-    How many positions there are is data, and TensorRT-RTX has no layer that finds them.
+    The number of positions depends on data, and TensorRT-RTX has no layer that computes them.
     """
     for node in rewriting.nodes(aten.index_put.default):
         mask = _mask(argument(node, "self"), argument(node, "indices"))
@@ -26,8 +26,8 @@ def index_by_masks(rewriting: Rewriting) -> None:
 
 
 def _mask(x: Argument, indices: object) -> Node | None:
-    """The mask that all these indices are the coordinates of, one for each of its dims, if it has the first sizes of
-    what is indexed."""
+    """Return the mask whose coordinates are these indices, one for each of its dims, if its sizes are the first sizes
+    of ``x``; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
     if not all(isinstance(each, Node) and is_item(each) for each in indices):

@@ -1,9 +1,9 @@
-"""masked_rows: give completely masked rows PyTorch's value 0, where softmax gives NaN, at the least cost.
+"""masked_rows: set completely masked rows to PyTorch's value 0, where softmax returns NaN, at the least cost.
 
-Selecting them costs a kernel after each attention. A mask that is the same for all queries (of padding, say) masks
-whole batches: their values are set to 0 instead, in the kernel that reorders them anyway. Otherwise a linear layer
-usually comes next, whose rows then equal its bias: they are selected after it, where TensorRT has a kernel for
-elementwise operators anyway. The mask that the attention sees hides nothing in such rows.
+Selecting them costs a kernel after each attention. A mask that is the same for all queries (padding, say) masks whole
+batches: their values are set to 0 instead, in the kernel that already reorders them. Otherwise a linear layer usually
+follows, whose rows then equal its bias: they are selected after it, where TensorRT already has a kernel for elementwise
+operators. The attention's new mask hides nothing in such rows.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Projection:
 
 @frozen
 class Opened:
-    """A mask that leaves something in every row, and the rows in which the original mask did: [B, H, Q, 1], and without
-    heads [B, Q, 1]."""
+    """A mask that leaves a key in every row, and the rows in which the original mask left one: [B, H, Q, 1], and
+    without heads [B, Q, 1]."""
 
     mask: Node
     alive: Node
@@ -59,8 +59,8 @@ class Opened:
 
 @improvement
 def masked_rows(rewriting: Rewriting) -> None:
-    """Give completely masked rows the result 0, as eager does, at the least cost: by values of 0 if a whole batch is
-    masked, else by a selection after the linear layer that follows the attention."""
+    """Set the result of completely masked rows to 0, as eager does, at the least cost: by values of 0 if a whole batch
+    is masked, else by a selection after the linear layer that follows the attention."""
     opened: dict[Node, Opened | None] = {}
 
     def once(mask: Node, before: Node) -> Opened | None:
@@ -71,7 +71,7 @@ def masked_rows(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
         if not isinstance(mask, Node) or is_open(mask) or is_made_open(mask) or rewriting.literal(mask) is not None:
-            continue  # a literal the converter looks at
+            continue  # a literal that the converter examines
         row, projection = None if _is_one_query(rewriting, node) else _one_row(rewriting, mask), _projection(node)
         if row is None and (projection is None or not _for_all_heads(mask)):
             continue
@@ -86,8 +86,9 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 
 def _is_one_query(rewriting: Rewriting, node: Node) -> bool:
-    """Whether an attention is of one query, whose result is less than the values, or has an engine for one. RTX 1.4
-    crashes as it builds for one query of one batch, if one condition selects both in the mask and in the values."""
+    """Return whether an attention has a single query, or a profile with one; its result is then smaller than the
+    values. RTX 1.4 crashes in the build for one query of one batch, if one condition selects both in the mask and in
+    the values."""
     shapes = rewriting.program.shapes
     length = shape_of(node.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
@@ -95,7 +96,7 @@ def _is_one_query(rewriting: Rewriting, node: Node) -> bool:
 
 
 def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
-    """The one-row mask that another expands to all queries and heads."""
+    """Return the one-row mask that this mask expands to all queries and heads; None if there is none."""
     while isinstance(mask, Node):
         if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):
             return mask
@@ -109,7 +110,7 @@ def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
 
 
 def _without_values(rewriting: Rewriting, node: Node, opened: Opened) -> None:
-    """Let an attention see values of 0 in batches that have nothing to attend to."""
+    """Set an attention's values to 0 in batches that are masked completely."""
     zero = rewriting.create(aten.full.default, ([], 0.0), {"dtype": dtype_of(node)}, node)
     value: Argument = node.args[2]
     values = rewriting.create(aten.where.self, (opened.alive, value, zero), {}, node)
@@ -119,7 +120,7 @@ def _without_values(rewriting: Rewriting, node: Node, opened: Opened) -> None:
 
 
 def _projection(node: Node) -> Projection | None:
-    """The linear layer that alone reads the rows of an attention [B, H, Q, D], as [B, Q, H · D]."""
+    """Return the linear layer that alone reads an attention [B, H, Q, D], as [B, Q, H · D]; None if there is none."""
     if rank_of(node) != 4:
         return None
     batch, heads, length, width = shape_of(node.meta["val"])
@@ -137,7 +138,7 @@ def _projection(node: Node) -> Projection | None:
 
 
 def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection | None:
-    """A linear layer, or a product, of ``x``, seen with these leading dims."""
+    """Return the linear layer or matmul of ``x`` at this node, with these leading dims; None if the node is another."""
     bias = None
     if node.target is aten.linear.default and node.args[0] is x:
         bias = argument(node, "bias")
@@ -156,13 +157,13 @@ def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection |
 
 
 def _for_all_heads(mask: Node) -> bool:
-    """Whether a mask is the same for all heads."""
+    """Return whether a mask is the same for all heads."""
     shape = shape_of(mask.meta["val"])
     return len(shape) >= 2 and all(size == 1 for size in shape[-3:-2])
 
 
 def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
-    """None where no converter takes what it needs."""
+    """Return the mask with completely masked rows opened; None if no converter accepts the operators."""
     made: list[Node] = []
 
     def create(target: object, *args: object) -> Node:
@@ -185,7 +186,7 @@ def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
 
 
 def _select(rewriting: Rewriting, projection: Projection, opened: Opened) -> bool:
-    """Let all who read a linear layer see its bias in rows that had nothing to attend to."""
+    """Replace a linear layer's result by its bias in rows that were masked completely."""
     node, bias = projection.node, projection.bias
     reader = min(node.users)
     if bias is None:

@@ -1,4 +1,4 @@
-"""merge_head_views: view a merged projection as heads once, before it is cut into queries, keys and values."""
+"""merge_head_views: reshape a merged projection to heads once, before it is cut into queries, keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 
 @improvement
 def merge_head_views(rewriting: Rewriting) -> None:
-    """Replace slices of a last dim, each viewed as heads, by slices of the heads of one view.
+    """Replace slices of a last dim, each reshaped to heads, by slices of the heads of one view.
 
     TensorRT-RTX 1.4 then reorders the queries, keys and values of an attention with one kernel instead of three.
     """
@@ -39,7 +39,7 @@ class Part:
 
 
 def _parts(node: Node) -> Iterator[Part]:
-    """The slices of a node's last dim that are read by nothing but a view as heads."""
+    """Yield the slices of a node's last dim that are only reshaped to heads."""
     for piece, start in pieces(node):
         view = only_reader(piece)
         if view is not None and does(view.target) is Does.RESHAPES and _splits(view, piece) and not is_output(view):
@@ -47,7 +47,7 @@ def _parts(node: Node) -> Iterator[Part]:
 
 
 def pieces(node: Node) -> Iterator[tuple[Node, int]]:
-    """The slices of a node's last dim, and where they start."""
+    """Yield the slices of a node's last dim, each with its start."""
     for user in node.users:
         if user.op != "call_function" or user.args[0] is not node:
             continue
@@ -73,13 +73,13 @@ def _along_the_last(user: Node, node: Node) -> bool:
 
 
 def _splits(view: Node, piece: Node) -> bool:
-    """Whether a view only splits the last dim in two."""
+    """Return whether a view only splits the last dim in two."""
     seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
     return len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and all(isinstance(s, int) for s in seen[-2:])
 
 
 def _are_heads(node: Node, parts: Sequence[Part]) -> bool:
-    """Whether all heads are of one width, and begin where a head of the whole does."""
+    """Return whether all heads have one width and begin at multiples of it."""
     width = parts[0].width
     starts = [node.meta["val"].shape[-1], *(part.start for part in parts)]
     return width > 0 and all(part.width == width for part in parts) and all(start % width == 0 for start in starts)

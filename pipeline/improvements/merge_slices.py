@@ -19,8 +19,7 @@ from pipeline.improvements.row_reads import rows_read
 
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)
-"""The operators that may read the final slices: TensorRT fuses none of them into the kernel that computes the
-slices."""
+"""The operators that may read a chain's results: TensorRT fuses none of them into the kernel before."""
 
 
 @improvement
@@ -29,7 +28,7 @@ def merge_slices(rewriting: Rewriting) -> None:
 
     Rotations of queries and keys of one projection are such chains. A step of a Llama-like decoder saves a kernel in
     each layer: keys are written into the cache where queries are rotated. The chains must end where kernels end, before
-    a product, a view or a write: merging half of a chain would add a kernel.
+    a matmul, a view or a write: merging half of a chain would add a kernel.
     """
     for node in list(rewriting.graph.nodes):
         slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
@@ -40,7 +39,7 @@ def merge_slices(rewriting: Rewriting) -> None:
 
 @frozen
 class _Slice:
-    """Rows ``[start, stop)`` of a dim of what ``node`` slices."""
+    """Rows ``[start, stop)`` of a dim of the tensor that ``node`` slices."""
 
     node: Node
     dim: int
@@ -49,7 +48,7 @@ class _Slice:
 
 
 def _slices(source: Node) -> Iterator[_Slice]:
-    """The slices of one dim, that of the first, whose places are numbers."""
+    """Yield the slices at constant positions along one dim: the dim of the first slice."""
     found: int | None = None
     for user in source.users:
         if user.target is not aten.slice.Tensor or user.args[0] is not source or argument(user, "step") != 1:
@@ -64,12 +63,12 @@ def _slices(source: Node) -> Iterator[_Slice]:
 
 
 def _is_slice_along(node: Node, dims: Mapping[Node, int]) -> bool:
-    """Whether a node slices the rows themselves: all rows of one are not all rows of both."""
+    """Return whether a node slices along the merged rows: all rows of one slice are not all rows of both."""
     return node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node)
 
 
 class _Chain:
-    """What two nodes and their readers compute alike: pairs of nodes in order, and the dim of each that has rows."""
+    """Two equal chains of operators: pairs of nodes in order, and the dim of each that has the rows."""
 
     def __init__(self, one: _Slice, other: _Slice) -> None:
         self.pairs: dict[Node, Node] = {one.node: other.node}
@@ -85,7 +84,7 @@ class _Chain:
                 waiting |= set(node.users)
 
     def _partner(self, node: Node, dim: int) -> Node | None:
-        """The node that does with the other slice what this one does with the first."""
+        """Return the node that computes the same on the other slice; None if there is none."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
@@ -95,7 +94,8 @@ class _Chain:
         return None
 
     def _dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
-        """The dim of a node's result that has the rows, if it computes them one by one of nodes with these dims."""
+        """Return the dim of a node's result that has the rows, if each row is computed from the same row of its inputs;
+        else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -109,7 +109,8 @@ class _Chain:
         return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
 
     def _same(self, node: Node, reader: Node, dim: int) -> bool:
-        """Whether both do the same, each to its own of the chain; sizes that are said may differ in the rows."""
+        """Return whether both nodes compute the same, each on its own chain; explicit sizes may differ in the rows'
+        dim."""
         if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
             return False
         given, others = list(node.args), list(reader.args)
@@ -128,14 +129,14 @@ class _Chain:
 
     @property
     def ends(self) -> list[tuple[Node, Node]]:
-        """The pairs after the slices that nodes outside the chain read."""
+        """Return the pairs, after the slices, that nodes outside the chain read."""
         inside = {*self.pairs, *self.pairs.values()}
         behind = list(self.pairs.items())[1:]
         return [pair for pair in behind if any(user not in inside for node in pair for user in node.users)]
 
     @property
     def pays(self) -> bool:
-        """Whether the chain computes something, and all its readers outside begin a kernel."""
+        """Return whether the chain computes something, and all its readers outside begin a kernel."""
         inside, ends = {*self.pairs, *self.pairs.values()}, self.ends
         readers = {user for pair in ends for node in pair for user in node.users if user not in inside}
         return bool(ends) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)

@@ -1,4 +1,4 @@
-"""Open masks: masks that leave something to attend to in every row, and how a program declares one."""
+"""Recognize and declare open masks: masks that leave a key to attend to in every row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NOT = (aten.logical_not.default, aten.bitwise_not.default)
 
 
 def declared_open(rewriting: Rewriting, mask: Node, before: Node) -> Node:
-    """Declare a mask as open in the program; itself if it is declared already."""
+    """Declare a mask as open in the program; return it unchanged if it is declared already."""
     return mask if is_open(mask) else rewriting.create(OPEN_MASK, (mask,), {}, before)
 
 
 def is_made_open(mask: Any) -> bool:
-    """Whether the way a mask is computed proves that every row has something to attend to: it has no minus infinity, or
-    it opens the rows of another mask that are completely masked."""
+    """Return whether a mask's computation proves that every row leaves a key: it has no minus infinity, or it opens the
+    completely masked rows of another mask."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     if not isinstance(mask, Node):
@@ -38,7 +38,7 @@ def is_made_open(mask: Any) -> bool:
 
 
 def _has_nothing(rows: Any, mask: Any) -> bool:
-    """Whether one tensor marks the completely masked rows of another: ``~mask.any(-1, keepdim=True)``."""
+    """Return whether one tensor marks the completely masked rows of another: ``~mask.any(-1, keepdim=True)``."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
         return False

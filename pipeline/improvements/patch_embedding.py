@@ -1,4 +1,4 @@
-"""patch_embedding: compute a convolution over disjoint patches, as vision transformers have, as a matrix product."""
+"""patch_embedding: compute a convolution over disjoint patches, as in vision transformers, as a matmul."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
-"""From so many elements a kernel is large."""
+"""The least elements of a large kernel."""
 
 
 @improvement
 def patch_embedding(rewriting: Rewriting) -> None:
-    """Replace a convolution with a large kernel and the same stride, without padding, groups or dilation, by a product
+    """Replace a convolution with a large kernel and the same stride, without padding, groups or dilation, by a matmul
     of patches and weights.
 
     TensorRT-RTX 1.4 has no fast kernel for such a convolution on an H200: the first layer of ViT-B/16 took 0.15 ms of
-    0.79. It has one for small kernels: as products, the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer.
+    0.79. It has one for small kernels: as matmuls, the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer.
     """
     for node in rewriting.nodes(aten.convolution.default):
         counted = not free_unbacked_symbols(node.meta["val"])
@@ -29,7 +29,7 @@ def patch_embedding(rewriting: Rewriting) -> None:
 
 
 def _tiles(node: Node) -> bool:
-    """Whether windows neither overlap nor leave anything out, over image sizes known now."""
+    """Return whether the windows cover the image exactly, without overlap; its sizes must be static."""
     kernel = _sizes(node.args[1])[2:]
     plain = not argument(node, "transposed") and argument(node, "groups") == 1
     shifted = any(argument(node, "padding")) or any(d != 1 for d in argument(node, "dilation"))

@@ -13,7 +13,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, rank_of
 from pipeline.shapes.environment import shape_of
 
 Start: TypeAlias = "Node | int"
-"""A tensor whose last dim is 1 or absent, a size, or a number."""
+"""The first position: a tensor whose last dim is 1 or absent, a size, or a number."""
 
 INTS = (torch.int64, torch.int32)
 RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
@@ -29,7 +29,7 @@ def first_position(rewriting: Rewriting, index: Node) -> Start | None:
 
 
 def _counted(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
-    """The start of a tensor of several positions."""
+    """Return the first position of a tensor that counts up along its last dim; None if unknown."""
     if not isinstance(node, Node):
         return None
     if node.op == "placeholder":
@@ -68,7 +68,7 @@ def _ranged(node: Node) -> Start | None:
 
 
 def _added(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
-    """A range that a start is added to."""
+    """Return the first position of a sum: a range plus a start."""
     if argument(node, "alpha") != 1 or node.meta["val"].dtype not in INTS:
         return None
     orders: list[Any] = [node.args[:2], node.args[1::-1]]
@@ -82,7 +82,7 @@ def _added(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 
 def _is_start(value: Any) -> bool:
-    """Whether a value is the same for all positions of a row."""
+    """Return whether a value is the same for all positions of a row."""
     if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor):
         shape = shape_of(value.meta["val"])
         return not shape or shape[-1] == 1
@@ -90,7 +90,7 @@ def _is_start(value: Any) -> bool:
 
 
 def _is_same_row(node: Node) -> bool:
-    """Whether a node gives the one row of positions that its input has, with other leading dims."""
+    """Return whether a node returns its input's single row of positions with other leading dims."""
     source = node.args[0]
     if not isinstance(source, Node) or not rank_of(source) or not rank_of(node):
         return False

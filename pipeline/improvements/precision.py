@@ -1,4 +1,4 @@
-"""Rules of mixed precision: which operators run in halves, in float32, or in the dtype of their inputs.
+"""Define the rules of mixed precision: the operators that run in halves, in float32, or in the dtype of their inputs.
 
 An operator without a rule is computed in float32: only operators known to be safe in halves run in halves.
 """
@@ -24,7 +24,7 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 
 @frozen
 class Rule:
-    """How an operator is computed, and why.
+    """The dtype in which an operator is computed, and the reason.
 
     ``"half"``: its float32 tensors are cast. ``"float32"``: in the dtypes that the model has. ``"inputs"``: in the
     widest dtype of its inputs, parameters aside. ``"said"``: the call states its dtype, or has none.
@@ -51,7 +51,7 @@ BY_TRAIT: Final[Mapping[Does, Rule]] = {
     Does.RESAMPLES: WINDOWS,
     Does.POINTWISE: POINTWISE,
 }
-"""The rules by what an operator does."""
+"""The rules by the kind of operator."""
 
 TABLE: Final[Mapping[Rule, str]] = {
     EXPONENTS: """
@@ -72,16 +72,17 @@ TABLE: Final[Mapping[Rule, str]] = {
 BY_NAME: Final = {name: rule for rule, names in TABLE.items() for name in names.split()}
 
 STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
-"""Scale and shift by statistics, which keep their own dtype: they are folded into one product and one sum."""
+"""Batch norms, whose statistics retain their own dtype: they are folded into one multiplication and one addition."""
 
 
 def name_of(target: object) -> str:
-    """The operator's name, ``softmax`` for ``aten.softmax.int``; empty if the target is not an operator of ATen."""
+    """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if the target is not an operator of
+    ATen."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
 
 def rule_for(node: torch.fx.Node) -> Rule:
-    """The rule for a call in a graph."""
+    """Return the rule for a call in a graph."""
     target, name = node.target, name_of(node.target)
     if target is operator.getitem or not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
         return SAID
@@ -100,7 +101,7 @@ LARGEST: Final = torch.finfo(torch.float16).max
 
 
 def _beyond_halves(node: torch.fx.Node) -> bool:
-    """Whether a number among the arguments is finite, and too large for float16: a mask of -3.4e38, say."""
+    """Return whether a number among the arguments is finite but too large for float16: a mask of -3.4e38, say."""
     numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float | int))
     return any(LARGEST < abs(v) < math.inf for v in numbers) and isinstance(node.meta.get("val"), torch.Tensor)
 
@@ -117,7 +118,7 @@ def excluded_entries(value: object) -> tuple[Excluded, ...]:
 
 
 def excludes(entry: Excluded, target: object, path: str) -> bool:
-    """Whether an entry matches this operator, in the module at this path or in one above it."""
+    """Return whether an entry matches this operator in the module at this path or in one above it."""
     if isinstance(entry, OpOverload):
         return target is entry
     if isinstance(entry, OpOverloadPacket):
@@ -128,13 +129,13 @@ def excludes(entry: Excluded, target: object, path: str) -> bool:
 
 
 def _names(target: object) -> Iterable[str]:
-    """What an operator is called, with and without its overload."""
+    """Return an operator's names, with and without its overload."""
     names = qualified_names(target)
     return names | qualified_names(str(target.overloadpacket)) if isinstance(target, OpOverload) else names
 
 
 def _paths(path: str) -> Iterable[str]:
-    """The module's path and those above it, each also with a dot in front: ``*.head`` means ``head`` too."""
+    """Return the module's path and those above it, each also with a leading dot: ``*.head`` matches ``head`` too."""
     parts = path.split(".") if path else []
     above = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
     return [name for part in above for name in (part, f".{part}")]

@@ -4,7 +4,7 @@ A classifier that reads one token needs only that token of the last layer.
 
 A selection moves up before operators that work on each row independently, as long as nothing else reads their results.
 TensorRT itself selects where the model does, after everything has been computed. Attention still computes all of its
-rows: with fewer queries ViT's at batch 8 took an H200 no less time, and the product for queries, keys and values was
+rows: with fewer queries, ViT's at batch 8 took no less time on an H200, and the matmul for queries, keys and values was
 split in two.
 """
 
@@ -32,12 +32,12 @@ from pipeline.improvements.row_reads import rows_read
 from pipeline.shapes.environment import shape_of
 
 WORTH = (Does.PROJECTS, Does.MULTIPLIES, Does.NORMALIZES)
-"""Operators of which a selection has to move before one: others TensorRT computes where they are read."""
+"""A selection moves only if it passes an operator of these kinds: TensorRT computes others where they are read."""
 
 
 @frozen
 class Selection:
-    """Rows ``[start, stop)`` of dim ``dim`` of ``source``, a fixed number of them."""
+    """A fixed number of rows ``[start, stop)`` of dim ``dim`` of ``source``."""
 
     source: Node
     dim: int
@@ -47,7 +47,7 @@ class Selection:
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """The key by which two selections of one tensor are equal."""
+        """The key that equal selections of one tensor share."""
         return self.dim, self.start, self.stop
 
 
@@ -63,7 +63,7 @@ def push_down_slices(rewriting: Rewriting) -> None:
 
 
 def _selection(node: Node) -> Selection | None:
-    """The rows that a node selects, if they are at most half."""
+    """Return the rows that a node selects, if they are at most half; else None."""
     source = source_of(node)
     if not isinstance(source, Node) or source.op != "call_function" or node.kwargs:
         return None
@@ -83,11 +83,11 @@ def _selection(node: Node) -> Selection | None:
 
 
 def _region(chosen: Selection) -> dict[Node, int]:
-    """The nodes of which nothing but the selected rows is read, and the dim that these are in."""
+    """Return the nodes of which only the selected rows are read, each with the rows' dim."""
     found: dict[Node, int] = {}
     waiting = {chosen.source}
     while waiting:
-        node = max(waiting)  # all its readers have been looked at
+        node = max(waiting)  # all its readers have been examined
         waiting.remove(node)
         dim = _only_dim(node, chosen, found)
         read = None if dim is None else rows_read(node, dim)
@@ -98,7 +98,7 @@ def _region(chosen: Selection) -> dict[Node, int]:
 
 
 def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int | None:
-    """The dim of a node of which its readers read the selected rows alone; None if they read anything else."""
+    """Return the dim of a node of which its readers read only the selected rows; None if they read anything else."""
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
         if reader in found:
@@ -121,7 +121,7 @@ class _Narrowing:
         self.made: dict[tuple[Node, int], Node] = {}
 
     def apply(self) -> None:
-        """Compute only the rows, and let every selection of them read these; do nothing if a converter is missing."""
+        """Compute only the rows, and replace every selection of them; do nothing if a converter is missing."""
         for node in sorted(self.region):
             self.made[node, self.region[node]] = self._narrow(node, self.region[node])
         if all(map(self.rewriting.accepted, self.made.values())):
@@ -145,7 +145,7 @@ class _Narrowing:
         return self.rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)
 
     def _rows(self, value: Argument, dim: int, reader: Node) -> Node:
-        """The rows of an argument: computed alone, or selected, once for all who read them."""
+        """Return the rows of an argument: computed alone, or selected once for all readers."""
         if (value, dim) not in self.made:
             cut = (value, dim, self.chosen.start, self.chosen.stop)
             self.made[value, dim] = self.rewriting.create(aten.slice.Tensor, cut, {}, reader)

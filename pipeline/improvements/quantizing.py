@@ -1,4 +1,4 @@
-"""Quantize operators by rounding to nearest: which can be quantized, to which types, with which scales."""
+"""Quantize weights by rounding to nearest: the operators that can be quantized, the types, and the scales."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Tensor = torch.Tensor
 Node = torch.fx.Node
 
 LENGTHS: Final = (128, 64, 32)
-"""The lengths of INT4's blocks along a row, the longest that divides it."""
+"""The lengths of INT4's blocks along a row; the first that divides the row is used."""
 
 WEIGHTS: Final = MappingProxyType({Does.PROJECTS: "weight", Does.CONVOLVES: "weight"})
-"""By what an operator does, the argument that is its weight."""
+"""By the kind of operator, the name of its weight argument."""
 
 
 def weight_of(node: Node) -> Node | None:
-    """The weight of an operator that can be quantized; None for any other."""
+    """Return the weight of an operator that can be quantized; None for any other."""
     kind = does(node.target)
     name = WEIGHTS.get(kind) if kind is not None else None
     if name is None or not any(a.name == name for a in node.target._schema.arguments):  # type: ignore[union-attr]
@@ -33,7 +33,8 @@ def weight_of(node: Node) -> Node | None:
 
 
 def block_of(type: str, node: Node) -> tuple[int, ...] | None:
-    """The block of a weight's scales: one for each output, or INT4's blocks along a row; None if there is none."""
+    """Return the block of a weight's scales: one per output, or INT4's blocks along a row; None if no length divides
+    it."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape
@@ -46,7 +47,7 @@ def block_of(type: str, node: Node) -> tuple[int, ...] | None:
 
 
 def rounded(weight: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Round a weight to its codes and back, each scale from the greatest magnitude among its numbers."""
+    """Quantize and dequantize a weight; each scale is computed from the greatest magnitude in its block."""
     rows, *rest = weight.shape
     length = block[-1] if block[-1] > 1 else -1
     groups = weight.float().reshape(rows, -1, length) if length > 1 else weight.float().reshape(rows, 1, -1)

@@ -1,4 +1,4 @@
-"""``Rewriting``: a copy of a program's graph, and the changes that a pass may make to it."""
+"""Define ``Rewriting``: a copy of a program's graph, with the changes that a pass may apply to it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Node: TypeAlias = torch.fx.Node
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 SMALL = 1 << 22
-"""A constant of up to this many elements may be looked at while compiling."""
+"""The most elements of a constant whose values passes may examine."""
 
 
 @frozen
 class Claimed:
-    """The target that hides a call from our passes, because a user's converter may take it."""
+    """The target that hides a call from our passes, because a user's converter may accept it."""
 
     target: Target
 
@@ -45,7 +45,7 @@ class Claimed:
 
 
 class Rewriting:
-    """A copy of a program's graph while passes change it. ``finished`` gives the new program."""
+    """A copy of a program's graph that passes change. ``finished`` returns the new program."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
@@ -58,8 +58,8 @@ class Rewriting:
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
     def run_protected(self, each: Improvement) -> None:
-        """Apply a pass without touching calls that a user's HIGH converter may take: the pass does not recognise them,
-        and is undone if one of them is no longer needed."""
+        """Apply a pass without touching calls that a user's HIGH converter may accept: the pass does not recognise
+        them, and is undone if one of them is no longer needed."""
         if not self.claims.high:
             return self._run(each)
         self._hide()
@@ -70,7 +70,7 @@ class Rewriting:
         self._show()
 
     def _run(self, each: Improvement) -> None:
-        """Apply a pass, up to a node of whose sizes it asks what only data can answer: that one stays as it is."""
+        """Apply a pass. A node about whose sizes it asks a data-dependent question stays unchanged."""
         self.created.clear()
         self._constant.clear()
         try:
@@ -85,7 +85,7 @@ class Rewriting:
                 node.target = Claimed(node.target)
 
     def _needed(self) -> list[str]:
-        """The hidden calls that something reads."""
+        """Return the names of the hidden calls that something reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
 
     def _show(self) -> None:
@@ -111,8 +111,8 @@ class Rewriting:
         return node
 
     def traced(self, function: Function, args: tuple[Argument, ...], before: Node) -> Argument:
-        """Create what a function of tensors computes of these arguments, before a node; None if it asks for a size that
-        only data has."""
+        """Trace a function of tensors on these arguments and insert its nodes before a node; None if it asks for a
+        data-dependent size."""
         template = self.templates.of(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
@@ -123,7 +123,7 @@ class Rewriting:
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
     ) -> Node | None:
-        """Replace ``old`` by a call; None, without any change, if no converter takes it or its type differs."""
+        """Replace ``old`` by a call; None, without any change, if no converter accepts it or its type differs."""
         new = self.create(target, args, kwargs or {}, old)
         if self.accepted(new) and self.replace(old, new):
             return new
@@ -131,12 +131,12 @@ class Rewriting:
         return None
 
     def accepted(self, node: Node) -> bool:
-        """Whether a converter takes a node."""
+        """Return whether a converter accepts a node."""
         return self.claims.accepts_surely(node)
 
     def replace(self, old: Node, new: Node) -> bool:
-        """Let all readers of ``old`` read ``new``, if dtype and shape are equal, and erase nodes that nothing reads any
-        more.
+        """Replace ``old`` by ``new`` in all readers, if dtype and shape are equal, and erase unread nodes. Return
+        whether it was replaced.
 
         An output stays a separate tensor: it does not become an input, a constant or another output.
         """
@@ -160,13 +160,13 @@ class Rewriting:
                 self.graph.erase_node(dead)
 
     def erase_unread(self, since: int = 0) -> None:
-        """Erase the nodes that a pass created, after the first so many, and that nothing reads."""
+        """Erase the unread nodes that passes created, except the first ``since``."""
         for node in reversed(self.created[since:]):
             if not node._erased and not node.users:
                 self.graph.erase_node(node)
 
     def is_constant(self, node: object) -> bool:
-        """Whether a value is the same at every call and can be folded: a number, or computed from the model's
+        """Return whether a value is the same at every call and can be folded: a number, or computed from the model's
         tensors."""
         return graphs.evaluated(self._is_constant, node, known=self._constant)
 
@@ -183,21 +183,22 @@ class Rewriting:
         return True
 
     def literal(self, node: Argument) -> torch.Tensor | None:
-        """The value of a small constant that does not depend on the model's own tensors."""
+        """Return the value of a small constant that does not depend on the model's own tensors; None for any other
+        node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
         return recipe.evaluate(self.program.parameters)
 
     def number(self, value: object) -> float | None:
-        """A Python number, or the only element of a constant without parameters."""
+        """Return a Python number, or the only element of a constant without parameters; None for any other value."""
         if isinstance(value, bool | int | float):
             return float(value)
         found = self.literal(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
     def finished(self) -> Program:
-        """The new program: nodes that have become constant are folded, with their recipes."""
+        """Return the new program: nodes that have become constant are folded, with their recipes."""
         return fold(self.program.with_graph(self.graph))
 
 
@@ -213,12 +214,12 @@ class Improvement:
 
 
 def improvement(function: Callable[[Rewriting], None]) -> Improvement:
-    """The pass of a function, under the function's name."""
+    """Return a function as a pass of the same name."""
     return Improvement(function.__name__, function)
 
 
 def alike(a: Node, b: Node) -> bool:
-    """Whether two nodes hold tensors of one dtype and shape, or else values that print alike."""
+    """Return whether two nodes have tensors of one dtype and shape, or else values that print alike."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.dtype == y.dtype and x.device == y.device and shape_of(x) == shape_of(y)
@@ -229,13 +230,13 @@ def alike(a: Node, b: Node) -> bool:
 
 
 def dtype_of(node: object) -> torch.dtype | None:
-    """The dtype of a node that holds a tensor."""
+    """Return the dtype of a node's tensor; None if its value is no tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def is_copy(node: Node) -> bool:
-    """Whether a node returns its input unchanged: a copy, or a slice of everything, which torch 2.11 writes for
+    """Return whether a node returns its input unchanged: a copy, or a slice of everything, which torch 2.11 emits for
     ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and alike(node, source_of(node))
@@ -243,56 +244,56 @@ def is_copy(node: Node) -> bool:
 
 
 def copied(node: Node) -> Node:
-    """The node of which this one is a copy; itself if it is not a copy."""
+    """Return the node that this one copies; itself if it is not a copy."""
     while is_copy(node):
         node = source_of(node)
     return node
 
 
 def is_cast(node: Node) -> bool:
-    """Whether a node casts to a floating-point dtype of networks."""
+    """Return whether a node casts to a floating-point dtype of networks."""
     return does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
 
 
 def rank_of(node: Node) -> int:
-    """How many dims a node's tensor has."""
+    """Return the rank of a node's tensor."""
     return int(node.meta["val"].dim())
 
 
 def source_of(node: Node) -> Argument:
-    """A node's first argument."""
+    """Return a node's first argument."""
     return node.args[0]
 
 
 def orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
-    """The two operands of a node, in either order."""
+    """Yield the two operands of a node, in either order."""
     a, b = node.args[:2]
     return iter(((a, b), (b, a)))
 
 
 def only_reader(node: Node) -> Node | None:
-    """The only node that reads a node; None if there are several, or it is the output."""
+    """Return the only reader of a node; None if there are several, or if it is the output."""
     readers = list(node.users)
     return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
 
 
 def is_output(node: Node) -> bool:
-    """Whether a program returns a node."""
+    """Return whether a program returns a node."""
     return any(user.op == "output" for user in node.users)
 
 
 def is_item(node: Node) -> bool:
-    """Whether a node takes an item of a tuple."""
+    """Return whether a node takes an item of a tuple."""
     return node.target is operator.getitem
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a node returns its input with the dims in another order."""
+    """Return whether a node returns its input with the dims in another order."""
     return does(node.target) is Does.TRANSPOSES
 
 
 def permutation(node: Node) -> list[int]:
-    """The dims of a transposing node's input in the order of its result, found by transposing a tensor on "meta"."""
+    """Return the dims of a transposing node's input in the order of its result, by transposing a tensor on "meta"."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return [sizes.index(size) for size in turned.shape]

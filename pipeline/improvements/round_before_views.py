@@ -1,4 +1,4 @@
-"""round_before_views: cast to bfloat16 before views and permutations, where TensorRT rounds in a product's kernel."""
+"""round_before_views: cast to bfloat16 before views and permutations, where TensorRT rounds in a matmul's kernel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
 @improvement
 def round_before_views(rewriting: Rewriting) -> None:
-    """Move a cast from float32 to bfloat16 directly after the operator that computes, and views after the cast: the
-    values are the same.
+    """Move a cast from float32 to bfloat16 directly after the operator that computes, and views after the cast, which
+    does not change values.
 
-    RTX 1.4 rounds in the kernel of the product or convolution and moves elements afterwards. The layer that keeps such
-    a kernel right must follow the cast directly (`impl.base.cast`): after a move it would be in the next kernel.
+    RTX 1.4 rounds in the kernel of the matmul or convolution and moves elements afterwards. The layer that makes such a
+    kernel correct must follow the cast directly (`impl.base.cast`): after a move it would be in the next kernel.
     """
     if not applies("halves-behind-matmuls"):
         return
@@ -35,7 +35,7 @@ def _rounds(node: Node) -> bool:
 
 
 def _views(node: Node) -> list[Node]:
-    """The views that a cast reads, one after the other, from the first on; each is read by the next alone."""
+    """Return the chain of views that a cast reads, in order; only the next view reads each."""
     found: list[Node] = []
     while does(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
         found.insert(0, node)

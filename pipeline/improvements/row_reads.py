@@ -1,5 +1,5 @@
-"""``rows_read``: operators that compute each row of a dim independently, and the rows of their arguments that they
-read."""
+"""Define ``rows_read``: for operators that compute each row of a dim independently, the rows that they read of their
+arguments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from pipeline.shapes.environment import Expr, shape_of
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 
 Dims: TypeAlias = Mapping[int, int]
-"""For arguments, by number, the dim along which they are read row by row; others are read whole."""
+"""By argument number, the dim along which an argument is read row by row; other arguments are read completely."""
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:
-    """How an operator reads its arguments row by row to compute rows of ``dim``; None if it does not."""
+    """Return the dims along which an operator reads its arguments row by row to compute rows of ``dim``; None if it
+    does not."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
@@ -34,7 +35,7 @@ def rows_read(node: Node, dim: int) -> Dims | None:
 
 
 def _broadcast(node: Node, dim: int) -> Dims | None:
-    """Arguments that are broadcast: those of one row, or without the dim, are the same for all rows."""
+    """Handle broadcast arguments: those of one row, or without the dim, are the same for all rows."""
     found = {}
     size = shape_of(node.meta["val"])[dim]
     for i, value in enumerate(node.args):
@@ -52,13 +53,13 @@ def _broadcast(node: Node, dim: int) -> Dims | None:
 
 
 def _along_leading(node: Node, dim: int) -> Dims | None:
-    """Operators on the last dims of the first argument, as many as the others of it have."""
+    """Handle operators that treat the leading dims of the first argument independently."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: dim} if dim < rank_of(node) - last else None
 
 
 def _matmul(node: Node, dim: int) -> Dims | None:
-    """A product of every row with one matrix."""
+    """Handle matmuls, which multiply every row by one matrix."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
     return {0: dim} if plain and dim < rank_of(node) - 1 else None
@@ -70,7 +71,7 @@ def _addmm(node: Node, dim: int) -> Dims | None:
 
 
 def _cut(node: Node, dim: int) -> Dims | None:
-    """A slice of another dim, or of everything."""
+    """Handle slices of another dim, or of everything."""
     return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
 
 
@@ -79,7 +80,7 @@ def _picked(node: Node, dim: int) -> Dims:
 
 
 def _reshaped(node: Node, dim: int) -> Dims | None:
-    """The dim of the input that has the rows, if what comes before it has as many elements as before."""
+    """Handle reshapes: the rows are in the input dim before which there are as many elements as before the result's."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int and dim in _unflattened(node):
         return None
@@ -90,7 +91,7 @@ def _reshaped(node: Node, dim: int) -> Dims | None:
 
 
 def _unflattened(node: Node) -> range:
-    """The dims that an ``unflatten`` makes of one, whose sizes it states."""
+    """Return the result dims into which an ``unflatten`` splits one dim."""
     first = argument(node, "dim") % rank_of(source_of(node))
     return range(first, first + len(argument(node, "sizes")))
 
@@ -105,4 +106,4 @@ READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...]
     (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
     (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
 )
-"""Operators that give rows of rows; pointwise ones do too."""
+"""Operators that compute rows from rows; pointwise operators do too."""

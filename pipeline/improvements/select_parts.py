@@ -1,4 +1,4 @@
-"""select_parts: take equal parts of a projection from one view of it, if several profiles share its weights."""
+"""select_parts: select equal parts of a projection from one view of it, if several profiles share its weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 def select_parts(rewriting: Rewriting) -> None:
     """Replace slices that cut a projection's last dim into equal parts (gates, say) by selections from one view.
 
-    TensorRT-RTX 1.4 would cut or transpose the weights instead, differently for each profile, and the engine would hold
-    them twice: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and one for
+    TensorRT-RTX 1.4 would cut or transpose the weights instead, differently for each profile, and the engine would
+    store them twice: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and one for
     prompts.
     """
     for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
@@ -23,14 +23,14 @@ def select_parts(rewriting: Rewriting) -> None:
 
 
 def _are_equal(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
-    """Whether parts of one width follow one another from the first element to the last."""
+    """Return whether parts of one width follow one another from the first element to the last."""
     width = parts[0][0].meta["val"].shape[-1]
     alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)
     return alike and [width * i for i in range(len(parts))] == [start for _, start in parts]
 
 
 def _are_all(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
-    """Whether the parts are all of a node, and nothing else reads it."""
+    """Return whether the parts cover a node, and nothing else reads it."""
     read = {user for user in node.users if user.target not in SPLITS}
     read |= {item for user in node.users if user.target in SPLITS for item in user.users if is_item(item)}
     whole = node.meta["val"].shape[-1] == len(parts) * parts[0][0].meta["val"].shape[-1]

@@ -1,7 +1,7 @@
 """simplify_masks: replace attention masks that are known at compile time to hide nothing or only later positions, and
 declare masks as open if they hide with a finite number, or open completely masked rows.
 
-Models make masks from counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
+Models compute masks from counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes.environment import shape_of
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
-"""Operators that leave the last two dims of a mask as they are, or whose shapes show that they do not."""
+"""Operators that do not change the last two dims of a mask unless their shapes show it."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
@@ -41,7 +41,7 @@ AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 @improvement
 def simplify_masks(rewriting: Rewriting) -> None:
     """Drop masks that hide nothing, replace those that hide later positions by ``is_causal``, and wrap those that leave
-    something to attend to in every row in ``pipeline.open_mask``."""
+    a key in every row in ``pipeline.open_mask``."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
@@ -61,13 +61,13 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 
 def constant_of(rewriting: Rewriting, node: object) -> float | None:
-    """The number that all elements of a tensor equal; None if they differ or are unknown."""
+    """Return the number that all elements of a tensor equal; None if they differ or are unknown."""
     bounds = evaluated(_bounds, rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
 def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
-    """Whether a mask that is added to scores, and that is made anew at each call, has finite numbers only."""
+    """Return whether an additive mask that is computed at each call has only finite numbers."""
     bounds = (
         None if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask) else evaluated(_bounds, rewriting, mask)
     )
@@ -75,13 +75,13 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
 
 
 Bounds: TypeAlias = tuple[float, float]
-"""Two numbers between which all elements of a tensor lie, rounded to its dtype: larger ones are infinite."""
+"""The least and greatest possible element of a tensor, rounded to its dtype: values out of its range are infinite."""
 
 ANY_BOOL: Bounds = (0.0, 1.0)
 
 
 def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
-    """The bounds of a tensor's elements; None if unknown."""
+    """Return the bounds of a tensor's elements; None if unknown."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
     found = rewriting.literal(node)
@@ -94,7 +94,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
 
 
 def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
-    """The bounds of an operator's result, before rounding to its dtype."""
+    """Return the bounds of an operator's result, before rounding to its dtype."""
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
@@ -127,7 +127,7 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
 
 
 def _either(rewriting: Rewriting, *nodes: object) -> Steps[Bounds | None]:
-    """The bounds of elements that are taken from any of these."""
+    """Return the bounds of elements that come from any of these nodes."""
     each: list[Bounds] = []
     for node in nodes:
         if (bounds := (yield _bounds, rewriting, node)) is None:
@@ -137,7 +137,7 @@ def _either(rewriting: Rewriting, *nodes: object) -> Steps[Bounds | None]:
 
 
 def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
-    """Bounds in another dtype. What floats become as integers is left open."""
+    """Return bounds in another dtype; None for a cast from float to integer."""
     if dtype == torch.bool:
         return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
     return None if source in FLOATS and dtype not in FLOATS else bounds
@@ -149,7 +149,7 @@ def _rounded(bounds: Bounds, dtype: torch.dtype) -> Bounds:
 
 
 def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
-    """Whether a mask of bools is true exactly where the key's position is not after the query's."""
+    """Return whether a mask of bools is true exactly where the key's position is not after the query's."""
     node = copied(node)
     found = rewriting.literal(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
@@ -183,7 +183,7 @@ class Counted:
 
 
 def _counted(rewriting: Rewriting, node: object) -> Steps[Counted | None]:
-    """How a tensor counts, if it does."""
+    """Return how a tensor counts up; None if it does not."""
     if not isinstance(node, Node):
         return None
     node = copied(node)
@@ -204,7 +204,7 @@ def _counted(rewriting: Rewriting, node: object) -> Steps[Counted | None]:
 
 
 def _counts(values: torch.Tensor) -> Counted | None:
-    """How the values of a constant count up, if they do: along the one dim that is not 1."""
+    """Return how a constant's values count up along its only dim that is not 1; None if they do not."""
     dims = [dim for dim, size in enumerate(values.shape) if size > 1]
     if len(dims) != 1 or values.dtype not in (torch.int32, torch.int64):
         return None

@@ -22,7 +22,7 @@ READS: Final = (
     *(aten.slice.Tensor, aten.select.int, aten.index_select.default, aten.gather.default, aten.index.Tensor),
     aten.neg.default,
 )
-"""Operators that do to each part of their first argument what they do to it, beside those of `MOVES`."""
+"""Operators besides `MOVES` that apply to each part of their first argument separately."""
 
 ARANGES: Final = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 SUMS: Final = {aten.add.Tensor: doubles.plus, aten.sub.Tensor: doubles.minus}
@@ -32,21 +32,21 @@ EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torc
 MOVED: Final = (Form.SPLIT, Form.SINGLE, Form.TURNS, Form.TERMS, Form.PARTS, Form.SUM)
 
 MAX_RANK: Final = 7
-"""An angle is computed with a dim more, and TensorRT takes 8."""
+"""The most dims of an angle, which is computed with one more: TensorRT's limit is 8."""
 
 Build: TypeAlias = Callable[..., Argument]
 Way: TypeAlias = tuple[Sequence[tuple[Argument, Form]], Build]
-"""The forms of a node's arguments that a form of it is made of, and the function that makes it."""
+"""The forms of a node's arguments from which a form of the node is computed, and the function that computes it."""
 
 
 @improvement
 def split_doubles(rewriting: Rewriting) -> None:
-    """Compute what is float64 and ends as a cast to float32 or halves as parts of float32.
+    """Compute float64 values that end as a cast to float32 or halves as parts of float32.
 
     Before: ``(positions * rates).cos().float()`` with rates in float64, which TensorRT does not have. After: the same
-    in float32, as exact as float64 that is rounded to float32. Operators are products and quotients by constants and by
-    numbers of other dtypes; a sum of two of these; the sine and the cosine of a number times a constant; and those that
-    move elements.
+    in float32, as exact as float64 rounded to float32. Supported are products and quotients by constants and by values
+    of other dtypes; a sum of two of these; the sine and the cosine of a value times a constant; and operators that move
+    elements.
     """
     if rewriting.program.settings.truncate_double:
         return
@@ -60,7 +60,7 @@ def split_doubles(rewriting: Rewriting) -> None:
 
 
 class _Values:
-    """The float64 values of a graph, and the ways to make their forms."""
+    """The float64 values of a graph, and the recipes for their forms."""
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
@@ -71,14 +71,14 @@ class _Values:
                 self._note(node)
 
     def casts(self) -> Iterator[Node]:
-        """The casts to float32 or halves of float64 values that can be computed."""
+        """Yield the casts to float32 or halves of float64 values that can be computed."""
         for node in self.rewriting.graph.nodes:
             rounds = does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
             if rounds and Form.SUM in self.ways.get(node.args[0], ()):
                 yield node
 
     def make(self, casts: list[Node]) -> bool:
-        """Create what the casts need, each form before the node that it is one of; return whether all could be."""
+        """Create the nodes that the casts need, each form before its node; return whether all could be created."""
         needed: dict[Argument, set[Form]] = {}
         for cast in casts:
             needed.setdefault(cast.args[0], set()).add(Form.SUM)
@@ -97,7 +97,7 @@ class _Values:
         return None not in self.made.values()
 
     def put(self, casts: list[Node]) -> None:
-        """Let readers of the casts, and of sizes of what they are of, read what was made."""
+        """Replace the casts, and the float64 values whose sizes are read, by the new nodes."""
         for (node, form), parts in self.made.items():
             for user in list(node.users) if isinstance(form, Form) else ():
                 if user.target is aten.sym_size.int:
@@ -111,7 +111,7 @@ class _Values:
             self.rewriting.replace(cast, value)
 
     def _note(self, node: Node) -> None:
-        """Note the ways to make each form of a node: of its arguments, then of other forms of its own."""
+        """Record how to create each form of a node: from its arguments, then from other forms of its own."""
         found = {form: way for form, way in self._ways(node) if all(its in self._forms(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
             found.pop(Form.TURNS, None)
@@ -121,7 +121,7 @@ class _Values:
         self.ways[node] = found
 
     def _forms(self, value: Argument) -> Sequence[Form]:
-        """The forms that an argument has."""
+        """Return the forms that an argument has."""
         if not isinstance(value, Node):
             return (Form.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
         if dtype_of(value) in EXACT:
@@ -130,7 +130,8 @@ class _Values:
         return (Form.CONSTANT, *doubles.GIVEN) if constant else tuple(self.ways.get(value, ()))
 
     def _ways(self, node: Node) -> Iterator[tuple[Form, Way]]:
-        """The ways to make forms of a node of forms of its arguments, which these need not have."""
+        """Yield the recipes for forms of a node from forms of its arguments, whether or not the arguments have
+        these."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Form.TERMS, ([(x, Form.PARTS), (y, Form.PARTS)], self._traced(doubles.product))
@@ -150,7 +151,7 @@ class _Values:
                 yield form, ((), self._given_as(function, dtype))
 
     def _part(self, value: Argument, form: Form, before: Node) -> Argument:
-        """The tensors of a form of an argument, or the constant that it is."""
+        """Return an argument's tensors in a form, or the argument itself if it is a constant."""
         if (value, form) in self.made:
             return self.made[value, form]
         if not isinstance(value, Node):
@@ -168,7 +169,7 @@ class _Values:
         return lambda node, *parts: self.rewriting.traced(function, parts, node)
 
     def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
-        """Make a form of a tensor of sizes and numbers, from the same one in an exact dtype."""
+        """Return a function that creates a form of a filled tensor from the same tensor in an exact dtype."""
 
         def build(node: Node) -> Argument:
             given = self.rewriting.create(node.target, node.args, {**node.kwargs, "dtype": dtype}, node)
@@ -177,7 +178,7 @@ class _Values:
         return build
 
     def _move(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
-        """The parts of a value after a move."""
+        """Return the parts of a value after a move."""
         parts = [dict(zip(_moved(node), each, strict=True)) for each in zip(*values, strict=True)]
         if does(node.target) is Does.CASTS:
             return tuple(values[0])
@@ -187,15 +188,14 @@ class _Values:
 
 
 def _moved(node: Node) -> Sequence[Argument]:
-    """The arguments whose elements an operator moves."""
+    """Return the arguments whose elements an operator moves."""
     if node.target in JOINS:
         return node.args[0]  # type: ignore[return-value]
     return node.args[: 2 if node.target in WRITES else 1]
 
 
 def _exact(node: Node) -> torch.dtype | None:
-    """The dtype in which a tensor of sizes and numbers has the elements that it has in float64; None if there is
-    none."""
+    """Return a dtype that represents a filled float64 tensor's elements exactly; None if there is none."""
     if node.target in ARANGES:
         return torch.int64 if all(isinstance(x, int | Node) for x in node.args) else None
     if node.target is not aten.full.default or not isinstance(value := node.args[1], int | float):

@@ -1,4 +1,4 @@
-"""split_products: multiply few rows by weights in parts of the sum, where TensorRT would leave most of a GPU idle."""
+"""split_products: split the sum of a matmul of few rows into parts, where TensorRT would leave most of a GPU idle."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from pipeline.shapes.environment import Shape, bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
-"""Rows that are few: the weights are read once for all of them."""
+"""The most rows that count as few: the weights are read once for all of them."""
 COLUMNS = 128
-"""Columns of a result that one multiprocessor computes."""
+"""The columns of a result that one multiprocessor computes."""
 BLOCKS = 128
-"""Blocks of columns, parts of the sum counted, that occupy a large GPU: an H200 has 132 multiprocessors."""
+"""The blocks (columns times parts) that occupy a large GPU: an H200 has 132 multiprocessors."""
 LONG, SHORTEST = 1024, 256
-"""A sum from which on parts gain more than adding them costs, and the shortest part that was measured."""
+"""The least length of a sum whose parts gain more than adding them costs, and the shortest part that was measured."""
 MOST, MOST_BESIDE_MANY = 8, 4
 """The most parts, and the most where another profile has many rows: eight take a prompt 10 % longer, four 3.5 %."""
 
 Parts: TypeAlias = Callable[[Sequence[int], int, int], int]
-"""In how many parts, given the rows that each profile is tuned for, the length K of the sum and the columns N."""
+"""Returns the number of parts for the rows that each profile is tuned for, the length K of the sum and the columns
+N."""
 
 
 @improvement
 def split_products(rewriting: Rewriting) -> None:
-    """Replace a product of 2 to 64 rows by a constant, in float16 or bfloat16, by products of parts of its sum at once;
-    their results, rounded, are added in float32.
+    """Replace a matmul of 2 to 64 rows by a constant, in float16 or bfloat16, by a batched matmul over parts of its
+    sum; their rounded results are added in float32.
 
-    On TensorRT-RTX 1.4 every 128 columns of such a result occupy one multiprocessor, with 128 rows of the weights from
-    end to end: 16 of an H200's 132 for a layer of 2,048. One row has other kernels, and many rows are blocks enough.
+    On TensorRT-RTX 1.4 every 128 columns of such a result occupy one multiprocessor, for the whole length of the sum:
+    16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have blocks enough.
     Six layers of a Llama-like decoder, 8 rows: 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59.
     """
     if applies("unsplit-sums"):
@@ -46,7 +47,7 @@ def split_products(rewriting: Rewriting) -> None:
 
 
 def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
-    """In how many parts a product is computed: as many as give each multiprocessor one; 1 leaves it as it is."""
+    """Return the number of parts of a matmul, so that each multiprocessor has one; 1 leaves the matmul unchanged."""
     if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
         return 1
     parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
@@ -58,7 +59,7 @@ def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
 
 @frozen
 class Product:
-    """``x`` [..., K] by a constant [K, N], or [N, K] if it is that of a linear layer; the vector [N] is added."""
+    """A matmul of ``x`` [..., K] and a constant [K, N], or [N, K] in a linear layer, plus an optional vector [N]."""
 
     x: Node
     weight: Node
@@ -73,7 +74,7 @@ class Product:
 
 
 def split(rewriting: Rewriting, parts_of: Parts) -> None:
-    """Split the products by constants in halves, each in as many parts as ``parts_of`` says: a power of two."""
+    """Split the matmuls by constants in halves, each into ``parts_of(…)`` parts: a power of two."""
     if rewriting.program.settings.use_fp32_acc:
         return
     for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
@@ -84,7 +85,8 @@ def split(rewriting: Rewriting, parts_of: Parts) -> None:
 
 
 def _product(rewriting: Rewriting, node: Node) -> Product | None:
-    """What a node multiplies, if it is rows by a matrix of the model's in halves that nothing else reads."""
+    """Return a node's matmul, if it multiplies rows by a constant of the model in halves that nothing else reads; else
+    None."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
@@ -105,14 +107,14 @@ def _is_own(rewriting: Rewriting, product: Product, node: Node) -> bool:
 
 
 def _rows(rewriting: Rewriting, x: Node) -> list[int]:
-    """The rows that each profile is tuned for."""
+    """Return the rows that each profile is tuned for."""
     count = math.prod(_leading(x))
     program = rewriting.program
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
 def _split(rewriting: Rewriting, node: Node, product: Product, parts: int) -> None:
-    """Put the sum of a product's parts in its place, if converters take all of it."""
+    """Replace a matmul by the sum of its parts, if converters accept all new nodes."""
     inner, columns = product.sizes
     fresh: list[Node] = []
 
@@ -144,7 +146,8 @@ def _leading(x: Node) -> Shape:
 
 
 def _sum(made: Callable[..., Node], terms: list[Node]) -> Node:
-    """The sum of a power of two of tensors, by pairs: a reduction of more than four would be a kernel of its own."""
+    """Return the sum of a power of two of tensors, by pairs: a reduction of more than four would be a separate
+    kernel."""
     while len(terms) > 1:
         terms = [made(aten.add.Tensor, *pair) for pair in zip(terms[::2], terms[1::2], strict=True)]
     return terms[0]

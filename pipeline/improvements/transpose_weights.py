@@ -1,4 +1,4 @@
-"""transpose_weights: store weights of products as linear layers do, if several profiles share them."""
+"""transpose_weights: store weights of matmuls as linear layers do, if several profiles share them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 
 @improvement
 def transpose_weights(rewriting: Rewriting) -> None:
-    """Replace a product by a constant ``[K, N]``, as GPT-2 has them, by a linear layer with its weights as ``[N, K]``.
+    """Replace a matmul by a constant ``[K, N]``, as in GPT-2, by a linear layer with weights ``[N, K]``.
 
     TensorRT-RTX 1.4 transposes such a constant in the profile for single tokens, but not in the one for prompts: an
-    engine with both has it twice. A linear layer's weights stay as they are in both.
+    engine with both stores it twice. A linear layer's weights are not transposed in either.
     """
     for node in rewriting.nodes(*PRODUCTS) if len(rewriting.program.profiles) > 1 else ():
         *bias, x, weight = node.args
@@ -27,13 +27,13 @@ def transpose_weights(rewriting: Rewriting) -> None:
 
 
 def _is_own(rewriting: Rewriting, weight: Argument, node: Node) -> bool:
-    """Whether a weight is a constant matrix of the model's that nothing else reads."""
+    """Return whether a weight is a constant matrix of the model that nothing else reads."""
     own = isinstance(weight, Node) and weight.op == "placeholder" and only_reader(weight) is node
     return own and rewriting.is_constant(weight) and rank_of(weight) == 2
 
 
 def _adds_plainly(node: Node, bias: Sequence[Argument]) -> bool:
-    """Whether a product adds nothing, or one vector as it is."""
+    """Return whether a matmul adds nothing, or one vector without a factor."""
     if not bias:
         return True
     [added] = bias

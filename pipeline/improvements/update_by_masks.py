@@ -1,4 +1,4 @@
-"""update_by_masks: compute what a mask picks for all elements, and choose by the mask."""
+"""update_by_masks: compute an update of masked elements for all elements, and select by the mask."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 from pipeline.shapes.environment import shape_of
 
 DEEPEST = 16
-"""Operators in a row between what a mask picks and where it goes."""
+"""The most operators in a row between the masked read and the masked write."""
 
 
 @improvement
 def update_by_masks(rewriting: Rewriting) -> None:
     """Replace `x[mask] += w`, and `x[mask] = f(y[mask])` of elementwise operators, by `torch.where(mask, f(y), x)`.
 
-    How many elements a mask picks is data, and TensorRT-RTX has no layer that finds them.
+    The number of masked elements depends on data, and TensorRT-RTX has no layer that selects them.
     """
     for node in rewriting.nodes(aten.index_put.default):
         x, value = argument(node, "self"), argument(node, "values")
@@ -38,7 +38,7 @@ def update_by_masks(rewriting: Rewriting) -> None:
 
 @frozen
 class _Update:
-    """What is written where a mask holds, and what is known of the values that it is computed from."""
+    """A masked write, and the facts about the values that it is computed from."""
 
     rewriting: Rewriting
     node: Node
@@ -47,7 +47,7 @@ class _Update:
     _whole: dict[Node, Argument] = field(factory=dict)
 
     def reads(self, value: Argument, within: int = DEEPEST) -> bool:
-        """Whether a value is computed from what the mask picks."""
+        """Return whether a value is computed from the masked elements."""
         if not isinstance(value, Node) or not within:
             return False
         if value not in self._reads:
@@ -56,7 +56,7 @@ class _Update:
         return self._reads[value]
 
     def is_whole(self, value: Argument) -> bool:
-        """Whether a value can be computed for all elements."""
+        """Return whether a value can be computed for all elements."""
         if not isinstance(value, Node) or self._is_picked(value):
             return True
         if not self.reads(value):
@@ -64,7 +64,7 @@ class _Update:
         return all(map(self.is_whole, value.all_input_nodes))
 
     def whole(self, value: Argument) -> Argument:
-        """A value, for all elements."""
+        """Return a value, computed for all elements."""
         if not isinstance(value, Node) or not self.reads(value):
             return value
         if value not in self._whole:
@@ -76,7 +76,7 @@ class _Update:
         return self.rewriting.create(value.target, args, kwargs, self.node)
 
     def _is_picked(self, value: Argument) -> bool:
-        """Whether it is ``y[mask]``, and ``y`` has the rank of what is written to."""
+        """Return whether a value is ``y[mask]``, and ``y`` has the rank of the written tensor."""
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")
@@ -84,21 +84,21 @@ class _Update:
         return found is not None and _is_as(found, self.mask)
 
     def _spreads(self, value: Node) -> bool:
-        """Whether a value is the same for each element that is picked."""
+        """Return whether a value is the same for each masked element."""
         sizes, picked = shape_of(value.meta["val"]), len(shape_of(argument(self.node, "self").meta["val"]))
         picked += 1 - len(shape_of(self.mask.meta["val"]))
         return len(sizes) < picked or (len(sizes) == picked and sizes[0] == 1)
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether an operator computes each element alone, and fails on none."""
+    """Return whether an operator computes each element independently and raises for none."""
     if not is_pointwise(node) and does(node.target) is not Does.CASTS:
         return False
     return not why_apart(node.target, node.args, node.meta["val"])
 
 
 def _is_as(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
-    """Whether two values are computed alike, as masks are that are written twice."""
+    """Return whether two values are computed alike, such as a mask expression that a model repeats."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
     if not within or a.op != "call_function" or a.target != b.target or does(a.target) is Does.DRAWS:
@@ -108,7 +108,7 @@ def _is_as(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
 
 
 def _mask(x: Argument, indices: object) -> Node | None:
-    """The mask that alone is an index, if it has the first sizes of what is indexed."""
+    """Return the mask if it is the only index and its sizes are the first sizes of ``x``; else None."""
     if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
         return None
     (mask,) = indices

@@ -1,8 +1,8 @@
 """update_in_place: update buffers that a program writes rows to, such as key and value caches, in place.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place: its cache is the buffer
-itself, or its first batches, viewed as [B, N, S, D]. An additional output of the program says whether all rows were
-inside.
+itself, or its first batches, reshaped to [B, N, S, D]. An additional output of the program is true if all rows were
+inside the buffer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pipeline.shapes.environment import Expr, shape_of
 from pipeline.trt import CAPABILITIES
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What TensorRT's cache update layer takes."""
+"""The dtypes of TensorRT's cache update layer."""
 
 SMALL = 1 << 16
-"""A buffer of fewer bytes is copied rather than to end an engine for it: that takes no longer than a launch."""
+"""The least bytes of a buffer for which an engine is cut: copying a smaller one takes no longer than a launch."""
 
 
 @frozen
 class Held:
-    """A buffer, the node that is its new value, and the node that writes rows, to it or to its first batches."""
+    """A buffer, the node of its new value, and the node that writes rows to it or to its first batches."""
 
     placeholder: Node
     whole: Node
@@ -43,7 +43,7 @@ class Held:
 
 @frozen
 class Checked:
-    """The condition of a write: start + length is at most size."""
+    """The condition of a write: ``start + length <= size``."""
 
     starts: Node
     update: Node
@@ -81,7 +81,7 @@ def update_in_place(rewriting: Rewriting) -> None:
 
 
 def _held(placeholder: Node, whole: Node) -> Held | None:
-    """The write to a buffer whose old value nothing else needs; None if engines cannot run it in place."""
+    """Return the write to a buffer whose old value nothing else reads; None if engines cannot run it in place."""
     value = placeholder.meta["val"]
     if whole.op == "placeholder" or not value.numel():
         return None
@@ -99,14 +99,14 @@ def _held(placeholder: Node, whole: Node) -> Held | None:
 
 
 def _is_overwritten(view: Node) -> bool:
-    """Whether a slice is only looked at for its shape, by what is copied over it."""
+    """Return whether only the shape of a slice is read, by the copy that overwrites it."""
     return view.target is aten.slice.Tensor and all(
         user.target is aten.copy.default and user.args[0] is view for user in view.users
     )
 
 
 def _is_first_batches(placeholder: Node, whole: Node) -> bool:
-    """Whether a buffer's new value is the old one with other first batches, which is not read as a whole."""
+    """Return whether a buffer's new value is the old one with its first batches replaced, and only those are read."""
     if whole.target is not aten.slice_scatter.default or whole.args[0] is not placeholder:
         return False
     first = argument(whole, "dim") == 0 and argument(whole, "start") in (None, 0) and argument(whole, "step") == 1
@@ -114,7 +114,7 @@ def _is_first_batches(placeholder: Node, whole: Node) -> bool:
 
 
 def _is_same_slice(view: Node, whole: Node) -> bool:
-    """Whether a slice has the part that was written."""
+    """Return whether a slice selects the part that was written."""
     return view.target is aten.slice.Tensor and all(
         argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
     )
@@ -159,7 +159,7 @@ def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
 
 
 def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
-    """A shape as [B, N, S, D], S being this dim."""
+    """Return a shape as [B, N, S, D], where S is the size of ``dim``."""
     if len(shape) == 4 and dim == 2:
         return shape
     batch = shape[0] if dim else 1
@@ -167,7 +167,7 @@ def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
 
 
 def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: Node) -> Node | None:
-    """A node in another shape, of which at most one size varies; None where several do."""
+    """Return a node reshaped; None if more than one size is dynamic."""
     if shape_of(node.meta["val"]) == shape:
         return node
     sizes = [size if isinstance(size, int) else -1 for size in shape]
@@ -175,7 +175,7 @@ def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: N
 
 
 def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> Node:
-    """The buffer as the update sees it: its memory from the start on, in this shape."""
+    """Return the update's view of the buffer: its memory from the start, in this shape."""
     source = held.placeholder if held.written is held.whole else held.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
     if held.written is held.whole and shape_of(value) == shape:
@@ -191,7 +191,7 @@ def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> N
 
 
 def _take_place(rewriting: Rewriting, held: Held, made: Node, back: Node, at: int) -> None:
-    """Let the program return an update, and all others read it."""
+    """Replace the written value by an update in all readers, and return the update from the program."""
     output = next(iter(reversed(rewriting.graph.nodes)))
     returned = list(results(rewriting.graph))
     returned[at] = made
@@ -216,7 +216,7 @@ def _forget(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
 
 
 def _different(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
-    """The checks without those whose positions are computed like another's."""
+    """Return the checks without duplicates."""
     first, known = dict[str, Node](), dict[Node, Node]()
     for node in rewriting.graph.nodes:
         given = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
@@ -225,7 +225,7 @@ def _different(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
 
 
 def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
-    """One more result: whether a row is outside of its buffer."""
+    """Add a result to the program: whether a row is outside of its buffer."""
     output = next(iter(reversed(rewriting.graph.nodes)))
 
     def made(target: Any, *args: Any) -> Node:

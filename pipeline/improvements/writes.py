@@ -75,7 +75,7 @@ def _slice_scatter(rewriting: Rewriting, node: Node, x: Node, given: Sequence[An
 
 
 def _written(source: Node, dim: int, length: Expr) -> Node:
-    """The value copied to a slice, before it was expanded to the slice's size."""
+    """Return the value copied to a slice, before it was expanded to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
@@ -106,20 +106,20 @@ def _index_put(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) 
 
 
 def _rows(x: Node, dim: int, index: Node) -> Shape:
-    """The shape of the rows that an index [L] names."""
+    """Return the shape of the rows that an index [L] selects."""
     shape = shape_of(x.meta["val"])
     return (*shape[:dim], *shape_of(index.meta["val"]), *shape[dim + 1 :])
 
 
 def _broadcast(rewriting: Rewriting, node: Node, values: Node, shape: Shape) -> Node:
-    """Values as large as the rows that they are written to, where sizes are known."""
+    """Return values expanded to the shape of the rows that they are written to, where the sizes are known."""
     if shape_of(values.meta["val"]) == shape or not all(isinstance(size, int) for size in shape):
         return values
     return rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
 
 
 def _by_batch(rewriting: Rewriting, node: Node, x: Node, named: Mapping[int, Node], values: Node) -> Write | None:
-    """Every batch with an index of its own, [B] or [B, L]."""
+    """Return the write of a separate index for every batch, [B] or [B, L]; None if the index has another form."""
     (_, batches), (dim, index) = sorted(named.items())
     if not _is_every(rewriting, batches, shape_of(x.meta["val"])[0]) or rank_of(index) != rank_of(batches):
         return None
@@ -138,7 +138,7 @@ def _by_batch(rewriting: Rewriting, node: Node, x: Node, named: Mapping[int, Nod
 
 
 def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
-    """Whether an index [B] or [B, 1] names every batch in order."""
+    """Return whether an index [B] or [B, 1] selects every batch in order."""
     shape = shape_of(index.meta["val"])
     if shape not in ((batches,), (batches, 1)):
         return False
@@ -151,7 +151,8 @@ def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
 
 
 def _wrapped(rewriting: Rewriting, start: Start, index: Node, x: Node, dim: int, node: Node) -> Node:
-    """Starts of an index for which negative positions count from the end; of several rows none may be negative."""
+    """Return starts with negative positions counted from the end, for an index of a single row; several rows have
+    none."""
     starts = _starts(rewriting, start, node)
     if start is not index:
         return starts
@@ -162,7 +163,7 @@ def _wrapped(rewriting: Rewriting, start: Start, index: Node, x: Node, dim: int,
 
 
 def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
-    """A start as a tensor of one dim."""
+    """Return a start as a 1-d tensor."""
     if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
     if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):
@@ -182,4 +183,4 @@ FORMS: Final[Mapping[Any, Form]] = {
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
 }
-"""For each operator, the function that reads where it writes."""
+"""For each operator, the function that returns its write."""

@@ -1,4 +1,4 @@
-"""The table of attributes and weights of every layer kind, and how each attribute is read."""
+"""List the attributes and weights of every layer kind, and the function that reads each attribute."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -14,13 +14,14 @@ Read: TypeAlias = Callable[[Any, str], Value]
 
 
 def always(layer: object) -> bool:
-    """Every version of TensorRT has the attribute."""
+    """Return True: every version of TensorRT has the attribute."""
     return True
 
 
 @attrs.frozen
 class Attribute:
-    """One attribute of a kind: how it is read, which input replaces it, and whether this version has it."""
+    """An attribute of a layer kind: its reader, the index of the input that replaces it, and whether this TensorRT has
+    it."""
 
     name: str
     read: Read
@@ -67,7 +68,7 @@ def floats(layer: trt.ILayer, name: str) -> Value:
 
 
 def scales(layer: trt.ILayer, name: str) -> Value:
-    """Read scales only if no output shape was given: TensorRT warns when asked for scales that are not set."""
+    """Read scales only if no output shape is set: TensorRT warns when scales that are not set are read."""
     return floats(layer, name) if dims(layer, "shape") is None else None
 
 
@@ -124,7 +125,7 @@ def attention_has(name: str) -> Callable[[Any], bool]:
 
 
 def later_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
-    """Attributes that only later versions have."""
+    """Return attributes that only later versions have."""
     return tuple(Attribute(name, read, exists=has(name)) for name in names)
 
 
@@ -133,7 +134,7 @@ def later_attention_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
 
 
 def has_no_causal_kind(layer: trt.ILayer) -> bool:
-    """Whether this version has `causal`, which `causal_kind` replaced in RTX 1.5 and 11.0."""
+    """Return whether this version has `causal`, which `causal_kind` replaced in RTX 1.5 and 11.0."""
     return not hasattr(layer.attention, "causal_kind")
 
 

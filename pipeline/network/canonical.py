@@ -1,4 +1,4 @@
-"""``canonical``: a network's structure without its names, by which networks compare."""
+"""Define ``canonical``: a network's structure without its names, for comparing networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 @define
 class _Numbering:
-    """Numbers for names, in the order in which they are met: ``t0``, ``t1`` …"""
+    """Numbers for names, in order of first use: ``t0``, ``t1`` …"""
 
     letter: str
     known: dict[str, str] = field(factory=dict)
@@ -30,10 +30,10 @@ class _Numbering:
 
 @frozen
 class Canonical:
-    """A network's description in which tensors, layers, weights and dimensions have numbers for names.
+    """A network's description with numbers instead of names for tensors, layers, weights and dimensions.
 
     Attributes:
-        text: equal for two networks that differ in names alone.
+        text: equal for networks that differ only in names.
         bindings: the names of the inputs and outputs, in order.
         weights: the names of the weights, in the order of their numbers.
     """
@@ -48,8 +48,8 @@ def canonical(network: Network, sizes: Collection[str] = (), places: Mapping[str
 
     Args:
         network: the network.
-        sizes: the inputs that are sizes and no tensors.
-        places: which of the program's values each input and output of the network is, by name.
+        sizes: the names of inputs that are sizes, not tensors.
+        places: by the name of an input or output, the program's value that it is.
     """
     tensors, weights, dimensions = _Numbering("t"), _Numbering("w"), _Numbering("d")
     lines = [_input(tensor, tensors, dimensions, tensor.name in sizes) for tensor in network.inputs]
@@ -88,5 +88,5 @@ def _ranges(network: Network, tensors: _Numbering) -> Iterator[str]:
 
 
 def renames(ours: Iterable[str], theirs: Iterable[str]) -> FrozenDict[str, str]:
-    """Their names by ours, where they differ; in one order."""
+    """Return the mapping from our names to theirs, in order, without names that are equal."""
     return FrozenDict({our: their for our, their in zip(ours, theirs, strict=True) if our != their})

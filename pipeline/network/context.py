@@ -1,4 +1,4 @@
-"""``ConversionContext``: the network that converters append to, and the facts about the current node."""
+"""Define ``ConversionContext``: the network that converters append to, and the facts about the current node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
 
 Made: TypeAlias = tuple[trt.ITensor, trt.ITensor]
-"""A tensor that is made once, and the one that it is made of, which its key refers to by ``id`` and must live."""
+"""A cached tensor and its source. The cache's key is the source's ``id``, so the source must stay alive."""
 
 
 @frozen
@@ -41,7 +41,7 @@ class SymbolicInt:
 
 
 class NetworkError(PipelineError):
-    """TensorRT refused a layer; ``convert`` adds the node and raises ``pipeline.ConversionError``."""
+    """TensorRT rejected a layer; ``convert`` adds the node and raises ``pipeline.ConversionError``."""
 
 
 @define(eq=False)
@@ -56,28 +56,29 @@ class ConversionContext:
         cpu_weights_reference_holder: tensors that the network points at; kept until the engine is built.
         log: TensorRT's messages.
         node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
-        symbols: where each symbol can be read: an input and its dim, or an input that is the symbol itself.
-        constant_names: names of the constants given to converters, by ``id`` of the tensor.
+        symbols: for each symbol, the input and dim to read it from, or the input that is the symbol itself.
+        constant_names: names of the constants passed to converters, by ``id`` of the tensor.
         constants: these constants themselves.
-        literals: the weights that come from no parameter, by names derived from their content.
-        weights: the names of all weights, by the address at which they lie.
-        recorded: the names that converters recorded weights by, by the same address.
-        constant_layers: the outputs of constant layers, each made once: by content, or ``id`` of the tensor, and shape.
-        shape_tensors: the shapes of tensors that layers compute, by ``id`` of the tensor, with that tensor.
+        literals: the weights that are not parameters, by names derived from their content.
+        weights: the names of all weights, by memory address.
+        recorded: the names under which converters recorded weights, by memory address.
+        constant_layers: the outputs of constant layers, each added once: by content, or ``id`` of the tensor, and
+            shape.
+        shape_tensors: shapes computed by layers, by ``id`` of the tensor, with that tensor.
         size_tensors: single sizes of tensors, by ``id`` of the tensor and dim, likewise.
-        expressions: the tensors of one element that hold an expression, by the expression's text.
-        mask_numbers: what an attention's masks add to scores, by ``id`` of the mask, with the mask.
-        masks_with_some: whether rows of masks let anything through, likewise.
+        expressions: one-element tensors with the value of an expression, by the expression's text.
+        mask_numbers: additive attention masks, by ``id`` of the original mask, with the mask.
+        masks_with_some: tensors that tell for each row of a mask whether it leaves any key, likewise.
         counted: 0, 1, 2 … along a dim, by the size or its ``id``, the rank and the dim, with the size.
-        squeezed: the results of convolutions before dims were taken away: by ``id`` of what was made of them, with the
-            dims, and with that tensor.
-        rounded_apart: the dtypes to which products are rounded in a kernel of its own, by ``id``, with the product.
-        held_sizes: the sizes that tensors hold, by ``id``, with the tensor.
-        stand_ins: what stands for the network's values in code that was written for other compilers.
+        squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
+            that tensor.
+        rounded_apart: the dtypes to which a separate kernel rounds matmuls, by ``id``, with the matmul.
+        held_sizes: the sizes stored in tensors, by ``id``, with the tensor.
+        stand_ins: replacements for the network's values in code written for other compilers.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
-        ranges: the values each symbol may take.
-        marks: where the network avoids faults of TensorRT's kernels.
-        in_place: tensors in the memory of a network's input; as outputs they are not copied.
+        ranges: the range of each symbol.
+        marks: the nodes at which the network avoids faults of TensorRT's kernels.
+        in_place: tensors that share memory with a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
         constant_nodes: the names of the nodes that are its constants.
     """
@@ -115,15 +116,15 @@ class ConversionContext:
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
-        """Remember a tensor's shape as the program knows it, so that equal sizes are known to be equal, and a
-        data-dependent size can be read from the first tensor that has it."""
+        """Record a tensor's symbolic shape, so that equal sizes are known to be equal, and a data-dependent size can be
+        read from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
             if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
     def note_result(self, result: Any, value: Any) -> None:
-        """Remember the shapes of a node's results, as its fake value has them."""
+        """Record the shapes of a node's results, from its fake value."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
             self.note_shape(result, shape_of(value))
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
@@ -137,8 +138,8 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer with ``net.add_<kind>``, named ``name:kind``; if TensorRT refuses, raise an error with its
-        words."""
+        """Add a layer with ``net.add_<kind>``, named ``name:kind``; if TensorRT rejects it, raise its message as an
+        error."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -165,14 +166,15 @@ class ConversionContext:
         self.cpu_weights_reference_holder.clear()
 
     def constant_at(self, value: torch.Tensor) -> torch.Tensor | None:
-        """The constant equal to a tensor: itself, or the one in the same memory with the same order of elements (an
-        array of its memory, an additional dim of size 1)."""
+        """Return the constant equal to a tensor: itself, or one in the same memory with the same order of elements (an
+        array over its memory, a view with an additional dim of size 1)."""
         if id(value) in self.constant_names:
             return value
         return self.constant_below(value) if value.is_contiguous() else None
 
     def constant_below(self, value: torch.Tensor) -> torch.Tensor | None:
-        """The constant in whose memory a tensor of as many elements begins, such as its transpose."""
+        """Return the constant at whose address a tensor of as many elements begins, such as its transpose; None if
+        there is none."""
         place = value.data_ptr(), value.dtype, value.numel()
         found = (c for c in self.constants if (c.data_ptr(), c.dtype, c.numel()) == place and c.is_contiguous())
         return next(found, None) if value.numel() > 1 else None
@@ -192,19 +194,20 @@ class ConversionContext:
         return weights_of(tensor)
 
     def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return ``trt.Weights`` of constant codes in a TensorRT dtype, two per byte for 4 bits."""
+        """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype, two per byte for 4 bits."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
         return weights if weights.size == math.prod(shape) and tensor.dtype != torch.uint8 else codes_of(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
-        """Return the weights that stand for an omitted optional weight."""
+        """Return empty weights, for an omitted optional weight."""
         return trt.Weights(to_trt(dtype))
 
 
 def literal_name(tensor: torch.Tensor) -> str:
-    """Name a weight that comes from no parameter by its content, so that equal networks print equally."""
+    """Return a name, derived from the content, for a weight that is no parameter, so that equal networks print
+    equally."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"

@@ -35,9 +35,9 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; dtype is torch's name, -1 a dimension known only at run time.
+    """A tensor between layers; ``dtype`` is torch's name, -1 is a dimension known only at run time.
 
-    `dimension_names` are an input's, "" where one has none: dimensions of one name are of one size.
+    `dimension_names` are set for inputs, "" for an unnamed dimension: dimensions of one name have one size.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Weight:
 
 @attrs.frozen
 class Layer:
-    """One layer: absent optional inputs are None, attributes that an input replaces are left out."""
+    """A layer: absent optional inputs are None; attributes that an input replaces are omitted."""
 
     kind: str
     name: str
@@ -75,14 +75,14 @@ class Layer:
     weights: tuple[tuple[str, str], ...] = ()
 
     def attribute(self, name: str, default: Value = None) -> Any:
-        """The attribute called `name`, or the default if the row has none."""
+        """Return the attribute `name`, or the default if the layer lacks it."""
         for known, value in self.attributes:
             if known == name:
                 return value
         return default
 
     def weight(self, role: str) -> str | None:
-        """The name of the weight in a role ("kernel"), or None if it is absent."""
+        """Return the name of the weight in a role ("kernel"), or None if it is absent."""
         return dict(self.weights).get(role)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Layer:
 
 @attrs.frozen
 class Profile:
-    """The ranges an engine is built for: (input, min, opt, max) for every input that has some."""
+    """The ranges an engine is built for: (input, min, opt, max) for every dynamic input."""
 
     ranges: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 
@@ -119,18 +119,18 @@ class Network:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """All ranges that the engine is built for; a run has to fit one of them."""
+        """All profiles that the engine is built for; a call must fit one of them."""
         return () if self.profile is None else (self.profile, *self.other_profiles)
 
     def layer(self, name: str) -> Layer:
-        """The layer called `name`; KeyError if there is none."""
+        """Return the layer `name`; KeyError if there is none."""
         for layer in self.layers:
             if layer.name == name:
                 return layer
         raise KeyError(f"network {self.name!r} has no layer {name!r}")
 
     def weight(self, name: str) -> Weight:
-        """The weight called `name`; KeyError if there is none."""
+        """Return the weight `name`; KeyError if there is none."""
         for weight in self.weights:
             if weight.name == name:
                 return weight
@@ -154,7 +154,7 @@ class Network:
 
 
 def printed(value: Value) -> str:
-    """A value on one line, without blanks: equal values of different types print differently."""
+    """Return a value on one line, without spaces: equal values of different types print differently."""
     if isinstance(value, tuple):
         return f"[{','.join(map(printed, value))}]"
     return value if isinstance(value, str) and value.isidentifier() else repr(value)
@@ -162,7 +162,7 @@ def printed(value: Value) -> str:
 
 @attrs.frozen
 class Held:
-    """Weights as a layer holds them: `values` comes from the bindings; `pointer` is None if that has no address."""
+    """A layer's weights: `values` is the bindings' object; `pointer` is its address, None if it has none."""
 
     layer: str
     role: str
@@ -177,13 +177,13 @@ WeightName: TypeAlias = Callable[[int], Weight | None]
 
 
 def held_weights(net: "trt.INetworkDefinition") -> Iterator[Held]:
-    """The weights of every layer, in the order of the layers."""
+    """Yield the weights of every layer, in the order of the layers."""
     for index in range(net.num_layers):
         yield from weights_in(layer_of(net, index))
 
 
 def weights_in(layer: trt.ILayer) -> Iterator[Held]:
-    """The weights of a layer whose class is that of its kind."""
+    """Yield the weights of a layer, already cast to its kind's class."""
     for role in WEIGHTS.get(layer_kind(layer), ()):
         values = getattr(layer, role)
         dtype = dtype_name(values.dtype) if isinstance(values, trt.Weights) else str(values.dtype)
@@ -208,7 +208,8 @@ def describe(
 
 
 class _Description:
-    """The names given so far. The bindings give one object for one TensorRT object while it lives: they are kept."""
+    """The names assigned so far. The bindings return the same Python object for a TensorRT object only while it is
+    alive, so the objects are held here."""
 
     def __init__(self, weight_name: WeightName, weight_at: WeightAt | None) -> None:
         self.weight_name, self.weight_at = weight_name, weight_at
@@ -239,7 +240,7 @@ class _Description:
         return self.names[id(tensor)]
 
     def name_outputs(self, layer: trt.ILayer, own: str) -> None:
-        """Name all outputs before any row is made: a recurrence takes a tensor of a later layer."""
+        """Name all outputs before describing any layer: a recurrence reads a tensor of a later layer."""
         for index in range(layer.num_outputs):
             self.tensor_name(layer.get_output(index), f"{own}.{index}")
 
@@ -269,7 +270,7 @@ class _Description:
         )
 
     def bound(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
-        """The loop, conditional or attention of a boundary layer, numbered in order of appearance."""
+        """Yield the loop, conditional or attention of a boundary layer, numbered in order of appearance."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):
                 known = self.bounds.setdefault(what, [])
@@ -305,7 +306,8 @@ def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tup
 
 
 def _distinct(name: str, taken: set[str]) -> str:
-    """`name`, or name#2, name#3 …, now taken: TensorRT lets two tensors or layers have one name."""
+    """Return `name`, or name#2, name#3 …, and add it to `taken`: TensorRT allows duplicate names of tensors and
+    layers."""
     candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
     given = next(candidate for candidate in candidates if candidate not in taken)
     taken.add(given)

@@ -1,4 +1,4 @@
-"""``Engine``: a network that TensorRT has built and serialized."""
+"""Define ``Engine``: a network that TensorRT has built and serialized."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Engine:
     file: Any = field(default=None, eq=False, repr=False)
 
     def checked(self) -> Any:
-        """The plan, after a look at the file that it maps.
+        """Return the plan, after checking the file that it maps.
 
         Raises:
             ArtifactError: the file was overwritten.

@@ -1,4 +1,4 @@
-"""``NetworkHandle``: a TensorRT network in memory, with everything that it points to."""
+"""Define ``NetworkHandle``: a TensorRT network in memory, with everything that it points to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.trt import Log, trt
 class NetworkHandle:
     """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
 
-    ``weights`` have ``nbytes``; ``kept`` is everything else that must live until the engine is built, and ``mapped``
-    the files among it, whose pages can leave memory while TensorRT does not read them.
+    ``weights`` have ``nbytes``; ``kept`` is every other object that must stay alive until the engine is built;
+    ``mapped`` are the mapped files among them, whose pages can be evicted while TensorRT does not read them.
     """
 
     net: trt.INetworkDefinition
@@ -27,11 +27,11 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """Free everything the network points to together with it, even if others hold the lists."""
+        """Free everything the network points to together with it, even if the lists are referenced elsewhere."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
     def leave_memory(self) -> None:
-        """Drop weights in files from memory; they are read again when needed."""
+        """Evict weights in mapped files from memory; they are read again when needed."""
         for file in self.mapped:
             file.leave_memory()
 
@@ -47,8 +47,8 @@ def _clear(kept: list[Any], weights: dict[str, Any]) -> None:
 
 
 def name_dimensions(tensor: trt.ITensor, names: Sequence[str]) -> None:
-    """Names for the dimensions of a network's input, "" for none. TensorRT treats dimensions of one name as equal: only
-    then does it fuse layers that combine two inputs along a dynamic dimension (attention and its mask, say)."""
+    """Name the dimensions of a network's input, "" for none. TensorRT treats dimensions of one name as equal, without
+    which it does not fuse layers that combine two inputs along a dynamic dimension (attention and its mask, say)."""
     for dim, name in enumerate(names):
         if name:
             tensor.set_dimension_name(dim, name)

@@ -1,4 +1,4 @@
-"""``LegacyNetwork``: the network that a converter of the LEGACY convention gets."""
+"""Define ``LegacyNetwork``: the network passed to a converter of the LEGACY convention."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pipeline.trt import trt
 
 
 class LegacyNetwork:
-    """TensorRT's network with its conversion: building blocks need both, and a LEGACY converter gets only the network.
-    Everything else is delegated to the network, and ``isinstance`` with ``INetworkDefinition`` holds."""
+    """TensorRT's network with its conversion context: building blocks need both, but a LEGACY converter receives only
+    the network. Everything else is delegated to the network, and ``isinstance`` with ``INetworkDefinition`` holds."""
 
     ctx: ConversionContext
     has_implicit_batch_dimension = False

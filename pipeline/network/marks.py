@@ -1,4 +1,5 @@
-"""Marks of nodes: where a fault of TensorRT's kernels is avoided. A pass makes them, and conversion follows them."""
+"""Define marks: nodes at which a fault of TensorRT's kernels is avoided. A pass sets them, and conversion obeys
+them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ Form: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
 
 @frozen
 class Mark:
-    """A place where a segment's network differs from the plain one, so that a kernel is right.
+    """A change to a segment's network that avoids a faulty kernel.
 
     Attributes:
         quirk: the row of the table of faults (`pipeline.quirks`).
-        form: "expanded": the inputs `names` are broadcast by layers of their own before the node; "apart": the result
-            of the node is computed in a kernel of its own; "converter": the node's converter takes another form, for
-            its inputs `names` if there are some; "may be empty": calls may have none of the sizes `names`.
-        node: the node; empty for all of the segment.
+        form: "expanded": separate layers broadcast the inputs `names` before the node; "apart": a separate kernel
+            computes the node's result; "converter": the node's converter uses another form, for its inputs `names` if
+            any; "may be empty": the sizes `names` may be 0 in a call.
+        node: the node; empty for the whole segment.
         names: names of the node's inputs, or of sizes.
     """
 
@@ -39,7 +40,7 @@ class Marks:
     """The marks of a segment, by node.
 
     Attributes:
-        empty_sizes: the names of the sizes of inputs of which a call may have none.
+        empty_sizes: the names of sizes of inputs that may be 0 in a call.
     """
 
     def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
@@ -53,9 +54,9 @@ class Marks:
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)
 
     def of(self, node: str, form: Form) -> list[Mark]:
-        """The marks of a node that have this form."""
+        """Return a node's marks of this form."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
     def of_segment(self) -> list[Mark]:
-        """The marks that are of no node."""
+        """Return the marks of the whole segment."""
         return self._by_node.get("", [])

@@ -1,4 +1,4 @@
-"""``Net``: a network with the name of the node that layers are added for."""
+"""Define ``Net``: a network with the name of the node that layers are added for."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Net:
     name: str
 
     def at(self, part: str) -> Net:
-        """The same network with a derived name, `name/part`."""
+        """Return the same network with the derived name `name/part`."""
         return Net(self.ctx, f"{self.name}/{part}")
 
     def add(self, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add the layer that `INetworkDefinition.add_<kind>` makes, and name it; `NetworkError` if TensorRT refuses."""
+        """Add a layer with `INetworkDefinition.add_<kind>` and name it; `NetworkError` if TensorRT rejects it."""
         return self.ctx.add(self.name, kind, *args, **kwargs)
 
     @property

@@ -1,7 +1,7 @@
-"""Find in a plan whether a product reads the codes of each quantized weight and pair.
+"""Read from a plan whether a matmul reads the quantized values of each weight and quantize/dequantize pair.
 
-A plan of TensorRT-RTX holds its program as text: for each kernel the layers that it computes and the tensors that it
-reads, with their types. The format is undocumented, so a plan without such text is not an error: the result is unknown.
+A plan of TensorRT-RTX contains its program as text: for each kernel, the layers that it computes and the tensors that
+it reads, with their types. The format is undocumented, so for a plan without such text the result is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.network.description import Layer, Network
 from pipeline.trt import CAPABILITIES
 
 LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
-"""What plans call the types of codes."""
+"""The names of low-bit types in plans."""
 
 PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
 UNREAD: Final = {
@@ -26,7 +26,8 @@ UNREAD: Final = {
     ),
     ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
 }
-"""Why a TensorRT without `codes_beside_floats` does not fuse a weight, by the dtypes of its codes and numbers."""
+"""The reason why a TensorRT without `codes_beside_floats` does not fuse a weight, by its quantized and dequantized
+dtypes."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
@@ -39,14 +40,14 @@ _QUOTED = re.compile(r'"([^"]*)"')
 
 @frozen
 class Pair:
-    """A quantized weight, or an activation's pair of quantizing and dequantizing steps, in one engine.
+    """A quantized weight, or an activation's quantize/dequantize pair, in one engine.
 
     Attributes:
         engine: the engine's name.
         layer: the layer that dequantizes.
-        type: the dtype of its codes, by torch's name.
+        type: the quantized dtype, by torch's name.
         of: ``"weight"`` or ``"activation"``.
-        fused: whether a product's kernel reads the codes; None if the plan does not show it.
+        fused: whether a matmul's kernel reads the quantized values; None if the plan does not show it.
         why: the evidence in the plan.
     """
 
@@ -64,7 +65,7 @@ class Pair:
 
 @frozen
 class Step:
-    """A kernel of a plan: its kind and name, the layers that it computes, and the types of the codes that it reads."""
+    """A kernel of a plan: its kind and name, the layers that it computes, and the low-bit types that it reads."""
 
     kind: str
     name: str
@@ -73,12 +74,12 @@ class Step:
 
     @property
     def is_product(self) -> bool:
-        """Whether the kernel multiplies matrices, convolves or attends."""
+        """Return whether the kernel computes a matmul, a convolution or an attention."""
         return self.kind in PRODUCTS or "_mha" in self.name
 
 
 def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
-    """The quantized weights and pairs of a network, and whether each is fused in a serialized engine.
+    """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine.
 
     planned: the network of the same structure that the plan was built from, if that is another.
     """
@@ -91,7 +92,7 @@ def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[
 
 
 def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
-    """The layers that give numbers for codes, those of scales aside."""
+    """Yield the dequantizing layers, except those of scales."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     dequantizes = [layer for layer in network.layers if layer.kind == "DEQUANTIZE"]
     scales = {layer.inputs[1] for layer in dequantizes}
@@ -117,7 +118,7 @@ def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tup
     inside = [step for step in steps if layer.name in step.layers]
     readers = _readers(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
-    for step in steps:  # equal pairs are one in a plan, which names the layers of one: their products tell
+    for step in steps:  # a plan merges equal pairs under the names of one: only their readers differ
         if step.is_product and len(step.codes) > 1 and (layer.name in step.layers or names & step.layers):
             return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
         if step.is_product and step.codes and layer.name in step.layers and of == "weight":
@@ -132,7 +133,7 @@ def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tup
 
 
 def _readers(network: Network, tensor: str) -> list[Layer]:
-    """The layers that read a tensor, behind those that only pass it on."""
+    """Return the layers that read a tensor, directly or through layers that return it unchanged."""
     passed, found = {tensor}, list[Layer]()
     for layer in network.layers:
         if passed.isdisjoint(layer.inputs):
@@ -145,12 +146,12 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
 
 
 def _passes(layer: Layer) -> bool:
-    """Whether a layer only passes its tensor on, as the larger of a tensor and itself does."""
+    """Return whether a layer returns its input unchanged, like the maximum of a tensor and itself."""
     return layer.kind in PASSING or (layer.kind == "ELEMENTWISE" and len({*layer.inputs}) == 1)
 
 
 def _steps(plan: Any) -> tuple[Step, ...] | None:
-    """The kernels of a plan's first program; None if it has none in words."""
+    """Return the kernels of a plan's first program; None if the plan has no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
         return None

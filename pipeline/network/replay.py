@@ -20,20 +20,20 @@ WeightOf: TypeAlias = Callable[[str], Any]
 
 
 class ReplayError(PipelineError):
-    """A row of a description cannot be replayed as a layer; the message names the layer and says why."""
+    """A layer of a description cannot be replayed; the message names the layer and states the reason."""
 
 
 def replay(network: Network, weight_of: WeightOf, builder: trt.Builder, log: Log) -> trt.INetworkDefinition:
-    """Make a new `INetworkDefinition` with this description; the caller adds the profile.
+    """Create a new `INetworkDefinition` with this description; the caller adds the profile.
 
     weight_of: returns the `trt.Weights` of a name. The memory that they point at must live until the engine is built.
-    `ReplayError` with TensorRT's words for a layer that it refuses, or of a kind that is not replayed.
+    `ReplayError` with TensorRT's message if it rejects a layer, or if a layer's kind cannot be replayed.
     """
     return _Replay(network, weight_of, new_network(builder), log).run()
 
 
 class _Replay:
-    """A network on its way back: tensors by name; loops, conditionals and attentions by their numbers."""
+    """The network under reconstruction: tensors by name; loops, conditionals and attentions by number."""
 
     def __init__(self, network: Network, weight_of: WeightOf, net: trt.INetworkDefinition, log: Log) -> None:
         self.network, self.weight_of, self.net, self.log = network, weight_of, net, log
@@ -56,7 +56,7 @@ class _Replay:
         return self.net
 
     def layer(self, row: Layer) -> trt.ILayer:
-        """Make the row's layer, with its name and attributes; inputs from later layers are still missing."""
+        """Create the row's layer, with its name and attributes; inputs from later layers are still missing."""
         mark = self.log.mark()
         made = self.made(row)
         if made is None:
@@ -79,7 +79,7 @@ class _Replay:
         return LAYERS[row.kind](self.net, row, inputs, self.weight(row))
 
     def owner(self, row: Layer) -> Any:
-        """The loop or conditional that a boundary belongs to."""
+        """Return the loop or conditional that a boundary layer belongs to."""
         number = row.attribute("loop")
         key = ("loop", number) if number is not None else ("conditional", row.attribute("conditional"))
         if key not in self.owners:
@@ -87,7 +87,7 @@ class _Replay:
         return self.owners[key]
 
     def attention(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
-        """Make an attention's boundary layer: TensorRT makes both at once, at the first."""
+        """Create an attention's boundary layer: TensorRT creates both at once, with the first."""
         if row.kind == "ATTENTION_OUTPUT":
             return layer_of(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
@@ -117,7 +117,7 @@ class _Replay:
                 write(layer, attribute.name, value)
 
     def connect(self, row: Layer, layer: trt.ILayer) -> None:
-        """Connect inputs that the layer was not made with: optional ones, and those from later layers."""
+        """Connect the inputs that the layer was created without: optional ones, and those from later layers."""
         for index, name in enumerate(row.inputs):
             if name is not None and (index >= layer.num_inputs or layer.get_input(index) is None):
                 layer.set_input(index, self.tensors[name])

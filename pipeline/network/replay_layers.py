@@ -1,6 +1,6 @@
-"""Make layers of each kind from their rows: the arguments that TensorRT requires, and how attributes are set.
+"""Create layers of each kind from their rows: the arguments that TensorRT requires, and the setters of attributes.
 
-A layer is first made with the arguments of its `add_` method; then attributes that differ from its row are set.
+A layer is first created with the arguments of its `add_` method; then attributes that differ from its row are set.
 `replay` connects optional inputs and those from later layers at the end.
 """
 
@@ -24,12 +24,13 @@ def _bits(axes: Sequence[int]) -> int:
 
 
 def _of(name: str) -> Encode:
-    """A member of an enum of the bindings, looked up when it is needed: not every version has every enum."""
+    """Return a lookup of an enum's members by name, deferred until use: not every version has every enum."""
     return lambda member: getattr(trt, name).__members__[member]
 
 
 def _made(method: str, inputs: int, **arguments: Encode) -> Make:
-    """A layer from its first inputs and the attributes that its method takes after them, in their order."""
+    """Return a function that creates a layer from its first inputs and the attributes that follow them in the
+    method."""
 
     def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -39,7 +40,7 @@ def _made(method: str, inputs: int, **arguments: Encode) -> Make:
 
 
 def _listed(method: str, **arguments: Encode) -> Make:
-    """The same of a layer that takes its inputs as a list."""
+    """Return such a function for a layer whose inputs are one list."""
     return lambda net, row, given, weights: _made(method, 1, **arguments)(net, row, [list(given)], weights)
 
 
@@ -74,7 +75,8 @@ def _product(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITenso
 
 
 def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    """Where inputs give start, size and stride, the layer is made with zeros, as many as the others have."""
+    """Create a slice; if inputs supply start, size or stride, the layer gets zeros in their place, of the same
+    length."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
     count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
     return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
@@ -146,7 +148,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "UNSQUEEZE": _made("unsqueeze", 2),
     }
 )
-# A loop or conditional is no layer: it makes its boundary layers itself.
+# A loop or conditional is no layer: it creates its boundary layers itself.
 BOUNDARIES: Mapping[str, Make] = MappingProxyType(
     {
         "TRIP_LIMIT": lambda loop, row, given, weights: loop.add_trip_limit(
@@ -193,4 +195,4 @@ WRITE: Mapping[Read, Callable[[Any, str, Any], None]] = MappingProxyType(
         attributes.number: setattr,
     }
 )
-"""How an attribute is set that was read so."""
+"""For each reader of attributes, the function that sets the attribute."""

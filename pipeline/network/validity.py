@@ -1,4 +1,4 @@
-"""Check the description of a network that comes from a file: what it reads exists, and nothing depends on itself."""
+"""Validate the description of a network from a file: every name that a layer reads exists, and there is no cycle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.network.attributes import ATTRIBUTES, always
 from pipeline.network.description import Layer, Network, Tensor, Weight
 
 MOST_BYTES: Final = 1 << 44
-"""No tensor of a network claims more."""
+"""The largest size in bytes that a description's tensor may state."""
 
 _EXITS: Final[Mapping[str, str]] = {"LOOP_OUTPUT": "loop", "CONDITIONAL_OUTPUT": "conditional"}
 _BOUNDARIES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -20,11 +20,11 @@ _BOUNDARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "conditional": ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT"),
 }
 _OWNERS: Final = (*_BOUNDARIES, "attention")
-"""Attributes of layers at a border: the loop, conditional or attention that it is of."""
+"""Attributes of boundary layers: the loop, conditional or attention that the layer belongs to."""
 
 
 def fault(network: Network) -> str:
-    """Why a description is that of no network; empty if it may be one."""
+    """Return the first reason why a description is invalid; empty if it is valid."""
     return next(_faults(network), "")
 
 
@@ -54,7 +54,7 @@ def _faults(network: Network) -> Iterator[str]:
 
 
 def _misstated(layer: Layer) -> str:
-    """Why a layer's attributes and weights do not say what it computes; empty if they do."""
+    """Return the reason why a layer's attributes or weights are incomplete or invalid; empty if they are valid."""
     given, rows = Counter(name for name, _ in layer.attributes), ATTRIBUTES.get(layer.kind, ())
     present = {place for place, name in enumerate(layer.inputs) if name is not None}
     needed = {row.name for row in rows if row.exists is always and row.unless not in present}
@@ -75,8 +75,8 @@ def _claim(row: Tensor | Weight) -> str:
 
 
 def _circles(network: Network) -> Iterator[str]:
-    """Layers that need their own results. A recurrence begins with its first input; its second one, made in the loop,
-    is needed by what leaves the loop."""
+    """Yield layers that depend on their own results. A recurrence begins with its first input; its second, computed in
+    the loop, is a dependency of the loop's outputs only."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}
     regions: dict[tuple[str, object], list[Layer]] = {}
     for layer in network.layers:

@@ -23,7 +23,7 @@ ONLY_TORCH = "only operators that run in PyTorch read it"
 
 
 def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str, str]) -> Partitioned:
-    """Make segments from groups of operators: the last step of a partitioner.
+    """Build segments from groups of operators: the last step of a partitioner.
 
     Args:
         validated: the partitioner's input.
@@ -42,7 +42,7 @@ def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str
 
 @define(eq=False)
 class _Part:
-    """A segment in the making."""
+    """A segment under construction."""
 
     kind: Kind
     nodes: list[Node]
@@ -92,7 +92,8 @@ class _Assembly:
         self.home[node] = at
 
     def _with_copies(self, names: list[str]) -> list[Node]:
-        """The nodes of a segment in order: its operators, the items of their results, and what is copied."""
+        """Return the nodes of a segment in order: its operators, the items of their results, and the nodes copied into
+        it."""
         inside = {self.named[name]: None for name in names}
         waiting = list(inside)
         while waiting:
@@ -147,8 +148,8 @@ class _Assembly:
                 part.tensors.append(node)
 
     def _read(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
-        """The values that a node reads from outside. A size that depends on the segment's own values is computed
-        inside."""
+        """Add the values that a node reads from outside the segment to ``seen``. A size that depends on the segment's
+        own values is computed inside."""
         waiting, computed = [*operands(node)][::-1], set[Node]()
         while waiting:
             source = waiting.pop()
@@ -177,7 +178,7 @@ class _Assembly:
             )
 
     def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
-        """Values from which later segments, or the outputs, get sizes that only this one knows."""
+        """Yield values from which later segments or the outputs read sizes that only this segment has."""
         wanted = {s for n in self.returned for s in symbols_of(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _told(map(self._port, outputs))
@@ -214,19 +215,19 @@ class _Assembly:
                 yield fallback(self.validated, node, self.reasons.get(node.name) or self._unsaid(node))
 
     def _unsaid(self, node: Node) -> str:
-        """Why an operator runs in PyTorch, where the partitioner gave no reason."""
+        """Return why an operator runs in PyTorch if the partitioner stated no reason."""
         refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
         return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it there"
 
 
 def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
-    """A node that runs in PyTorch, with the hints of its verdict."""
+    """Return the fallback of a node that runs in PyTorch, with the hints of its verdict."""
     hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 
 
 def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
-    """The values that cross from each segment to each later one that reads them."""
+    """Yield the values that cross from each segment to each later one that reads them."""
     sources: dict[str, list[Segment]] = defaultdict(list)
     for segment in segments:
         for given in segment.outputs:
@@ -241,7 +242,7 @@ def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
 
 
 def _items(node: Node) -> Iterator[Node]:
-    """The items of an operator's result that are tensors."""
+    """Yield the items of an operator's result that are tensors."""
     for user in node.users:
         if user.op == "call_function" and not is_operator(user) and isinstance(user.meta.get("val"), torch.Tensor):
             yield user
@@ -253,7 +254,7 @@ def _is_value(node: Node) -> bool:
 
 
 def _told(ports: Iterable[Port]) -> frozenset[str]:
-    """The symbols that can be read off values as they are."""
+    """Return the symbols that are themselves sizes or values of these ports."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
     return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or on_host(d)))
 

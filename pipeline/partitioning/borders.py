@@ -19,10 +19,10 @@ from pipeline.partitioning.units import Units
 def cheaper_in_torch(
     flow: Flow, units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int, earlier: Collection[int] = ()
 ) -> dict[int, int]:
-    """The operators that PyTorch should run, each with the bytes saved by moving it and its group.
+    """Return the operators that PyTorch should run, each with the bytes saved by moving it and its group.
 
-    An engine with at least ``least`` operators keeps that many, or gives up all. ``earlier``: the operators that were
-    moved to PyTorch in this way before.
+    An engine with at least ``least`` operators retains that many, or loses all. ``earlier``: the operators that this
+    function moved to PyTorch before.
     """
     sides = Sides(flow, [in_torch[unit] for unit in units.of], frozenset(earlier))
     room = Room(sizes(units, in_torch, level), least)
@@ -39,7 +39,7 @@ def cheaper_in_torch(
 
 
 def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
-    """Whether an operator is cheap, in an engine, bound to no other, and PyTorch's on one side."""
+    """Return whether an operator is cheap, in an engine, in no larger unit, and next to PyTorch on one side."""
     if sides.in_torch[i] or not flow.cheap[i]:
         return False
     unit = units.of[i]
@@ -49,8 +49,8 @@ def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
 
 
 def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list[int]]:
-    """The bytes saved by moving an operator and those of its like around it that save most, and these; they are moved.
-    Nothing if nothing is saved."""
+    """Move an operator and those movable neighbours that save most bytes; return the bytes saved and the moved
+    operators. If nothing is saved, return 0 and move nothing."""
     cone, saved, best, length = [], 0, 0, 0
     for i in _around(flow, units, sides, start):
         saved -= sides.move(i, to_torch=True)
@@ -63,11 +63,11 @@ def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list
 
 
 CONE = 32
-"""The most operators that are looked at together."""
+"""The most operators that are considered together."""
 
 
 def _around(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:
-    """Operators that may move, each once those before it have: against the flow, or else along it."""
+    """Yield operators that may move after those yielded before: against the flow, or else along it."""
     back = sides.feeds_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < CONE:
@@ -108,15 +108,15 @@ class Sides:
         self.earlier = [sum(in_torch[j] for j in earlier) for earlier in flow.before]
 
     def feeds_torch(self, i: int) -> bool:
-        """Whether an operator's results have readers, all of them in PyTorch."""
+        """Return whether an operator's results have readers, all of them in PyTorch."""
         return 0 < self.later[i] == len(self.flow.after[i])
 
     def fed_by_torch(self, i: int) -> bool:
-        """Whether an operator has dependencies, all of them in PyTorch."""
+        """Return whether an operator has dependencies, all of them in PyTorch."""
         return 0 < self.earlier[i] == len(self.flow.before[i])
 
     def touches(self, i: int) -> bool:
-        """Whether PyTorch runs a neighbour of this operator for another reason than a border."""
+        """Return whether PyTorch runs a neighbour of this operator for another reason than a border."""
         return any(self.bound[j] for j in (*self.flow.before[i], *self.flow.after[i]))
 
     def move(self, i: int, *, to_torch: bool) -> int:

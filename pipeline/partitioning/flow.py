@@ -25,12 +25,12 @@ from pipeline.shapes.environment import Expr, bounds, expression, number, shape_
 Node = torch.fx.Node
 
 COPIED = 8
-"""The most operators that are done again rather than have their result cross a cut."""
+"""The most operators that are recomputed so that their result does not cross a cut."""
 
 
 @frozen
 class Value:
-    """A tensor between operators: its maker (None: an input of the program), its readers, and its bytes at the sizes
+    """A tensor between operators: its producer (None: an input of the program), its readers, and its bytes at the sizes
     that engines are tuned for."""
 
     node: Node
@@ -42,8 +42,9 @@ class Value:
 @frozen
 class Flow:
     """Operators by number: ``before`` and ``after`` are those that must run earlier and later; ``made`` and ``read``
-    are numbers of ``values``. For each operator, ``leaves`` says whether the program returns its result, ``cheap``
-    whether it costs next to nothing wherever it runs, ``moves`` whether it computes nothing at all."""
+    index the ``values`` that an operator produces and reads. For each operator, ``leaves`` is whether the program
+    returns its result, ``cheap`` whether it costs almost nothing wherever it runs, ``moves`` whether it only moves
+    data."""
 
     nodes: tuple[Node, ...]
     before: tuple[tuple[int, ...], ...]
@@ -57,12 +58,13 @@ class Flow:
 
 
 def flow(program: Program, copied: frozenset[Node]) -> Flow:
-    """The flow of a program, without the operators in ``copied``."""
+    """Return the flow of a program, without the operators in ``copied``."""
     return _Builder(program, copied).flow()
 
 
 def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """The operators to copy: cheap ones that engines can run, computed from constants and sizes by few others."""
+    """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few
+    others."""
     below: dict[Node, frozenset[Node]] = {}
     known = _known(program)
     for node in program.graph.nodes:
@@ -78,8 +80,8 @@ def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Nod
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """The tensors and symbolic ints that a node reads. Other numbers are read from tensors again wherever they are
-    needed, so they are skipped."""
+    """Yield the tensors and symbolic ints that a node reads. Other numbers are skipped: they are read from tensors
+    again wherever they are needed."""
     waiting = node.all_input_nodes[::-1]
     while waiting:
         source = waiting.pop()
@@ -90,26 +92,26 @@ def operands(node: Node) -> Iterator[Node]:
 
 
 def maker(value: Node) -> Node:
-    """The operator whose result, or item of a result, a value is."""
+    """Return the operator whose result, or item of a result, a value is."""
     while value.target is operator.getitem:
         value = value.all_input_nodes[0]
     return value
 
 
 def symbols_of(node: Node) -> frozenset[str]:
-    """The names of the symbols in the sizes of what a node makes."""
+    """Return the names of the symbols in the sizes of a node's result."""
     return frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in e.free_symbols)
 
 
 def sizes_of(node: Node) -> list[Expr]:
-    """The sizes of what a node makes, and itself if it is one."""
+    """Return the sizes of a node's result, or the result itself if it is a size."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
     return [e for v in values for e in _sizes(v)]
 
 
 def new_symbols(node: Node) -> frozenset[str]:
-    """The symbols that an operator introduces: sizes and numbers that are known only after it ran."""
+    """Return the symbols that an operator introduces: sizes and numbers that are known only after it ran."""
     if not is_operator(node):
         return frozenset()
     made = frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in free_unbacked_symbols(e))
@@ -118,7 +120,7 @@ def new_symbols(node: Node) -> frozenset[str]:
 
 
 def told_float(node: Node) -> frozenset[str]:
-    """The symbol of a float that an operator reads from data (``x.item()``); None for other values."""
+    """Return the symbol of a float that an operator reads from data (``x.item()``); empty for other values."""
     expr = number(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
     return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
 
@@ -139,7 +141,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _known(program: Program) -> frozenset[str]:
-    """The symbols that the program's inputs determine."""
+    """Return the symbols that the program's inputs determine."""
     return frozenset(s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n))
 
 
@@ -171,7 +173,7 @@ class _Builder:
         return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves, cheap, moving)
 
     def _reads(self, node: Node, before: dict[int, None]) -> Iterator[Node]:
-        """The values that an operator reads; operators that determine its sizes must run before it."""
+        """Yield the values that an operator reads, and add the operators that determine its sizes to ``before``."""
         for value in operands(node):
             if _is_size(value):
                 sources = (self.makes[s] for s in sorted(symbols_of(value)) if s in self.makes)
@@ -180,7 +182,7 @@ class _Builder:
                 yield value
 
     def _in_turn(self, before: list[dict[int, None]]) -> None:
-        """Random numbers are drawn in the order in which eager draws them."""
+        """Order operators that draw random numbers as eager does."""
         draws = [i for i, node in enumerate(self.nodes) if draws_random(node)]
         for first, second in pairwise(draws):
             before[second][first] = None

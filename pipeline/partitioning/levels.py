@@ -16,7 +16,7 @@ from pipeline.partitioning.units import Units
 
 
 def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
-    """The level of each unit: the first at which it can run, or a later one where fewer bytes cross."""
+    """Return the level of each unit: the first at which it can run, or a later one at which fewer bytes cross."""
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]
@@ -29,7 +29,7 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
 
 
 def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
-    """The number of operators of each engine, by level."""
+    """Return the number of operators of each engine, by level."""
     counts: Counter[int] = Counter()
     for unit, inside in enumerate(units.members):
         if not in_torch[unit]:
@@ -38,7 +38,7 @@ def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Count
 
 
 def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int], unit: int) -> None:
-    """Moves a unit to the segment of the first that reads it, unless more bytes would cross then."""
+    """Move a unit to the segment of its first reader, unless more bytes would cross then."""
     steps = (level[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
     last = min(steps, default=level[unit])
     if last > level[unit] and _crossing(flow, units, level, unit, last) <= _crossing(
@@ -48,7 +48,7 @@ def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int],
 
 
 def _crossing(flow: Flow, units: Units, level: list[int], unit: int, at: int) -> int:
-    """The bytes that would cross of what a unit makes and reads if it ran at a level."""
+    """Return the bytes of a unit's inputs and results that would cross if it ran at a level."""
     own, level[unit] = level[unit], at
     around = {v for i in units.members[unit] for v in (*flow.made[i], *flow.read[i])}
     total = sum(flow.values[v].nbytes for v in around if _crosses(flow, units, level, v))

@@ -35,13 +35,13 @@ def cut_between(
     keys: Sequence[str | None],
     updates: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
-    """Split the operators of one engine where those of another submodule begin, or behind its cache updates.
+    """Split the operators of one engine where those of another submodule begin, or after its cache updates.
 
-    ``keys`` has each operator's submodule, or None. What is before the first stays with it, what is behind one with
-    that one. ``updates`` are operators that update a cache. A submodule that has some is cut off behind the last of
-    them, if more of it follows: TensorRT copies a cache before a product of the engine that updates it
-    (docs/tensorrt.md, "Numbers"). What only changes a value that crosses there, such as a scale of the query, is
-    before the cut, where a kernel that is there anyway computes it. Patterns that TensorRT fuses are not split.
+    ``keys`` has each operator's submodule, or None. Operators before the first submodule stay with it, those after a
+    submodule with that one. ``updates`` are operators that update a cache. A submodule with such operators is cut after
+    the last of them, if more of it follows: TensorRT copies a cache before a matmul in the engine that updates it
+    (docs/tensorrt.md, "Numbers"). Operators that only change a crossing value, such as the scale of a query, go before
+    the cut, where an existing kernel computes them. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
@@ -66,8 +66,9 @@ def cut_between(
 def _changing(
     flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
-    """Of the units behind a cut chains of cheap ones that change one value on its way, to no more bytes. A cache is not
-    changed, and nothing passes what has to be before it. ``before``: the submodule's operators before the cut."""
+    """Return the units after a cut that form chains of cheap operators on one crossing value and do not enlarge it.
+    Caches are not changed, and no unit moves before its dependencies. ``before``: the submodule's operators before the
+    cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in behind:
@@ -90,8 +91,8 @@ def _changing(
 
 
 def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
-    """The value that cheap operators read and the one that they make of it, if there are no others, and nothing else
-    reads the first but operators before the cut."""
+    """Return the only value that cheap operators read and the only one that they produce, if nothing but operators
+    before the cut also reads the first; else None."""
     own = {v for i in members for v in flow.made[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
@@ -102,7 +103,7 @@ def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple
 
 
 def _crossing(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
-    """The bytes that cross from the units before each place to those behind it."""
+    """Return the bytes that cross each position between units."""
     place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}
     change = [0] * (len(own) + 1)
     for value in flow.values:

@@ -55,7 +55,7 @@ def _next(
     settings: CompilationSettings,
     given_up: set[int],
 ) -> dict[int, str]:
-    """The operators to move to PyTorch next, each with the reason; empty at the end."""
+    """Return the operators to move to PyTorch next, each with the reason; empty at the end."""
     least = settings.min_block_size
     saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
     if saved:
@@ -78,7 +78,7 @@ def _too_small(units: Units, in_torch: Sequence[bool], level: Sequence[int], lea
 def _too_many(
     units: Units, in_torch: Sequence[bool], level: Sequence[int], most: int | None
 ) -> Iterator[tuple[int, str]]:
-    """The operators of the smallest engines, if there are more than ``most``."""
+    """Yield the operators of the smallest engines, if there are more than ``most`` engines."""
     counts = sizes(units, in_torch, level)
     if most is None or len(counts) <= most:
         return

@@ -1,8 +1,8 @@
 """Group operators that no cut may separate into units, and order the units.
 
-A unit is a pattern that TensorRT fuses, a submodule to keep whole, or one operator. Every member of a pattern but the
-last is read only inside the pattern, so all of it may run where the last does; and a submodule is a run of operators
-and patterns in that order. So the units of a program never depend on each other in a cycle.
+A unit is a pattern that TensorRT fuses, a submodule that is not split, or one operator. Every member of a pattern but
+the last is read only inside the pattern, so all of it may run where the last does; and a submodule is a run of
+operators and patterns in that order. So the units of a program never depend on each other in a cycle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.partitioning.flow import Flow
 
 LONGEST = 16
-"""How far a pattern is followed."""
+"""The most operators of a pattern."""
 
 
 @frozen
@@ -34,7 +34,7 @@ class Units:
 
 
 def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
-    """Make units of groups of operators; every other operator is a unit by itself.
+    """Build units from groups of operators; every other operator is a unit by itself.
 
     kin: the key of an operator whose unit runs in the same place as all units with this key; None: alone.
     """
@@ -77,8 +77,8 @@ def _kin(members: list[tuple[int, ...]], key: Callable[[int], object]) -> tuple[
 
 
 def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """The patterns that TensorRT fuses and engines can run completely: a convolution or product with the norm and
-    elementwise operators after it, and the two products of an attention with everything between them."""
+    """Yield the patterns that TensorRT fuses and engines can run completely: a convolution or matmul with the norm and
+    elementwise operators after it, and the two matmuls of an attention with everything between them."""
     taken: set[int] = set()
 
     def free(i: int) -> bool:
@@ -102,7 +102,7 @@ def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int,
 
 
 def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
-    """From a product through a softmax to another product; nothing if that is not what follows."""
+    """Return the operators from a matmul through a softmax to another matmul; empty if there is no such chain."""
     found, normalised = [start], False
     if does(flow.nodes[start].target) is not Does.MULTIPLIES:
         return ()
@@ -119,8 +119,8 @@ def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int
 
 
 def _steps(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """What alone reads the result, again and again: one operator, or (as in ``x * sigmoid(x)``) several elementwise
-    ones of which the last reads all others."""
+    """Yield each successive group that alone reads the previous result: one operator, or (as in ``x * sigmoid(x)``)
+    several elementwise ones of which the last reads all others."""
     at = start
     for _ in range(LONGEST):
         readers = sorted(flow.after[at])

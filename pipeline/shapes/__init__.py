@@ -1,1 +1,1 @@
-"""Sizes: expressions, ranges, and the relations between them."""
+"""Represent sizes: expressions, ranges, and the relations between them."""

@@ -1,7 +1,8 @@
-"""``ShapeEnvironment``: the symbols of dynamic sizes with their ranges and relations, from capture to the artifact.
+"""Define ``ShapeEnvironment``: the symbols of dynamic sizes with their ranges and relations, from capture to the
+artifact.
 
-A varying size is a symbol, or an expression over symbols. The environment has each symbol's range and where it can be
-read, and the relations that a call must meet. All other ranges are derived from it.
+A dynamic size is a symbol, or an expression over symbols. The environment has each symbol's range and the input dims to
+read it from, and the relations that a call must meet. All other ranges are derived from these.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ Expr: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Expr, ...]
 
 LARGEST = 2**63 - 1
-"""The bound of an expression that has none: the largest int64."""
+"""The upper bound of an expression without one: the largest int64."""
 
 MAX_SIZE = 2**31 - 2
-"""The largest size that engines are built for: 2**31 - 1 is what numbers without a bound may be."""
+"""The largest size that engines are built for: 2**31 - 1 marks a number without a bound."""
 
 POINTS = 4096
-"""An expression in which a symbol occurs twice is evaluated for each of its values, if there are at most this many."""
+"""The most values for which an expression is enumerated, if a symbol occurs twice in it."""
 
 
 def expression(size: Argument) -> Expr:
-    """A size of a fake tensor as an int, or as a sympy expression over the program's symbols."""
+    """Return a fake tensor's size as an int or as a sympy expression over the program's symbols."""
     if isinstance(size, torch.SymInt):
         size = size.node.expr
     return int(size) if isinstance(size, int) or size.is_number else size
 
 
 def largest(size: Argument) -> float:
-    """The largest value that a size of a fake tensor may take; infinite if it has no bound."""
+    """Return the largest value of a fake tensor's size; infinite if it has no upper bound."""
     if not isinstance(size, torch.SymInt):
         return float(size)
     bound = size.node.shape_env.bound_sympy(size.node.expr).upper
@@ -52,23 +53,24 @@ def largest(size: Argument) -> float:
 
 
 def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
-    """A number that Python computes from sizes, as an expression."""
+    """Return the expression of a number that Python computes from sizes."""
     return value if isinstance(value, sympy.Basic) else value.node.expr
 
 
 HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
-"""Functions from floats to ints. Engines have no float64, so the host computes these, and gives engines the int."""
+"""Functions from floats to ints. Engines have no float64, so the host computes these and passes the int to engines."""
 
 _REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 
 
 def on_host(expr: object) -> bool:
-    """Whether an expression is an int made from floats."""
+    """Return whether an expression is an int computed from floats."""
     return type(expr).__name__ in HOST
 
 
 def leaves(expr: Expr) -> Iterator[object]:
-    """The operands from which an engine computes an expression: symbols, and ints that the host makes from floats."""
+    """Yield the operands from which an engine computes an expression: symbols, and ints that the host computes from
+    floats."""
     if isinstance(expr, int):
         return
     if expr.is_Symbol or on_host(expr):
@@ -79,14 +81,13 @@ def leaves(expr: Expr) -> Iterator[object]:
 
 
 def shape_of(value: torch.Tensor | TensorType) -> Shape:
-    """The sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
+    """Return the sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
     return tuple(expression(size) for size in value.shape)
 
 
 @frozen
 class Range:
-    """The values that a size may take: ``min`` and ``max`` are guaranteed, ``opt`` is the size that engines are tuned
-    for."""
+    """The range of a size: ``min`` and ``max`` are guaranteed, ``opt`` is the size that engines are tuned for."""
 
     min: int
     opt: int
@@ -101,8 +102,8 @@ Symbols: TypeAlias = Mapping[str, Range]
 
 @frozen
 class Symbol:
-    """A varying size: its range, its size in the example (``hint``; None if it depends on data), and the inputs and
-    dims that have or determine it, or the node whose data decides it, in words (``x.shape[0]``)."""
+    """A dynamic size: its range, its value in the example (``hint``; None if it depends on data), and its origin in
+    words: the input dims that have or determine it (``x.shape[0]``), or the node whose data decides it."""
 
     range: Range
     hint: int | None = None
@@ -114,13 +115,13 @@ class Symbol:
 
 @frozen
 class Relation:
-    """A condition on symbols that every call must meet, and the same in words."""
+    """A condition on symbols that every call must meet, and its text in the user's terms."""
 
     condition: Any
     words: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it holds for these values of the symbols. Takes about 1 µs."""
+        """Return whether the relation holds for these values of the symbols. Takes about 1 µs."""
         try:
             return bool(function_of(self.condition)(sizes))
         except ArithmeticError:  # a division by a size of 0
@@ -137,14 +138,14 @@ class Relation:
 
 @frozen
 class ShapeEnvironment(Mapping[str, Range]):
-    """The symbols of a program with their ranges, and the relations between them. As a mapping, name → range."""
+    """The symbols of a program with their ranges, and the relations between them. As a mapping: name → range."""
 
     symbols: FrozenDict[str, Symbol] = field(factory=FrozenDict)
     relations: tuple[Relation, ...] = ()
 
     @classmethod
     def of(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
-        """Make an environment of ranges only."""
+        """Create an environment of ranges only."""
         return cls(FrozenDict({name: Symbol(range) for name, range in ranges.items()}))
 
     def __getitem__(self, name: str) -> Range:
@@ -157,16 +158,17 @@ class ShapeEnvironment(Mapping[str, Range]):
         return len(self.symbols)
 
     def bounds(self, expr: Expr) -> Range:
-        """The range of an expression over the symbols."""
+        """Return the range of an expression over the symbols."""
         return bounds(expr, self)
 
     def words(self, expr: object) -> str:
-        """An expression in the user's terms: ``x.shape[0] % 4 == 0``."""
+        """Return an expression in the user's terms: ``x.shape[0] % 4 == 0``."""
         return in_words(expr, {name: s.places[0] for name, s in self.symbols.items() if s.places})
 
     def related(self, *conditions: object) -> ShapeEnvironment:
-        """Return the environment under more conditions. A condition on a single symbol narrows its range to sizes for
-        which it holds (1..10 under ``s % 4 == 0`` becomes 4..8); relations keep what ranges do not express."""
+        """Return the environment with more conditions. A condition on a single symbol narrows its range to the sizes
+        for which it holds (1..10 under ``s % 4 == 0`` becomes 4..8); conditions that ranges cannot express become
+        relations."""
         symbols, relations = dict(self.symbols), list(self.relations)
         for condition in dict.fromkeys(conditions):
             relation = Relation(condition, self.words(condition))
@@ -186,7 +188,8 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrowed(given: Range, name: str, relation: Relation) -> Range:
-    """The range from the first to the last value for which the relation holds; itself if it holds for none."""
+    """Return the range from the first to the last value for which the relation holds; the range itself if there is
+    none."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, POINTS) if relation.holds({name: v})), None)
@@ -199,8 +202,8 @@ def _narrowed(given: Range, name: str, relation: Relation) -> Range:
 
 
 def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
-    """The ranges of the symbols of a relation, from the first to the last value that occurs where all relations between
-    them hold; none where there are too many combinations, or it holds for none."""
+    """Return, for each symbol of a relation, the range of values for which all relations between its symbols hold;
+    empty if there are too many combinations to try, or if no combination meets them."""
     given = {name: symbols[name] for name in sorted(relation.symbols)}
     if len(given) < 2 or math.prod(r.max - r.min + 1 for r in given.values()) > POINTS:
         return {}
@@ -213,7 +216,7 @@ def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relatio
 
 
 class _Printer(PythonPrinter):
-    """Sizes in Python, by the names that symbols are given."""
+    """Print sizes as Python code, with the given names of symbols."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
         super().__init__()
@@ -231,7 +234,7 @@ class _Printer(PythonPrinter):
 
 
 class _Computing(_Printer):
-    """Sizes in Python, to be computed: powers look at the size of the result first."""
+    """Print sizes as Python code to evaluate: powers check the size of the result first."""
 
     def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
         whole = expr.args[1].is_Integer and 0 < expr.args[1] <= 8
@@ -255,7 +258,7 @@ _KNOWN = {"math": math, "torch": torch, "power": power, "shifted": shifted}
 
 
 def in_words(expr: object, names: Mapping[str, str]) -> str:
-    """An expression as Python code, symbols by the given names or else their own."""
+    """Return an expression as Python code; symbols have the given names or else their own."""
     if isinstance(expr, int):
         return str(expr)
     text: str = _Printer(lambda name: names.get(name, name)).doprint(expr)
@@ -264,8 +267,8 @@ def in_words(expr: object, names: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=4096)
 def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
-    """An expression or condition as a Python function of its symbols' values, by name. It is made once, in about 0.2
-    ms."""
+    """Compile an expression or condition to a Python function of its symbols' values, by name. Takes about 0.2 ms;
+    cached."""
     names: list[str] = []  # data, not source: a program from a file chooses them
 
     def place(name: str) -> str:
@@ -276,19 +279,19 @@ def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
     if isinstance(expr, sympy.Expr) and not any(
         type(e).__name__.startswith(_REAL) for e in sympy.preorder_traversal(expr)
     ):
-        source = f"int({source})"  # a fraction (``s0*s1/2``), where torch.export knows that it is whole
+        source = f"int({source})"  # a fraction (``s0*s1/2``) that torch.export has proved to be an integer
     made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {**_KNOWN, "n": names})
     return made
 
 
 def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """The value of a size for these values of the symbols. Takes about 1 µs, and next to nothing for an int or a
+    """Return the value of a size for these values of the symbols. Takes about 1 µs, and almost nothing for an int or a
     symbol."""
     return int(number_of(expr, sizes))
 
 
 def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool:
-    """The value of a number that Python computes from sizes: an int, float or bool. As fast as ``value_of``."""
+    """Return the value of a number that Python computes from sizes: an int, float or bool. As fast as ``value_of``."""
     if isinstance(expr, int | float):
         return expr
     made: int | float | bool = sizes[expr.name] if expr.is_Symbol else function_of(expr)(sizes)
@@ -296,10 +299,10 @@ def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool
 
 
 def bounds(expr: Expr, symbols: Symbols) -> Range:
-    """Bounds of an expression over the symbols' ranges, and its value at their opt.
+    """Return the bounds of an expression over the symbols' ranges, and its value at their ``opt``.
 
-    The bounds are sound for every expression. They are tight if each symbol occurs once, or in one direction (``s0*s1 +
-    s0``), and for others if there are at most ``POINTS`` combinations of sizes.
+    The bounds are sound for every expression. They are tight if each symbol occurs once, or if the expression is
+    monotonic in it (``s0*s1 + s0``), and for others if there are at most ``POINTS`` combinations of sizes.
     """
     if isinstance(expr, int):
         return Range(expr, expr, expr)
@@ -316,7 +319,8 @@ def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> 
 
 
 def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """The sum of the terms' bounds, where sizes are divided by: intervals of these are wide."""
+    """Return the sum of the terms' bounds if the expression divides by sizes, since intervals of quotients are wide;
+    else None."""
     if not expr.is_Add or not _divisors(expr):
         return None
     symbols = {s.name: r for s, r in given}
@@ -325,14 +329,14 @@ def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -
 
 
 def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
-    """What an expression divides by, if it does so for all sizes."""
+    """Return the divisors in an expression."""
     if "Where" in str(expr) or expr.has(sympy.Piecewise):
         return set()
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
 
 
 def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
-    """Interval arithmetic; without a bound, those of int64 are used. No call divides by a size of 0."""
+    """Return bounds by interval arithmetic; a missing bound is int64's. No call divides by a size of 0."""
     divisors = _divisors(expr)
     ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
     found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})
@@ -342,7 +346,8 @@ def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -
 
 
 def _enumerated(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Exact bounds, where intervals would not be and there are few enough points."""
+    """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points; else
+    None."""
     once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
     if once or math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
         return None
@@ -361,7 +366,7 @@ def _value(expr: object, sizes: Mapping[str, int]) -> int | None:
 
 
 def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
-    """Whether a condition is known to hold for all values of its symbols that meet the relations."""
+    """Return whether a condition provably holds for all values of its symbols that meet the relations."""
     if condition in (True, sympy.true):
         return True
     given = [(s, symbols[s.name]) for s in sorted(condition.free_symbols, key=str)]

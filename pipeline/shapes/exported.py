@@ -1,5 +1,5 @@
-"""The shape environment of an exported program: ranges, relations and hints from torch.export, and further assumptions
-of its graph."""
+"""Build the shape environment of an exported program: ranges, relations and hints from torch.export, and further
+assumptions of its graph."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 UNBOUNDED_FACTOR = 4
-"""A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
+"""The default ``max`` of a dim without an upper bound, as a multiple of its size in the example (and at least 16)."""
 
 UNKNOWN = 1024
-"""The least upper bound of an unbounded data-dependent size: the example's data do not bound others'."""
+"""The smallest ``max`` of an unbounded data-dependent size, whatever its size in the example."""
 
 COUNTED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
-"""Operators whose result is as large as the values of their input say: the greatest, or their sum."""
+"""Operators whose result size depends on the values of their input: their maximum or their sum."""
 
 ONE_SIZE = "give it as a static size, or write the model so that it takes others"
 
 Ends: TypeAlias = tuple[int, int | None]
-"""The least and the greatest of a range; None where it has no upper bound."""
+"""The least and the greatest value of a range; None if it has no upper bound."""
 
 
 def environment(
@@ -62,17 +62,17 @@ def environment(
     asked: Mapping[str, Ends],
     examples: Mapping[str, torch.Tensor],
 ) -> ShapeEnvironment:
-    """The environment of a program.
+    """Return the shape environment of a program.
 
     Args:
-        exported: has the ranges, unless others were requested.
+        exported: supplies the ranges that ``asked`` does not override.
         graph: the graph; its nodes carry fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
-        sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
-        asked: the requested least and greatest value, by symbol. torch.export narrows it if an operator checks whether
-            a size is 1.
-        examples: the tensors of the example and of the model, by placeholder: they give the sizes that their data
-            decide, where nothing bounds these.
+        sizes: the sizes to tune engines for, by input name; the example's if absent.
+        asked: the requested least and greatest value, by symbol. torch.export narrows the range if an operator checks
+            whether a size is 1.
+        examples: the tensors of the example and of the model, by placeholder: unbounded data-dependent sizes are
+            measured on them.
 
     Raises:
         CaptureError: only one size of the requested range is left.
@@ -94,21 +94,22 @@ def environment(
 
 
 def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """The ranges of the inputs' symbols as the trace knew them: torch.export reports nothing else about dims that
-    ``mark_dynamic`` made dynamic."""
+    """Return the ranges of the inputs' symbols from the trace, the only source for dims that are dynamic by
+    ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
 def _backed(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
-    """The symbols in the inputs' sizes, in the inputs' order: that of torch.export's ranges differs from run to run."""
+    """Return the symbols in the inputs' sizes, in the inputs' order: the order of torch.export's ranges varies between
+    runs."""
     told = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
     return [s for s in dict.fromkeys(told) if s in ranges and not free_unbacked_symbols(s)]
 
 
 def _sizes(value: object) -> list[sympy.Expr]:
-    """The sizes of a value that vary."""
+    """Return the dynamic sizes of a value."""
     if isinstance(value, torch.Tensor):
         return [s for s in shape_of(value) if not isinstance(s, int)]
     expr = expression(value) if isinstance(value, torch.SymInt) else 0
@@ -147,7 +148,7 @@ def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | N
 
 
 def _places(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
-    """Where sizes that vary can be read: in words, the expression, and its value in the example."""
+    """Yield each place to read a dynamic size from, in words, with its expression and its value in the example."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
             yield name, expression(value), int(value.node.hint)
@@ -159,14 +160,14 @@ def _places(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iter
 
 
 def _ends(given: Any) -> tuple[int | None, int | None]:
-    """The bounds that torch.export states; None where it has none."""
+    """Return the bounds that torch.export states; None for a missing one."""
     low = int(given.lower) if given.lower.is_Integer else None
     high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
     return low, high
 
 
 def _range(place: str, low: int | None, high: int | None, hint: int | None) -> Range:
-    """The range, with the default where nobody gave an upper bound: up to 4 times the example, and from 1."""
+    """Return the range; without an upper bound, from 1 to 4 times the size in the example."""
     if high is None:
         low = max(low or 1, 1)
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
@@ -184,8 +185,8 @@ def _under(
     asked: Mapping[str, Ends],
     told: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
-    """The environment under conditions, after a warning for each symbol that fewer sizes are left of than were asked
-    for. ``told``: a place that tells the symbol, and what it has of it."""
+    """Return the environment under conditions; warn for each symbol whose range became smaller than requested.
+    ``told``: for each symbol, a place to read it from and the expression there."""
     kept: list[Relation] = []
     for condition in conditions:
         if not always(condition, shapes, kept):
@@ -206,21 +207,22 @@ def _under(
 
 
 def _ends_of(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
-    """The size at both ends of a symbol's range."""
+    """Return an expression's values at both ends of a symbol's range, in ascending order."""
     opt = {s.name: shapes[s.name].opt for s in expr.free_symbols}
     low, high = (value_of(expr, {**opt, name: end}) for end in (shapes[name].min, shapes[name].max))
     return low, high
 
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """The program's assumptions about its inputs' sizes."""
+    """Yield the program's assumptions about its inputs' sizes."""
     for condition in (*guards(graph), *of_operators(graph), *_not_negative(graph, shapes)):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
 
 
 def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """``x[1:]`` has size ``s - 1``: torch.export takes ``s`` to be at least 1."""
+    """Require sizes to be non-negative: ``x[1:]`` has size ``s - 1``, for which torch.export assumes that ``s`` is at
+    least 1."""
     compound = {e for v in values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
         if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
@@ -228,14 +230,14 @@ def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[o
 
 
 def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
-    """The symbols that no earlier node has introduced; a tensor's storage offset does not count."""
+    """Return the symbols that no earlier node has introduced; storage offsets do not count."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
     exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
 def _warn_of(unbounded: Mapping[str, int]) -> None:
-    """Warn once of the sizes that data alone bounds, for each bound that engines get instead."""
+    """Warn of data-dependent sizes without a bound, once for each bound that engines get instead."""
     for high in dict.fromkeys(unbounded.values()):
         names = [name for name, most in unbounded.items() if most == high]
         few = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
@@ -253,8 +255,8 @@ def _data_dependent(
     examples: Mapping[str, torch.Tensor],
     unbounded: dict[str, int],
 ) -> Symbol:
-    """A size or number that the data of a node decides: no more than the elements that it chooses among; a multiple of
-    the example's if nothing bounds it, and then it is noted as ``unbounded``."""
+    """Return the symbol of a size or number that a node's data decides. Its bound is the number of elements the node
+    selects from; if there is none, a multiple of the example's, which is added to ``unbounded``."""
     low, high = _ends(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -269,7 +271,8 @@ def _data_dependent(
 
 
 def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """The greatest size of what is split into pieces of which one is as long as a node says; None if nothing is."""
+    """Return the largest size of a tensor that a split cuts into pieces of the length that this node computes; None if
+    there is none."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
@@ -278,8 +281,8 @@ def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
 
 
 def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Ranges of the pieces of a whole that are tuned for as if they were alike: the sizes that TensorRT tunes for have
-    to fit together, also where the pieces are one again."""
+    """Return ranges of the pieces of a split with equal ``opt``: the sizes that TensorRT tunes for must add up where
+    the pieces are concatenated again."""
     found = dict[str, Range]()
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:
@@ -297,13 +300,14 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
 
 
 def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
-    """The largest size among a node's inputs."""
+    """Return the largest size among a node's inputs."""
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
 
 
 def _most(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """How many of its inputs' elements an operator can choose; None where it chooses none: values decide the size."""
+    """Return the most elements of its inputs that an operator can select; None if values, not elements, decide the
+    size."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in COUNTED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

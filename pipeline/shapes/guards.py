@@ -1,4 +1,4 @@
-"""What torch.export found about sizes on its way, without what decides on memory layouts alone."""
+"""Collect torch.export's guards on sizes, except those that only decide memory layouts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from pipeline.shapes.questions import ATTENTION, MASKS, MODULE, TORCH, asked
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
 _EXPORTS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
 _OPERATORS = tuple(f"{TORCH}/{part}" for part in (*_PARTS, *_EXPORTS))
-"""Where torch is in the midst of an operator; in the mode of torch.export, or in Dynamo, of one that is written in
-C++."""
+"""Code locations inside a torch operator: in torch.export's mode, or in Dynamo for operators written in C++."""
 
 _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"))
-"""The functions of torch that lay out what a Fourier transform gives, by the order of strides."""
+"""torch's functions that choose the layout of a Fourier transform's result by the order of strides."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
-"""A sum by its terms, each with its whole coefficient; two sums that are in proportion are alike."""
+"""A sum as its terms, each with its integer coefficient; proportional sums are equal."""
 
 
 def guards(graph: torch.fx.Graph) -> Iterator[object]:
-    """The conditions on sizes that hold for the graph, whose nodes carry fake tensors."""
+    """Yield the conditions on sizes that the graph depends on; its nodes carry fake tensors."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     if mode is None or mode.shape_env is None:
         return
@@ -52,8 +51,8 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def fixes_numbers(graph: torch.fx.Graph) -> bool:
-    """Whether an int that the model makes of a quotient of sizes is a constant: ``int(rows / (h * w / 16))`` and
-    ``int(h // 14)`` are, where Python runs."""
+    """Return whether the trace fixed an int that the model computes from a quotient of sizes, such as ``int(rows / (h *
+    w / 16))`` or ``int(h // 14)``."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     found = [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
@@ -66,40 +65,41 @@ def _is_quotient(expr: object) -> bool:
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
-    """Whether `ATTENTION` asks for one query alone, not whether there are more keys, of which it would take as many as
-    there are queries."""
+    """Return whether `ATTENTION` asks only if there is one query, not if there are more keys, which it would cut to the
+    number of queries."""
     found = [expr for expr, place in questions if ATTENTION in place]
     return bool(found) and all(map(_asks_for_one, found))
 
 
 def _is_indifferent(expr: object, place: str, alone: bool) -> bool:
-    """Whether what is computed does not depend on the answer to a question of transformers'."""
+    """Return whether the result is the same for both answers to a question that transformers asks."""
     return (alone and ATTENTION in place) or (place.endswith(MASKS) and _asks_for_one(expr))
 
 
 def values(graph: torch.fx.Graph) -> Iterator[Argument]:
-    """What the nodes of a graph give: fake tensors and numbers."""
+    """Yield the values of a graph's nodes: fake tensors and numbers."""
     for node in graph.nodes:
         yield from tree_leaves(node.meta.get("val"))
 
 
 def _place(guard: Argument) -> str:
-    """Where a condition was asked for: file and function. That of `MODULE` was asked for before, and is asserted."""
+    """Return the file and function that asked for a condition. `MODULE` only asserts a condition that was asked for
+    before."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
 
 class Layouts:
-    """The memory layouts of a graph's tensors, read when they are first asked for."""
+    """The memory layouts of a graph's tensors, read on first use."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
         self.apart: set[Terms] | None = None
 
     def decided(self, guard: Argument, expr: Argument) -> bool:
-        """Whether an operator asked something that decides on strides, and no more: if a size is 1 (where results
-        depend on it, see ``operator_conditions``), if two dims of a tensor can be merged without a copy, or how a
-        Fourier transform lays out its result. What the model asks by itself is another matter."""
+        """Return whether an operator asked a question that only decides strides: if a size is 1
+        (``operator_conditions`` has those on which results depend), if two dims of a tensor can be merged without a
+        copy, or how a Fourier transform lays out its result. Questions of the model itself never count."""
         place = _place(guard)
         if not place.startswith(_OPERATORS):
             return False
@@ -108,8 +108,8 @@ class Layouts:
         return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._keeps_apart(expr))
 
     def _keeps_apart(self, differ: sympy.Ne) -> bool:
-        """Whether a condition says that the stride of one dim is not what the next one spans. Which of its copies
-        torch makes depends on the order in which it keeps what it knows, and that on Python's hashes."""
+        """Return whether a condition states that the stride of one dim differs from the extent of the next. Which
+        equivalent form torch records depends on the order of its sets, and thus on Python's hashes."""
         if self.apart is None:
             self.apart = set(_spans(self.graph))
         terms = _terms(differ.lhs - differ.rhs)
@@ -127,13 +127,13 @@ def _asks_for_one(expr: object) -> bool:
 
 
 def _is_a_size(expr: sympy.Expr) -> bool:
-    """Whether an expression is a size, or one in a stride, which counts 1 for a size of 0."""
+    """Return whether an expression is a size, or a size in a stride, where a size of 0 counts as 1."""
     return bool(expr.is_Symbol or (isinstance(expr, sympy.Max) and 1 in expr.args))
 
 
 def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:
-    """By how much the stride of a dim and what another dim spans differ, for the dims of each tensor: einsum and its
-    like merge any two."""
+    """Yield the difference between one dim's stride and another dim's extent, for all dims of each tensor: einsum and
+    similar operators may merge any two."""
     tensors = (v for v in values(graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
     layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
     pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
@@ -144,8 +144,8 @@ def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:
 
 
 def _terms(difference: object) -> Terms | None:
-    """The terms of a sum, in lowest terms and by the sign of the first by name; None for a number, and for terms of
-    other than whole coefficients."""
+    """Return the terms of a sum, reduced to lowest terms, with the first term by name positive; None for a number, or
+    if a coefficient is no integer."""
     found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()
     if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
         return None

@@ -1,4 +1,4 @@
-"""The size of a result whose data decide it, in the example."""
+"""Measure data-dependent sizes on the example."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pipeline.aten.types import Argument, Target
 
 
 def largest_size(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
-    """The largest size of a node's results for the tensors of an example, by placeholder; 0 if that cannot be computed:
-    a tensor is missing, or an operator before the node writes."""
+    """Return the largest size of a node's results for the example's tensors, by placeholder; 0 if it cannot be
+    computed: a tensor is missing, or an operator before the node writes in place."""
     try:
         with torch.no_grad():
             results = _values(node, examples)
-    except Exception:  # whatever eager raises: the example says nothing then
+    except Exception:  # whatever eager raises: the example has no answer then
         return 0
     found = results if isinstance(results, tuple | list) else (results,)
     return max((size for t in found if isinstance(t, torch.Tensor) for size in t.shape), default=0)
 
 
 def _values(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Argument:
-    """What eager gives for a node, computed from all that it needs."""
+    """Return eager's result for a node, computed from the example."""
     needed, waiting = set[torch.fx.Node](), [node]
     while waiting:
         each = waiting.pop()

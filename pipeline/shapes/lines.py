@@ -1,4 +1,4 @@
-"""Solve expressions that are lines in one symbol (``4*s + 1``) for the symbol."""
+"""Solve expressions that are linear in one symbol (``4*s + 1``) for the symbol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sympy
 
 @lru_cache(maxsize=4096)
 def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
-    """Slope and offset of an expression of this symbol alone that is a line; None for others."""
+    """Return slope and offset of an expression that is linear in this symbol and has no other; None for any other."""
     if [s.name for s in expr.free_symbols] != [name]:
         return None
     (symbol,) = expr.free_symbols
@@ -19,7 +19,8 @@ def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
 
 
 def solved(expr: object, name: str, value: int) -> int | None:
-    """The symbol's value for which a linear expression (``4*s + 1``) has a value; None if no integer does."""
+    """Return the symbol's value for which a linear expression (``4*s + 1``) has this value; None if there is no
+    integer."""
     line = line_of(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:
         return None
@@ -27,8 +28,8 @@ def solved(expr: object, name: str, value: int) -> int | None:
 
 
 def solved_in_words(expr: object, name: str, place: str) -> list[str]:
-    """How to read the symbol from a place that has a linear expression of it (``x.shape[1] // 4``); empty if it has
-    none."""
+    """Return Python code that computes the symbol from a place with a linear expression of it (``x.shape[1] // 4``);
+    empty if the expression is not linear."""
     line = line_of(expr, name)
     if line is None:
         return []

@@ -18,7 +18,7 @@ SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank if a size is 1; torch.export assumes that a varying size is not 1."""
 
 WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
-"""Operators that write where a mask says."""
+"""Operators that may write at the positions of a mask."""
 
 
 def of_operators(graph: torch.fx.Graph) -> Iterator[object]:
@@ -36,7 +36,8 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
+    """Require the element count of reshapes: ``view(-1, 4)`` needs a multiple of 4, which a saved ExportedProgram does
+    not record."""
     for node in graph.nodes:
         if does(node.target) is Does.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
@@ -55,7 +56,7 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
-    """``torch.cross`` without a dim takes the first of size 3: no dim before it has that size."""
+    """Require that no dim before the one that ``torch.cross`` chose has size 3: without ``dim`` it takes the first."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
             sizes = shape_of(argument(node, "self").meta["val"])
@@ -74,7 +75,7 @@ def _attended(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _masked(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require a mask to have the sizes of what is written to; torch.export checks that only of what is read."""
+    """Require a mask to have the sizes of the tensor that is written; torch.export checks that only for reads."""
     for node in graph.nodes:
         if node.target in WRITES:
             sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
@@ -88,7 +89,7 @@ def _masked(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def of_one_query(graph: torch.fx.Graph) -> Iterator[object]:
-    """Conditions for which it is no matter whether transformers says ``is_causal`` of one query: there is one key."""
+    """Yield the conditions under which ``is_causal`` of a single query does not matter: there is a single key."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))
@@ -101,7 +102,8 @@ _SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
 
 
 def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
-    """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
+    """Require sliced dims to be long enough: ``x[-2:]`` has size 2, for which torch.export assumes at least 2 in
+    ``x``."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args
