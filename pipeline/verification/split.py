@@ -21,7 +21,7 @@ ELSEWHERE = "another part is tried in TensorRT"
 def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     """Return the same program with these operators in engines and all others in PyTorch; cuts may be anywhere.
 
-    Nothing is moved or copied, so that exactly these nodes run in TensorRT. Engines are as few as the order allows.
+    Exactly these nodes run in TensorRT: no node is moved or copied. Engines are as few as the order allows.
     """
     program = partitioned.program
     validated = refused(Validated(program, partitioned.verdicts), _others(partitioned, nodes))
@@ -44,7 +44,7 @@ def _others(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Reject
 
 
 def refused(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
-    """Return the same with these nodes refused, so that they run in PyTorch, each with its reason."""
+    """Return the verdicts with these nodes refused, so that they run in PyTorch, each with its reason."""
     verdicts = {
         name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
         for name, v in validated.verdicts.items()
