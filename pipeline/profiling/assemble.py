@@ -104,7 +104,7 @@ def _layers(
     own = compiled.layer_names(engine, network)
     found = matched(names, _steps(engine), list(own), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
-        nodes = tuple(_operators(compiled, _of(evolve(match, layers=tuple(own.get(n, n) for n in match.layers)))))
+        nodes = tuple(_operators(compiled, _nodes_of(evolve(match, layers=tuple(own.get(n, n) for n in match.layers)))))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 
@@ -115,7 +115,7 @@ def _steps(engine: Engine) -> tuple[Kernel, ...]:
         return ()
 
 
-def _of(match: Match) -> tuple[str, ...]:
+def _nodes_of(match: Match) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node_of(layer) for layer in match.layers))
 
 

@@ -76,10 +76,10 @@ class EnginePerProfile:
         program = partitioned.program
         if program.settings.max_engines is not None:
             return partitioned
-        segments = tuple(each for segment in partitioned.segments for each in self._of(program, segment))
+        segments = tuple(each for segment in partitioned.segments for each in self._per_profile(program, segment))
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
-    def _of(self, program: Program, segment: Segment) -> Iterator[Segment]:
+    def _per_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
         """Yield a segment, or its copies for each profile."""
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
         if alone or len(profiles_of(program, segment, lambda port: True)) < 2 or _weights(program, segment) > self.most:

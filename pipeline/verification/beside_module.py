@@ -82,12 +82,12 @@ def original(program: Program) -> Original:
         raise NotComparableError("it does not exist any more")
     if modes(model) != origin.modes:
         raise NotComparableError("its parts, or whether they are in training, changed since it was captured")
-    if _others(model, program):
+    if _has_new_tensors(model, program):
         raise NotComparableError("its weights are others than the program's")
     return model
 
 
-def _others(model: Original, program: Program) -> bool:
+def _has_new_tensors(model: Original, program: Program) -> bool:
     """Return whether a parameter or buffer of the model is no longer the tensor that the program captured."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         return False

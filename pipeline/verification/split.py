@@ -24,7 +24,7 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     Exactly these nodes run in TensorRT: no node is moved or copied. Engines are as few as the order allows.
     """
     program = partitioned.program
-    validated = refused(Validated(program, partitioned.verdicts), _others(partitioned, nodes))
+    validated = refused(Validated(program, partitioned.verdicts), _rejections(partitioned, nodes))
     whole = flow(program, frozenset())
     single = units(whole, ())
     in_torch = [whole.nodes[inside[0]].name not in nodes for inside in single.members]
@@ -38,7 +38,7 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     return assemble(validated, named, {})
 
 
-def _others(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Rejection]:
+def _rejections(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Rejection]:
     operators = (n.name for n in partitioned.program.graph.nodes if is_operator(n))
     return {name: Rejection(ELSEWHERE) for name in operators if name not in nodes}
 
