@@ -162,7 +162,7 @@ def _resolve(value: object, values: Mapping[str, object], device: torch.device) 
 
 
 def refs(value: object) -> list[str]:
-    """Yield the names that an argument refers to."""
+    """Return the names that an argument refers to."""
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):

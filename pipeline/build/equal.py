@@ -1,4 +1,4 @@
-"""Equal networks of one program, which differ in names alone: one engine serves all of them."""
+"""Find equal networks of one program, which differ only in names: one engine serves all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def built_once(
     weights: Sequence[Mapping[str, torch.Tensor]],
     build: Callable[[Sequence[int]], Iterable[Engine]],
 ) -> Iterable[Engine]:
-    """The engines of a program's networks, where ``build`` builds those of the numbers that it is given."""
+    """Return the engines of a program's networks; ``build`` builds the engines of the indices that it gets."""
     if len(orders) == 1:
         return build([0])
     forms = [canonical(order.network, order.sizes) for order in orders]
@@ -34,8 +34,8 @@ def built_once(
 def first_equal(
     orders: Sequence[Order], forms: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
 ) -> list[int]:
-    """For each network the number of the first that is equal to it, with equal weights: its own if there is no other
-    before. Layers whose weights are inputs are equal."""
+    """Return, for each network, the index of the first network that equals it, weights included: its own if no earlier
+    one does. Weights that are inputs of the engine are not compared."""
     found: list[int] = []
     for place, form in enumerate(forms):
         alike = [i for i in sorted({*found}) if forms[i].text == form.text]
@@ -45,7 +45,7 @@ def first_equal(
 
 
 def serving(made: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
-    """The engine of a network for another that has the same structure, under its name."""
+    """Return the engine of a network as the engine of another with the same structure, under that one's names."""
     return evolve(
         made,
         name=name,
@@ -55,7 +55,7 @@ def serving(made: Engine, form: Canonical, name: str, other: Canonical) -> Engin
 
 
 def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) -> bool:
-    """Whether the same weights can be refitted."""
+    """Return whether the same weights can be refitted in both engines."""
     pairs = zip(form.weights, others.weights, strict=True)
     return one.refit_flags == other.refit_flags and all(one.replaceable(a) == other.replaceable(b) for a, b in pairs)
 
@@ -68,7 +68,7 @@ def _equal(
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two weights of one shape are equal bit by bit."""
+    """Return whether two weights of one shape are equal bit by bit."""
     if one.dtype != other.dtype:
         return False
     return torch.equal(raw_bytes(one), raw_bytes(other))

@@ -19,9 +19,9 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
     """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
     building.
 
-    A worker that does not see the files of this machine says so and is sent the weights as bytes; its plan comes back
-    as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their total, and
-    the last one's name.
+    A worker that does not see the files of this machine returns None and is sent the weights as bytes; its plan comes
+    back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their
+    total, and the last one's name.
 
     Raises:
         BuildError: the first error of a worker, or that a worker died.
@@ -53,7 +53,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
 
 
 def _kept(job: Job, found: Plan | SentPlan) -> Plan:
-    """The plan, whose bytes are at the job's path now, as its builder had them."""
+    """Write the plan's bytes to the job's path, unless they are there, and check their digest."""
     if isinstance(found, SentPlan):
         job.path.write_bytes(found.data)
         found = found.plan
@@ -103,7 +103,7 @@ _ENDED = (
 
 
 def _suspects(futures: Mapping[Future[object], Job]) -> Iterator[str]:
-    """The engines that were begun and not finished."""
+    """Return the names of the engines that were begun and not finished."""
     for future, job in futures.items():
         finished = future.done() and not future.cancelled() and future.exception() is None
         if job.path.exists() and not finished:

@@ -26,8 +26,8 @@ PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
 class Kernel:
     """A step of an engine's program.
 
-    kind: TensorRT's word: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
-    name: says what is fused in it.
+    kind: TensorRT's name for it: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
+    name: TensorRT's name, which lists the fused operations.
     layers: the network's layers that it computes, wholly or in part.
     place: its number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
     """
@@ -55,7 +55,7 @@ def kernels(plan: Any) -> tuple[Kernel, ...]:
         plan: the serialized engine, as bytes or any buffer; it is searched where it is.
 
     Raises:
-        ValueError: the plan holds no program in words.
+        ValueError: the plan holds no program as text.
     """
     return tuple(step for step in steps(plan) if step.kind not in STREAMS | SIZES)
 
@@ -67,7 +67,7 @@ def steps(plan: Any) -> tuple[Kernel, ...]:
         plan: the serialized engine, as bytes or any buffer; it is searched where it is.
 
     Raises:
-        ValueError: the plan holds no program in words.
+        ValueError: the plan holds no program as text.
     """
     found = _PROGRAM.search(plan)
     if found is None:

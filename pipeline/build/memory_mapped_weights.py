@@ -1,4 +1,4 @@
-"""Keep weights made for TensorRT in a nameless, memory-mapped file: only the part being read is in memory."""
+"""Store weights computed for TensorRT in an unnamed, memory-mapped file: only the part being read is in memory."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class MemoryMappedWeights:
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _write(self, data: torch.Tensor) -> None:
-        """Write bytes where the next tensor goes: through the mapping it would take more than three times as long, for
-        pages that are read before they are written."""
+        """Write bytes at the next tensor's offset. Writing through the mapping would take over three times as long,
+        since each page is read before it is written."""
         assert self.file is not None
         for start in range(0, data.numel(), PIECE):
             piece: Any = data[start : start + PIECE].cpu().numpy()
@@ -70,7 +70,7 @@ def _aligned(size: int) -> int:
 
 
 def _file(room: int) -> IO[bytes] | None:
-    """A nameless file that has its room for certain: a full disk would end the process on a write."""
+    """Return an unnamed file with allocated space: on a full disk, a write to the mapping would kill the process."""
     if not hasattr(os, "posix_fallocate"):
         return None
     file = tempfile.TemporaryFile(prefix="pipeline-weights-")  # noqa: SIM115  # open as long as it is mapped

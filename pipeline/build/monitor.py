@@ -14,8 +14,8 @@ __all__ = ["Monitor", "interruptible"]
 
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
-    """Reports the phases of a build to `tell`, returns memory between them, and ends the build at its next step once
-    `stopped` is set.
+    """A progress monitor: reports the phases of a build to `tell`, returns memory to the system between them, and stops
+    the build at its next step once `stopped` is set.
 
     TensorRT calls it from the building thread or from others, so exceptions cannot pass through it.
     """

@@ -1,4 +1,4 @@
-"""Serialize a network to a plan: configure TensorRT's builder, and write what it serializes to a file."""
+"""Serialize a network to a plan: configure TensorRT's builder, and write its output to a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ as the plan without one, whatever else it holds; below 128 MB the plan is less."
 
 @frozen
 class Order:
-    """An order to TensorRT: the network to build, which of its inputs are sizes, and the settings."""
+    """An order to TensorRT: the network to build, the inputs of it that are sizes, and the settings."""
 
     network: Network
     sizes: frozenset[str]
@@ -48,29 +48,29 @@ class Order:
 
     @classmethod
     def of(cls, segment: Segment, network: Network, settings: CompilationSettings) -> Order:
-        """The order for a segment, without the settings about PyTorch, which the builder does not need and whose
+        """Create the order for a segment, without the settings about PyTorch, which the builder does not need and whose
         predicates cannot be pickled."""
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 
     def replaceable(self, name: str) -> bool:
-        """Whether the engine's weight of this name can be refitted."""
+        """Return whether the engine's weight of this name can be refitted."""
         settings = self.settings
         return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
 
     @property
     def refittable(self) -> bool:
-        """Whether any of the engine's weights can be refitted."""
+        """Return whether any of the engine's weights can be refitted."""
         return any(self.replaceable(weight.name) for weight in self.network.weights)
 
     @property
     def stripped(self) -> bool:
-        """Whether the plan has no weights: the engine gets them when it is loaded."""
+        """Return whether the plan has no weights: the engine gets them when it is loaded."""
         return self.settings.strip_engine_weights and bool(self.network.weights)
 
     @property
     def refit_flags(self) -> tuple[str, ...]:
-        """TensorRT's flags for engines that take weights after they are built."""
+        """Return TensorRT's flags for engines that take weights after they are built."""
         settings, kind = self.settings, ""
         if self.refittable:
             kind = "REFIT_INDIVIDUAL" if settings.immutable_weights else "REFIT"
@@ -80,14 +80,14 @@ class Order:
 
     @property
     def name(self) -> str:
-        """The engine's name."""
+        """Return the engine's name."""
         return self.network.name
 
 
 @frozen
 class Plan:
-    """A finished plan: the SHA-256 of its bytes, the library that made it, and its names of inputs and outputs by the
-    network's, if they differ."""
+    """A finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and its names of inputs and
+    outputs, by the network's, where they differ."""
 
     digest: str
     library: str
@@ -98,7 +98,7 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
     """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
 
     Raises:
-        BuildError: TensorRT failed; the message has its words.
+        BuildError: TensorRT failed; the message quotes it.
         KeyboardInterrupt: Ctrl-C, at the builder's next step.
     """
     if order.refit_flags and not has_gpu():
@@ -132,8 +132,8 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 @contextmanager
 def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
-    """A context in which temporary files are written; one too large for the disk is a `BuildError` that says so.
-    ``written``: the file of a plan, or how many bytes there are to write."""
+    """While entered, a write to a full disk raises a `BuildError` with the space needed and left. ``written``: the
+    plan's file, or the number of bytes to write."""
     try:
         yield
         if isinstance(written, PlanFile) and written.full is not None:
@@ -148,7 +148,7 @@ def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
 
 
 def refused(order: Order, said: str) -> BuildError:
-    """The error for an engine that TensorRT does not build, with what it said."""
+    """Return the error for an engine that TensorRT did not build; ``said`` is its message."""
     cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
     settings = order.settings
     asked = {
@@ -163,8 +163,8 @@ def refused(order: Order, said: str) -> BuildError:
 
 
 def _name_in_plan(net: Any) -> None:
-    """Make the plan record the layers of each kernel: TensorRT writes their metadata, for the inspector and for
-    `pipeline.build.kernels`, since a kernel of several layers has a name of its own."""
+    """Set each layer's metadata to its name, so that the plan records the layers of each kernel, for the inspector and
+    `pipeline.build.kernels`: a fused kernel's own name does not list them."""
     for index in range(net.num_layers):
         layer = net.get_layer(index)
         layer.metadata = layer.name
@@ -174,8 +174,8 @@ _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
 
 
 def _rename(handle: NetworkHandle, names: dict[str, str], said: str) -> bool:
-    """Give an input or output another name if TensorRT said that it has one of its own of that name: where sizes are
-    quotients or maxima it has, ``add``, ``sub`` and ``max`` (RTX 1.4 to 1.6). Return whether it did."""
+    """Rename an input or output whose name TensorRT reported as a duplicate, and return whether there was one. RTX 1.4
+    to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
     tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(said)
     if found is None or found[1] not in tensors:
         return False
@@ -186,7 +186,7 @@ def _rename(handle: NetworkHandle, names: dict[str, str], said: str) -> bool:
 
 @contextmanager
 def _renamed(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
-    """The network has its names again afterwards."""
+    """Restore the names of the network's inputs and outputs on exit."""
     try:
         yield
     finally:
@@ -202,8 +202,7 @@ def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
 
 @contextmanager
 def _repeated(act: Callable[[], object]) -> Iterator[None]:
-    """Repeat an action every 10 ms meanwhile: TensorRT reads all weights in one step, and pages that it has read can be
-    dropped."""
+    """While entered, repeat an action every 10 ms: it drops pages of weights that TensorRT reads in one long step."""
     done = threading.Event()
 
     def run() -> None:
@@ -232,8 +231,8 @@ def _written(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) 
 
 
 class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
-    """Writes a plan piece by piece to a file, nameless if no path is given. So there is no second copy in memory, and
-    the operating system keeps only the pages that are read."""
+    """A file that TensorRT writes a plan to piece by piece, unnamed if no path is given. There is no second copy in
+    memory, and the operating system keeps only the pages that are read."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
@@ -257,7 +256,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
             beside.join()
 
     def mapped(self) -> mmap.mmap:
-        """The whole plan, read only, also after this is gone."""
+        """Return the whole plan, mapped read only; it outlives this object."""
         return _mapped(self.file)
 
     def __del__(self) -> None:

@@ -12,9 +12,9 @@ from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
 def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
-    """The distinct profiles that a segment's engine is built for; none if no input varies.
+    """Return the distinct profiles that a segment's engine is built for; none if no input varies.
 
-    is_shape: whether a number among the inputs determines shapes, and so has a range too.
+    is_shape: returns whether a number among the inputs determines shapes, and so has a range too.
 
     Raises:
         BuildError: a size has no bound, or may be larger than TensorRT takes.
@@ -46,7 +46,7 @@ def _check(program: Program, segment: Segment, port: Port) -> None:
 
 
 def symbols_of(program: Program, segment: Segment) -> Symbols:
-    """The ranges of a program's symbols in a segment: those of its profile, if it has one."""
+    """Return the ranges of a program's symbols in a segment: those of its profile, if it has one."""
     return program.shapes if segment.profile is None else {**program.shapes, **program.profiles[segment.profile]}
 
 
@@ -58,5 +58,5 @@ def _profile(ports: list[Port], symbols: Symbols | None) -> Profile:
 
 
 def _narrowed(port: Port, symbols: Symbols) -> tuple[Range, ...]:
-    """The ranges of a port's sizes where symbols have these."""
+    """Return the ranges of a port's sizes for these ranges of symbols."""
     return tuple(bounds(size, symbols) for size in (port.shape if port.kind == "tensor" else (port.value,)))

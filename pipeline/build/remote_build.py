@@ -28,7 +28,7 @@ ALIGNMENT = 256
 
 @frozen
 class Stored:
-    """A weight in a file: TensorRT's count of its elements, and where its bytes lie."""
+    """A weight in a file: its dtype, TensorRT's count of its elements, and the position of its bytes."""
 
     dtype: str
     count: int
@@ -41,7 +41,7 @@ Index: TypeAlias = Mapping[str, Stored]
 
 @define(eq=False)
 class RemoteBuild:
-    """The build of one network, which can be pickled. In the process that made it, its handle is the network itself.
+    """The build of one network, which can be pickled. In the process that created it, its handle is the network itself.
 
     When it is first pickled its weights are written to ``path``, once. In other processes, ``opened`` maps that file
     and replays the description: all processes of a machine share the pages, so that the weights are in memory once.
@@ -62,7 +62,7 @@ class RemoteBuild:
 
     @property
     def reachable(self) -> bool:
-        """Whether this process has the network, or sees the file that its weights were written to."""
+        """Return whether this process has the network, or sees the file that its weights were written to."""
         return self.handle is not None or is_there(self.path, self.index or {})
 
     def opened(self) -> NetworkHandle:
@@ -77,14 +77,14 @@ class RemoteBuild:
 
 
 def is_there(path: Path, index: Index) -> bool:
-    """Whether this machine has the file with the weights of an index. Its folder's name is random, so no other file can
-    be mistaken for it."""
+    """Return whether this machine has the file that holds the weights of an index. The name of its folder is random: no
+    other file can be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
     return path.is_file() and path.stat().st_size == size + 1
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
-    """Write the tensors one after the other, without copying them first; codes of 4 bits in the dtype that networks
+    """Write the tensors one after the other, without copying them first; 4-bit values in the dtype that networks
     use."""
     index: dict[str, Stored] = {}
     with room_for("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
@@ -99,7 +99,7 @@ def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, 
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    """The memory of a contiguous CPU tensor, without a copy."""
+    """Return the memory of a contiguous CPU tensor, without a copy."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 
 
@@ -115,7 +115,7 @@ class MappedFile:
 
 
 def _replayed(network: Network, path: Path, index: Index) -> NetworkHandle:
-    """The network over the mapped file, after its description was compared with the one it was made from."""
+    """Return the network replayed over the mapped file, after its description was compared with the original's."""
     file = MappedFile(path)
     data = np.frombuffer(file.mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}

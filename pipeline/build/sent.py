@@ -1,4 +1,4 @@
-"""Build on machines that do not see this one's files: weights are sent and plans come back as bytes."""
+"""Build on machines that do not see this one's files: weights are sent, and plans returned, as bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SentJob:
 
     @classmethod
     def of(cls, job: Job) -> SentJob:
-        """The job for a worker that cannot map the file, which was written when the job was first sent."""
+        """Create the job for a worker that cannot map the file, which was written when the job was first sent."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())

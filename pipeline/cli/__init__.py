@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: its commands, options, and reports."""
 
 from pipeline.cli.commands import main
 

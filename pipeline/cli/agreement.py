@@ -17,7 +17,7 @@ from pipeline.inputs import Input
 
 @frozen
 class Agreement:
-    """The largest difference to eager over all outputs.
+    """The largest difference from eager over all outputs.
 
     absolute: largest absolute difference; infinite where only one of the two is NaN or infinite.
     relative: the same over the largest finite magnitude of that output in eager.
@@ -33,7 +33,7 @@ class Agreement:
 
 
 def measure(compiled: Compiled, source: Source, executor: Executor | None = None) -> Agreement:
-    """Measure how well a compiled program agrees with the model that it was compiled from, on one set of inputs.
+    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs.
 
     Raises what eager or the compiled program raises on these inputs, and `ValueError` where the outputs differ in
     structure, dtype or shape.
@@ -48,7 +48,7 @@ def measure(compiled: Compiled, source: Source, executor: Executor | None = None
 
 
 def difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
-    """The largest differences between two pytrees of outputs of the same structure, dtypes and shapes."""
+    """Return the largest differences between two pytrees of outputs of the same structure, dtypes and shapes."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
         raise ValueError(f"the outputs are structured as {spec}, eager's as {expected}")
@@ -72,7 +72,7 @@ def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
 
 
 def random_inputs(source: Source, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs to test a source with: its own tensors, and random ones of the optimal shape for each `Input`.
+    """Return inputs for a source: its own tensors, and random ones of the optimal shape for each `Input`.
 
     Floats are normal; integers are 0 or 1, which are valid indices nearly everywhere; bools are either.
     """
@@ -96,7 +96,7 @@ def _random(value: object, generator: torch.Generator) -> object:
 
 
 def _exported_inputs(exported: ExportedProgram, described: tuple[object, ...]) -> object:
-    """The example inputs of an exported program, or as they were described."""
+    """Return the example inputs of an exported program, or random ones for the described inputs."""
     if described:
         return tree_unflatten(list(described), exported.call_spec.in_spec)
     if exported.example_inputs is None:

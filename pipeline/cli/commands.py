@@ -37,7 +37,7 @@ from pipeline.verification.measure import versions
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that says what is wrong in one line."""
+    """An argument parser that reports an error in one line."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message} (`{self.prog} --help` shows the usage)")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _spelt(argv: Sequence[str]) -> list[str]:
-    """``--verify`` alone as ``--verify=raise``: argparse would take the word after it for its value."""
+    """Replace a bare ``--verify`` by ``--verify=raise``: argparse would take the word after it for its value."""
     return ["--verify=raise" if word == "--verify" else word for word in argv]
 
 
@@ -88,13 +88,14 @@ def _drop_output() -> None:
 
 
 def _capture_line(error: CaptureError) -> str:
-    """torch.export's message without its advice on how to debug, which takes screens."""
+    """Return torch.export's message without its long advice on how to debug."""
     return first_line(re.split(r"\n\s*\n", error.message.strip())[0].replace("\n", " "))
 
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Our own warnings as lines on stderr. TensorRT's messages are in the exceptions; torch's advice is hidden."""
+    """While entered, our own warnings are lines on stderr, and torch's are hidden. Exceptions have TensorRT's
+    messages."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("pipeline: %(message)s"))
@@ -114,7 +115,7 @@ def _warnings_shown() -> Iterator[None]:
 
 
 def _show_warning(others: Any, stream: Any, message: Any, category: Any, *where: Any, **options: Any) -> None:
-    """A Python warning on stderr: ours as a line, others as Python has them."""
+    """Print a Python warning to stderr: ours as a line, others in Python's format."""
     if issubclass(category, AgreementWarning | ArtifactWarning):
         print(f"pipeline: {message}", file=stream)
     else:
@@ -198,7 +199,7 @@ def kept_command(options: argparse.Namespace) -> int:
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    """``pipeline compile``"""
+    """Run ``pipeline compile``; return its exit code."""
     folder = options.output
     if folder is not None:
         _check_output(folder, options.force)
@@ -228,9 +229,9 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def _run(pipeline: Any, source: Source) -> Any:
-    """Run for a source; any error while the model is captured is an error of the input.
+    """Run the pipeline on a source; any error while the model is captured is an error of the input.
 
-    torch.export writes graphs to stderr beside its exceptions; they are left out.
+    The graphs that torch.export writes to stderr beside its exceptions are not shown.
     """
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -244,7 +245,7 @@ def _run(pipeline: Any, source: Source) -> Any:
 
 
 def bisect_command(options: argparse.Namespace) -> int:
-    """``pipeline bisect``"""
+    """Run ``pipeline bisect``; return its exit code."""
     compile, source = pipeline_of(options), source_of(options)
     found = _run(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
@@ -257,7 +258,7 @@ def bisect_command(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
-    """The error against eager, or why it is not measured."""
+    """Return the error against eager, or the reason why it is not measured."""
     if options.no_check:
         return None, "--no-check"
     return (None, "--verify did more") if options.verify else _agreement(compiled, source)
@@ -282,7 +283,7 @@ def _check_output(folder: Path, force: bool) -> None:
 
 
 def support_command(options: argparse.Namespace) -> int:
-    """``pipeline support``"""
+    """Run ``pipeline support``; return its exit code."""
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators; leave TARGET out")
@@ -297,7 +298,7 @@ def support_command(options: argparse.Namespace) -> int:
 
 
 def print_command(options: argparse.Namespace) -> int:
-    """``pipeline print``"""
+    """Run ``pipeline print``; return its exit code."""
     compile = pipeline_of(options).until("convert")
     source = source_of(options)
     with StageProgress() as progress:

@@ -1,4 +1,4 @@
-"""``pipeline generate``: tokens of a language model on the command line, from ids to ids."""
+"""``pipeline generate``: generate tokens with a language model on the command line; prompts and results are ids."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _model(spec: str, seed: int) -> Any:
-    """A decoder-only model: with the weights of its folder, where there are some, else with random ones."""
+    """Return a decoder-only model, with the weights in its folder, or random ones if there are none."""
     import transformers
 
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""``pipeline inspect``, ``run`` and ``verify``: kept programs on the command line."""
+"""``pipeline inspect``, ``run`` and ``verify``: saved programs on the command line."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def ran(options: argparse.Namespace) -> str:
 
 
 def verified(options: argparse.Namespace) -> str:
-    """Compare a program with eager; return the output of ``pipeline verify``: how well it agrees."""
+    """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     _check_there(options.file)
     program = _loaded(options)
     calls = [call_by_name(program.program, dict(_given(program, options.inputs)))] if options.inputs else None
@@ -103,7 +103,7 @@ def verified(options: argparse.Namespace) -> str:
 
 
 def _loaded(options: argparse.Namespace) -> Compiled:
-    """The program of the file; a missing GPU is not reported if the reference executor is requested."""
+    """Load the program of the file; a missing GPU is not reported if the reference executor is requested."""
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
@@ -111,7 +111,7 @@ def _loaded(options: argparse.Namespace) -> Compiled:
 
 
 def served(options: argparse.Namespace) -> str:
-    """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and where it is."""
+    """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and its path."""
     _check_there(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
@@ -127,7 +127,7 @@ def _check_there(file: str) -> None:
 
 
 def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The inputs by name."""
+    """Return the inputs by name; raise a `UsageError` if one is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
@@ -136,7 +136,7 @@ def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]
 
 
 def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
-    """The values of ``--input NAME=VALUE``, by input name."""
+    """Return the values of ``--input NAME=VALUE``, by input name."""
     names = [port.name for port in inputs_of(program.program)]
     found = dict(_split(text) for text in texts)
     if unknown := [name for name in found if name not in names]:
@@ -152,7 +152,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def input_value(port: Port, text: str) -> Any:
-    """The tensor of a file, or a number."""
+    """Return the tensor that the text stands for: the array of a file, or a number."""
     if port.kind != "tensor":
         try:
             return int(text)
@@ -175,7 +175,7 @@ def input_value(port: Port, text: str) -> Any:
 
 
 def _in_numpy(dtype: torch.dtype) -> bool:
-    """Whether numpy has arrays of a dtype; it has none of bfloat16 and of 8-bit floats, which come as float32."""
+    """Return whether numpy has arrays of a dtype: not of bfloat16 and 8-bit floats, whose files have float32."""
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 

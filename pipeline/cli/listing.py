@@ -19,11 +19,11 @@ from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
 class UnknownTargetError(PipelineError, ValueError):
-    """A target that no converter and no decomposition is declared for; the message names the nearest."""
+    """No converter and no decomposition is declared for a target; the message names the nearest targets."""
 
 
 def listing() -> str:
-    """A line for each operator that has a converter."""
+    """Return a line for each operator that has a converter."""
     rows = support_table(DYNAMO_CONVERTERS)
     width = max(len(row.target) for row in rows)
     lines = [
@@ -51,7 +51,7 @@ end as float32 (the pass `split_doubles`). Engines have the real and the imagina
 
 
 def markdown() -> str:
-    """docs/operators.md"""
+    """Return the text of docs/operators.md."""
     rows = support_table(DYNAMO_CONVERTERS)
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES - {torch.int8}))
     known = [row.target for row in rows]
@@ -74,7 +74,7 @@ def markdown() -> str:
 
 
 def _names(targets: list[str], known: Sequence[str]) -> str:
-    """The targets in short: an operator without overloads, if these are all of ``known`` that it has."""
+    """Return the targets abbreviated: an operator without overloads, if these are all of its overloads in ``known``."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(_packet(target), []).append(target)
@@ -95,7 +95,7 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def details(target: str) -> tuple[str, bool]:
-    """All that is declared for a target, or for every overload of it, and whether any of them is supported."""
+    """Return all that is declared for a target, or for every overload of it, and whether any of them is supported."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
         raise UnknownTargetError("there is no operator ''; `pipeline support` lists all that have a converter")
@@ -110,7 +110,7 @@ def details(target: str) -> tuple[str, bool]:
 
 
 def _is_meant(target: str, name: str) -> bool:
-    """Whether a name with or without namespace and overload means this target."""
+    """Return whether a name, with or without namespace and overload, means this target."""
     return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
 
 
@@ -135,7 +135,7 @@ def _reason(op: str) -> str:
 
 
 def _aten() -> list[str]:
-    """Every ATen operator of this torch."""
+    """Return every ATen operator of this torch."""
     return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in _all_names())
 
 

@@ -24,7 +24,7 @@ PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class UsageError(PipelineError):
-    """Wrong input on the command line; stderr gets the message."""
+    """Wrong input on the command line; the message goes to stderr."""
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the argument FILE, a kept program."""
+    """Add the argument FILE, a saved program."""
     parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
 
 
@@ -83,7 +83,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
-    """The pipeline that the flags ask for."""
+    """Return the pipeline that the flags ask for."""
     try:
         compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
     except ValueError as error:
@@ -96,7 +96,7 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field of CompilationSettings, with its own documentation."""
+    """Add a flag for each field of CompilationSettings, with the field's documentation as its help."""
     group = parser.add_argument_group("settings")
     texts = _setting_texts()
     for field in attrs.fields(CompilationSettings):
@@ -116,7 +116,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _setting_texts() -> dict[str, str]:
-    """The first sentence on each field in the docstring of CompilationSettings."""
+    """Return the first sentence on each field in the docstring of CompilationSettings."""
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", CompilationSettings.__doc__ or "", re.M)
     return {name: re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(".;") for name, text in entries}
 
@@ -134,7 +134,7 @@ def _settings(options: argparse.Namespace) -> CompilationSettings:
 
 
 def _operator(text: str) -> Any:
-    """The operator of a name, or all overloads of it; a name that means nothing would keep nothing in PyTorch."""
+    """Return the operator of a name, or all its overloads; reject an unknown name, which would have no effect."""
     path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     value: object = torch.ops
     for part in path:

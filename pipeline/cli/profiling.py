@@ -1,4 +1,4 @@
-"""``pipeline profile``: show where the time of a call goes, for a kept program on a GPU."""
+"""``pipeline profile``: measure the time of each layer in a call of a saved program on a GPU."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def profiled(options: argparse.Namespace) -> str:
 
 
 def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
-    """The inputs in order: those of files, and random ones of the optimal sizes."""
+    """Return the inputs in order: those of files, and random ones of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
     found = inputs_by_name(program, given)
     return (input_value(port, found[port.name]) if port.name in found else _random(port, generator) for port in ports)
 
 
 def _random(port: Port, generator: torch.Generator) -> object:
-    """An input of the optimal sizes: floats are normal, integers 0 or 1, which are valid indices nearly everywhere."""
+    """Return an input of the optimal sizes: normal floats, or integers 0 or 1, nearly always valid as indices."""
     if port.kind == "constant":
         return leaf_of(port.value)
     if port.kind != "tensor" or port.dtype is None:

@@ -46,8 +46,8 @@ class EngineFile:
 
 @frozen
 class CompilationReport:
-    """The facts about one compilation. ``agreement`` is None if it was not measured; ``note`` says why.
-    ``verification`` is the compiled program's own agreement, of ``--verify``."""
+    """The facts about one compilation. ``agreement`` is None if it was not measured, with the reason in ``note``.
+    ``verification`` is the agreement that ``--verify`` measured."""
 
     model: str
     engines: tuple[EngineFile, ...]
@@ -81,8 +81,8 @@ class CompilationReport:
         precision: str = "fp32",
         ledger: Sequence[Entry] = (),
     ) -> CompilationReport:
-        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is the requested one,
-        ``ledger`` has the time and memory of each stage."""
+        """Create the report of a compiled program. ``seconds`` are those of each stage, ``precision`` is the requested
+        one, ``ledger`` has the time and memory of each stage."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -107,7 +107,7 @@ class CompilationReport:
         )
 
     def as_json(self) -> str:
-        """The report as JSON; sizes in bytes, times in seconds, the error of eager as it was measured."""
+        """Return the report as JSON: sizes in bytes, times in seconds, errors against eager unrounded."""
         return json.dumps(attrs.asdict(self, value_serializer=_plain), indent=2, ensure_ascii=False) + "\n"
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ def _peaks(ledger: Sequence[Entry]) -> str:
 
 
 def _dtypes(program: Program) -> FrozenDict[str, int]:
-    """The number of operators by result dtype, the most frequent first; the first of several results counts."""
+    """Return the number of operators by dtype of their first result, the most frequent dtype first."""
     values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
     found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))
@@ -172,7 +172,7 @@ def _engine_lines(engine: EngineFile) -> Iterator[str]:
 
 
 def _plain(_: object, __: object, value: object) -> Any:
-    """Mappings as dicts; what JSON has no number for, as text."""
+    """Convert a mapping to a dict and an infinity to text, for JSON."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
@@ -193,7 +193,7 @@ def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
 
 @contextlib.contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside ``folder`` that takes its place at the end; after an error ``folder`` is what it was."""
+    """Yield a scratch folder beside ``folder`` that replaces it at the end; after an error ``folder`` is unchanged."""
     folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

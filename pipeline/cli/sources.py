@@ -1,4 +1,4 @@
-"""Load what the command line compiles: a ``.pt2`` or TorchScript file, or the result of a factory
+"""Load the model that the command line compiles: a ``.pt2`` or TorchScript file, or the result of a factory
 ``package.module:name``, with its inputs."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factor
 
 
 class SourceError(PipelineError, ValueError):
-    """A SPEC or its inputs that cannot be compiled; the message is one line that says why."""
+    """A SPEC or its inputs cannot be compiled; the message is one line with the reason."""
 
 
 @frozen
@@ -43,7 +43,7 @@ class Source:
     dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
-        """The same model for these inputs instead of its own: named ones by keyword, others by position."""
+        """Return the same model for these inputs instead of its own: named ones by keyword, others by position."""
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
@@ -69,12 +69,12 @@ class Source:
 
 
 def names_a_model(spec: str) -> bool:
-    """Whether a string looks like a SPEC: ``package.module:factory``, or a file with a model's extension."""
+    """Return whether a string looks like a SPEC: ``package.module:factory``, or a file with a model's extension."""
     return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
 
 
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """The model that a SPEC names, with its own inputs or those given. `SourceError` for a SPEC that names none."""
+    """Load the model that a SPEC names, with its own inputs or those given; raise a `SourceError` if it names none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _made(spec)
     elif spec.endswith(tuple(READERS)):
@@ -95,7 +95,7 @@ def _file(path: Path) -> Source:
 
 
 def _script(path: Path) -> torch.jit.ScriptModule:
-    """The module of a TorchScript file, for inference. That torch would rather have another format is for its author"""
+    """Load the module of a TorchScript file, for inference, without torch's warning that the format is deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         with warnings.catch_warnings():  # torch 2.13 deprecates TorchScript
@@ -118,7 +118,7 @@ def _made(spec: str) -> Source:
 
 
 def made_by(spec: str) -> object:
-    """The model of ``package.module:factory``: the factory's result, or the module of that name.
+    """Return the model of ``package.module:factory``: the factory's result, or the module of that name.
 
     Raises:
         SourceError: there is no such module or factory, or it fails.
@@ -134,7 +134,7 @@ def made_by(spec: str) -> object:
 
 
 def _module(name: str) -> Any:
-    """The module, also one of the folder that the command is called in."""
+    """Import the module, also from the current folder."""
     here = os.getcwd()  # noqa: PTH109 - sys.path takes strings
     if Path(here, name).is_file():
         raise SourceError(f"a module is named without .py: write {name.removesuffix('.py')}:factory")
@@ -161,7 +161,8 @@ def _attribute(module: object, module_name: str, path: str) -> object:
 
 
 def _source(spec: str, name: str, made: object) -> Source:
-    """A factory gives a module, a tuple that begins with one, an ExportedProgram, or an object like a Source."""
+    """Convert a factory's result: a module, a tuple that begins with one, an ExportedProgram or something
+    Source-like."""
     if isinstance(made, torch.nn.Module):
         return Source(name, made.eval())
     if isinstance(made, ExportedProgram):
@@ -194,7 +195,7 @@ def _dict(spec: str, kwargs: object) -> dict[str, Any]:
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """The inputs, in the program's order, where they are those it was exported with: they choose the optimal sizes."""
+    """Return the inputs in the program's order, if they fit those of its export: they set the optimal sizes."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     names = list(exported.graph_signature.user_inputs)
     unnamed = iter([i for i in inputs if not i.name])
@@ -215,6 +216,6 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
 
 
 def first_line(error: object) -> str:
-    """The first non-empty line of an error, at most 300 characters of it."""
+    """Return the first non-empty line of an error, at most 300 characters of it."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= 300 else f"{line[:299]}…"

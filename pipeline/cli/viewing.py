@@ -1,4 +1,4 @@
-"""``pipeline report``, ``diff`` and ``plan``: show what was compiled, what differs, and what would be built."""
+"""``pipeline report``, ``diff`` and ``plan``: show a program, two programs' differences, and engines to be built."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def compared(options: argparse.Namespace, parser: argparse.ArgumentParser, run: 
 def _version(
     options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str], run: Run
 ) -> ProgramView:
-    """The program of a SPEC, with settings of its own."""
+    """Compile the model of a SPEC with changed settings; return its view."""
     if not (options.left or options.right):
         raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
@@ -120,7 +120,7 @@ def _version(
 
 
 def _flag(text: str) -> list[str]:
-    """``optimization_level=5`` as the command line's own flag."""
+    """Convert ``optimization_level=5`` to the flag of the command line."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{text!r}: write NAME=VALUE, such as optimization_level=5, or precision=fp16")

@@ -1,1 +1,1 @@
-"""Join stages to pipelines, and report what happens in them to observers."""
+"""Join stages to pipelines, and report their events to observers."""

@@ -1,4 +1,4 @@
-"""Events for observers of a running pipeline, and ``report``, by which a stage reports its progress."""
+"""Events for observers of a running pipeline, and ``report``, which stages call to report progress."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ Observer: TypeAlias = Callable[[Event], object]
 
 
 def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
-    """Observers as a tuple; `TypeError` for one that cannot be called."""
+    """Convert observers to a tuple; raise a `TypeError` for one that cannot be called."""
     observers = tuple(value)
     for observer in observers:
         if not callable(observer):
@@ -65,7 +65,7 @@ def report(done: int, total: int | None = None, detail: str = "") -> None:
 
 
 class Run:
-    """Notifies observers of one run of a pipeline.
+    """The notifier of observers in one run of a pipeline.
 
     An observer that raises does not break the compilation: the error is logged as a warning, and the observer gets no
     more events of this run. KeyboardInterrupt and the like propagate.

@@ -1,4 +1,4 @@
-"""Check that stages fit each other and their arguments, and word the errors if they do not."""
+"""Check that stages fit each other and their arguments; raise errors that name what does not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def what(model: object) -> str:
 
 
 def empty(arguments: object) -> bool:
-    """Whether there are no arguments; a tensor passed instead is not evaluated."""
+    """Return whether there are no arguments; the truth of a tensor passed instead is not computed."""
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
@@ -73,7 +73,7 @@ def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
 
 
 def check_known(unknown: Mapping[str, object]) -> None:
-    """Raise a `TypeError` for an argument that a pipeline does not have; it says what to write instead."""
+    """Raise a `TypeError` for arguments that a pipeline does not have; its message says what to write instead."""
     for name in unknown:
         raise TypeError(_other_argument(name))
 
@@ -91,11 +91,11 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
 
 
 def under(settings: CompilationSettings | None, record: Argument) -> Argument:
-    """A program with the settings that differ from the default in place of those that it was captured with; any other
-    record as it is.
+    """Return a program with the settings that differ from the default in place of those that it was captured with; any
+    other record unchanged.
 
     Raises:
-        ValueError: it was captured as on another device.
+        ValueError: the program was captured for another device.
     """
     if settings is None or not isinstance(record, Program):
         return record

@@ -1,5 +1,4 @@
-"""``Ledger``: an observer that records the seconds and memory of each stage, and which objects hold weights after
-it."""
+"""``Ledger``: an observer that records each stage's seconds and memory, and the objects that hold weights after it."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Ledger:
 
 
 def ledger_of(observers: Sequence[Observer]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read only once; else a new one, which reads less
-    often."""
+    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less."""
     return next((each for each in observers if isinstance(each, Ledger)), None) or Ledger(interval=0.05)
 
 
@@ -75,7 +73,7 @@ def _entry(event: Event, sampler: Sampler) -> Entry:
 
 
 def table(entries: list[Entry] | tuple[Entry, ...]) -> str:
-    """The entries as text, one line each; memory in MB (10^6 bytes)."""
+    """Return the entries as text, one line each; memory in MB (10^6 bytes)."""
     head = ("stage", "seconds", "growth MB", "peak MB", "anonymous MB", *(f"{holder} MB" for holder in HOLDERS))
     return "\n".join(
         "  ".join(cell.ljust(10) if i == 0 else cell.rjust(len(head[i])) for i, cell in enumerate(cells)).rstrip()
@@ -89,7 +87,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def held(record: object) -> Iterator[tuple[str, int]]:
-    """Bytes of weights that a record holds, by holder; empty for records of other kinds."""
+    """Return the bytes of weights that a record holds, by holder; empty for records of other kinds."""
     program = _program(record)
     if program is not None:
         own = _storages(program.parameters)
@@ -103,13 +101,13 @@ def held(record: object) -> Iterator[tuple[str, int]]:
 
 
 def _program(record: object) -> Program | None:
-    """The program that a record is about."""
+    """Return the program that a record contains; None for records of other kinds."""
     while record is not None and not isinstance(record, Program):
         record = getattr(record, "program", None) or getattr(record, "partitioned", None)
     return record
 
 
 def _storages(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
-    """Bytes by the address of each storage: tensors that share one count once."""
+    """Return the bytes of each storage by its address: tensors that share one count once."""
     storages = (tensor.untyped_storage() for tensor in tensors.values())
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -1,4 +1,4 @@
-"""Stages and pipelines: a pipeline is an immutable value, checked when it is made.
+"""Stages and pipelines: a pipeline is an immutable value, checked when it is created.
 
 A stage takes one record and returns one. `@stage` makes one from an annotated function; a frozen record with an
 annotated `__call__` is already one. `|` joins stages and pipelines to a `Pipeline`, whose methods change it at stages
@@ -43,15 +43,15 @@ StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 
 class _Joined:
-    """The operator `|` of stages."""
+    """A mixin for stages: the operator `|`, and how they print."""
 
     def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """This stage, then the other stage or pipeline."""
+        """Return the pipeline of this stage, then the other stage or pipeline."""
         first: Pipeline[Takes, Gives] = Pipeline((self,))
         return first | other
 
     def __repr__(self: AnyStage) -> str:
-        """The stage's name, and the records it takes and returns."""
+        """Return the stage's name, and the records it takes and returns."""
         return f"<stage {described(self)}>"
 
 
@@ -79,12 +79,12 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """The annotation of the function's first parameter."""
+        """Return the annotation of the function's first parameter."""
         return self._types[0]
 
     @property
     def gives(self) -> Any:
-        """The annotation of what the function returns."""
+        """Return the annotation of the function's result."""
         return self._types[1]
 
     @cached_property
@@ -108,12 +108,12 @@ class Named(_Joined, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """The record that the stage takes."""
+        """Return the record type that the stage takes."""
         return self.stage.takes
 
     @property
     def gives(self) -> Any:
-        """The record that the stage returns."""
+        """Return the record type that the stage returns."""
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
@@ -152,9 +152,9 @@ def as_stage(value: object) -> AnyStage:
 
 
 def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """Tell a stage which stages run before it, if it has a method ``following``.
+    """Pass a stage the stages that run before it, if it has a method ``following``.
 
-    So a stage that compiles again, such as `verify`, does so as its own pipeline does.
+    A stage that compiles again, such as `verify`, then uses the stages of its own pipeline.
     """
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     told = getattr(inner, "following", None)
@@ -186,7 +186,7 @@ class Pipeline(Generic[Takes, Gives]):
 
     ``Pipeline[Takes, Gives]`` names the record that its first stage takes and the one that its last stage returns:
     ``pipeline.default()`` is a ``Pipeline[Program, Compiled]``. If a change by name can lead to records that a type
-    checker does not know, the result is a ``Pipeline`` of ``Any``; its joins are still checked when it is made.
+    checker does not know, the result is a ``Pipeline`` of ``Any``; its joins are still checked when it is created.
 
     stages: the stages in order. `as_stage` converts each; each takes what the one before it returns.
     settings: the settings for capturing models. None means the defaults, which `|` replaces by another's.
@@ -278,13 +278,13 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """This, then the other. Settings are the leftmost's that has any; observers are those of both."""
+        """Return this, then the other. Settings are the leftmost's that has any; observers are those of both."""
         after = _pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
     def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
-        """The stage, then this."""
+        """Return the pipeline of the stage, then this."""
         return _pipeline(other) | self
 
     @overload
@@ -362,27 +362,27 @@ class Pipeline(Generic[Takes, Gives]):
         return self.names.index(name)
 
     def __getitem__(self, name: str) -> AnyStage:
-        """The stage of this name; `KeyError` with the names there are."""
+        """Return the stage of this name; raise a `KeyError` that lists the names."""
         return self.stages[self._index(name)]
 
     def __contains__(self, name: object) -> bool:
-        """Whether a stage has this name."""
+        """Return whether a stage has this name."""
         return name in self.names
 
     def __iter__(self) -> Iterator[AnyStage]:
-        """The stages, in order."""
+        """Iterate over the stages, in order."""
         return iter(self.stages)
 
     def __len__(self) -> int:
-        """How many stages there are."""
+        """Return the number of stages."""
         return len(self.stages)
 
     def __bool__(self) -> bool:
-        """Always true: without stages it is still a pipeline."""
+        """Return True: without stages it is still a pipeline."""
         return True
 
     def __repr__(self) -> str:
-        """One line per stage: its name, and the records it takes and returns."""
+        """Return one line per stage: its name, and the records it takes and returns."""
         facts = [repr(self._settings)] if self._settings is not None else []
         facts += [f"{len(self.observers)} observer{'s'[: len(self.observers) != 1]}"] if self.observers else []
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])
@@ -393,7 +393,7 @@ def _pipeline(part: StageLike) -> Pipeline[Any, Any]:
 
 
 def _named(part: StageLike, name: str) -> AnyStage:
-    """The same stage under another name."""
+    """Return the same stage under another name."""
     made = as_stage(part)
     if made.name == name:
         return made

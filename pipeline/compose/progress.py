@@ -14,7 +14,7 @@ from pipeline.compose.ledger import Ledger
 
 
 class StageProgress(Ledger):
-    """A ledger that draws bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
+    """A ledger that draws progress bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
 
     Bars are drawn on a terminal only. Its entries are those of a `Ledger`; a failed stage counts.
     """

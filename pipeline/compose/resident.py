@@ -15,14 +15,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class Resident:
-    """Resident bytes: ``anonymous`` are the process's own; ``file`` mirrors files, and the system may drop it."""
+    """Resident bytes: ``anonymous`` ones are the process's own; ``file`` ones mirror files, which the system may
+    drop."""
 
     anonymous: int = 0
     file: int = 0
 
     @property
     def total(self) -> int:
-        """The usual resident set size: both together."""
+        """Return the usual resident set size: both together."""
         return self.anonymous + self.file
 
     def __add__(self, other: Resident) -> Resident:
@@ -30,7 +31,7 @@ class Resident:
 
 
 def resident(pid: int | None = None) -> Resident:
-    """The resident memory of one process (None: this one); zero once it has ended, or without /proc."""
+    """Return the resident memory of one process (None: this one); zero once it has ended, or without /proc."""
     try:
         _, total, shared, *_ = _numbers(f"/proc/{pid or 'self'}/statm")
     except (OSError, ValueError):
@@ -39,7 +40,7 @@ def resident(pid: int | None = None) -> Resident:
 
 
 def children(pid: int | None = None) -> Iterator[int]:
-    """The child processes of a process (None: this one), and theirs."""
+    """Return the child processes of a process (None: this one), and theirs."""
     threads = f"/proc/{pid or 'self'}/task"
     try:
         names = os.listdir(threads)  # noqa: PTH208 - three times as fast, and called all the time
@@ -56,7 +57,7 @@ def children(pid: int | None = None) -> Iterator[int]:
 
 
 def _numbers(path: str) -> list[int]:
-    """The numbers in a file of /proc, read at once: five times as fast as a file object."""
+    """Return the numbers in a file of /proc, read at once: five times as fast as a file object."""
     file = os.open(path, os.O_RDONLY)
     try:
         return list(map(int, os.read(file, 1 << 16).split()))
@@ -65,7 +66,7 @@ def _numbers(path: str) -> list[int]:
 
 
 def family(pid: int | None = None) -> Resident:
-    """The resident memory of a process with its children. Shared pages of files are counted for each."""
+    """Return the resident memory of a process with its children. Shared pages of files are counted for each."""
     return sum(map(resident, children(pid)), resident(pid))
 
 
@@ -106,7 +107,8 @@ class Reader:
 
 
 class Sampler:
-    """While entered, reads the memory of a process and its children repeatedly, and keeps the maximum of each kind.
+    """A sampler: while entered, it reads the memory of a process and its children repeatedly, and records the maximum
+    of each kind.
 
     A reader, its own unless one is given, reads every ``interval`` seconds: shorter peaks can be missed.
     """

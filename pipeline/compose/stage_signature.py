@@ -15,25 +15,25 @@ class Stage(Protocol[Takes, Gives]):
 
     @property
     def name(self) -> str:
-        """The name that addresses it in a pipeline."""
+        """Return the name that addresses the stage in a pipeline."""
 
     @property
     def takes(self) -> Any:
-        """The record type that it takes."""
+        """Return the record type that the stage takes."""
 
     @property
     def gives(self) -> Any:
-        """The record type that it returns."""
+        """Return the record type that the stage returns."""
 
     def __call__(self, record: Takes, /) -> Gives:
-        """Make its output record from this one."""
+        """Return the stage's output for this record."""
 
 
 AnyStage: TypeAlias = Stage[Any, Any]
 
 
 def name_of(function: object) -> str:
-    """The `name` or `__name__` of a function or record, or its class in snake case."""
+    """Return the `name` or `__name__` of a function or record, or its class in snake case."""
     for attribute in ("name", "__name__"):
         name = getattr(function, attribute, None)
         if isinstance(name, str) and name:
@@ -42,7 +42,7 @@ def name_of(function: object) -> str:
 
 
 def record_types(function: Callable[..., object], name: str) -> tuple[object, object]:
-    """The record types that the annotations of a stage's function declare for its input and output."""
+    """Return the record types that the annotations of a stage's function declare for its input and output."""
     try:
         hints = get_type_hints(_annotated(function))
     except NameError as error:

@@ -1,4 +1,4 @@
-"""Assemble measurements into a ``Profile``: medians of the runs, rows with their nodes, nodes with their shares."""
+"""Assemble measurements into a ``Profile``: medians over the runs, rows with their nodes, nodes with their shares."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Rows = Sequence[tuple[str, float]]
 
 @frozen
 class Measured:
-    """The measurements of a program, in milliseconds on the GPU, a number for each run.
+    """The measurements of a program, in milliseconds on the GPU, one number per run.
 
     segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: the inspector's
-    data about each engine's layers. kernels: those of each segment. calls: whole calls without CUDA graphs; graphs:
-    with them, empty if ``no_graph`` says why not.
+        data about each engine's layers. kernels: the kernels of each segment. calls: whole calls without CUDA graphs.
+        graphs: whole calls with CUDA graphs; empty if there was none: ``no_graph`` has the reason.
     """
 
     segments: Mapping[str, Sequence[float]]
@@ -46,8 +46,8 @@ class Measured:
 
 
 def assembled(compiled: Compiled, measured: Measured) -> Profile:
-    """Return the profile of a program from its measurements: that of the segments that ran, where each of the program's
-    profiles has its own."""
+    """Return the profile of a program from its measurements, with the segments that ran: where segments belong to one
+    of several optimization profiles, those of the profile that the call fits."""
     ran = [s for s in compiled.partitioned.segments if s.profile is None or s.name in measured.segments]
     segments = tuple(_segment(compiled, segment, measured) for segment in ran)
     return Profile(
@@ -87,7 +87,7 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
 
 
 def _medians(runs: Sequence[Rows]) -> Rows:
-    """The rows of an engine: the medians of the runs that have the same rows as most."""
+    """Return the rows of an engine: medians over the runs whose rows are the most common ones."""
     shapes = [tuple(name for name, _ in rows) for rows in runs]
     names = max(shapes, key=shapes.count, default=())
     alike = [rows for rows, shape in zip(runs, shapes, strict=True) if shape == names]
@@ -97,14 +97,14 @@ def _medians(runs: Sequence[Rows]) -> Rows:
 def _layers(
     compiled: Compiled, segment: Segment, rows: Rows, metadata: Mapping[str, Sequence[str]]
 ) -> Iterator[LayerTime]:
-    """The rows of an engine, with the nodes that they compute."""
+    """Yield the rows of an engine, with the nodes that they compute."""
     names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
     own = compiled.layer_names(engine, network)
     found = matched(names, _steps(engine), list(own), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
-        nodes = tuple(_operators(compiled, _of(evolve(match, layers=tuple(own.get(n, n) for n in match.layers)))))
+        nodes = tuple(_operators(compiled, _nodes_of(evolve(match, layers=tuple(own.get(n, n) for n in match.layers)))))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 
@@ -115,18 +115,18 @@ def _steps(engine: Engine) -> tuple[Kernel, ...]:
         return ()
 
 
-def _of(match: Match) -> tuple[str, ...]:
+def _nodes_of(match: Match) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node_of(layer) for layer in match.layers))
 
 
 def _operators(compiled: Compiled, names: Sequence[str]) -> Iterator[str]:
-    """Those of the names that are operators of the program's."""
+    """Return those names that are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
 
 
 def _nodes(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[NodeTime]:
-    """Every node that takes time, with its share: a row of several counts for all of them in even parts."""
+    """Yield every node that takes time, with its share: nodes of one row share its time evenly."""
     times: defaultdict[str, float] = defaultdict(float)
     shared: defaultdict[str, int] = defaultdict(int)
     for layer in (layer for segment in segments for layer in segment.layers):

@@ -1,6 +1,6 @@
 """Match kernels that CUPTI timed to rows of TensorRT's profiler, by order and by name.
 
-TensorRT's profiler names what runs, but adds microseconds to each row. CUPTI, through torch's profiler, times every
+TensorRT's profiler names each row, but adds microseconds to it. CUPTI, through torch's profiler, times every
 kernel as it runs in the engine, but does not know its layer. Both report the same engine in the same order.
 """
 
@@ -31,7 +31,7 @@ _ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
 
 @frozen
 class Span:
-    """A kernel: when it began, and how long it took, in milliseconds."""
+    """A kernel run: its start and duration, in milliseconds."""
 
     name: str
     start: float
@@ -40,18 +40,18 @@ class Span:
 
 @frozen
 class Timed:
-    """The times of a segment by its kernels: for each row its kernels' names and milliseconds, and the time when none
-    ran."""
+    """The times of a segment by its kernels: for each row the kernels' names and milliseconds; and the time between
+    them."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
 
 
 def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
-    """The kernels of each run of each segment, without its first run.
+    """Return the kernels of each run of each segment, without its first run.
 
     order: the segments in the order in which they ran. spans: all kernels of a period, with an additional one (`BOUND`)
-    before and after each segment. The result is empty without these.
+    before and after each segment. The result is empty if these are missing.
     """
     found: dict[str, list[list[Span]]] = {name: [] for name in order}
     ordered = sorted(spans, key=lambda span: span.start)
@@ -64,7 +64,7 @@ def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list
 
 
 def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> Timed | None:
-    """The median times of rows from their kernels; None if the kernels do not match the rows.
+    """Return the median times of rows from their kernels; None if the kernels do not match the rows.
 
     rows: names and milliseconds from TensorRT's profiler. runs: the kernels of each run.
     """
@@ -83,7 +83,7 @@ def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> 
 
 
 def _between(run: Sequence[Span]) -> float:
-    """Milliseconds from the first kernel to the last when none ran."""
+    """Return the milliseconds between kernels, from the first to the last."""
     free, end = 0.0, run[0].start if run else 0.0
     for span in run:
         free += max(span.start - end, 0.0)
@@ -118,7 +118,7 @@ def aligned(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, floa
 
 
 def _cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:
-    """The cost of assigning these kernels to a row."""
+    """Return the cost of assigning these kernels to a row."""
     name, milliseconds = row
     if not kernels:
         return ODD if milliseconds > NOTHING else 0.0
@@ -137,8 +137,8 @@ def _apart(row: str, kernel: str) -> float:
 
 
 def _wrong(row: str, kernel: str) -> bool:
-    """Whether TensorRT wrote a kernel, and not for this row: its name is the row's, and may say that it is vectorized.
-    Rows that are only numbered (``__mye3987``) have any."""
+    """Return whether TensorRT generated a kernel for another row than this. A generated kernel has the row's name, with
+    ``_vec`` if it is vectorized; rows that are only numbered (``__mye3987``) match any kernel."""
     if kernel.startswith("Mem") or not _WRITTEN.search(kernel) or row.startswith("__mye"):
         return False
     return stem(kernel).removesuffix("_vec") != stem(row)

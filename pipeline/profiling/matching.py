@@ -30,8 +30,9 @@ PRODUCT = "product"
 
 @frozen
 class Match:
-    """The layers of a row, and how they were found: ``inspector``, ``plan``, ``order``, ``name``; empty if they were
-    not. For rows that compute nothing, their kind: ``streams`` that wait for each other, ``sizes`` of shapes."""
+    """The layers of a row, and how they were matched: ``inspector``, ``plan``, ``order``, ``name``; empty if they were
+    not. For rows that compute nothing, ``by`` is their kind: ``streams`` (synchronization) or ``sizes`` (shape
+    arithmetic)."""
 
     layers: tuple[str, ...] = ()
     by: str = ""
@@ -43,8 +44,8 @@ def matched(
     """Return the layers of each row.
 
     Args:
-        rows: the profiler's names, in the order in which they ran.
-        steps: the plan's, in order; none if it has no text.
+        rows: the profiler's names, in execution order.
+        steps: the plan's steps, in order; empty if the plan has no text.
         layers: the network's layers, in order.
         metadata: the inspector's layers, by the names of rows.
     """
@@ -54,7 +55,7 @@ def matched(
 
 
 class _Layers:
-    """The layers of a network, as rows and steps name them."""
+    """An index of a network's layers by the names that rows and steps use."""
 
     def __init__(self, steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]) -> None:
         self.steps, self.layers, self.metadata = steps, layers, metadata
@@ -78,13 +79,14 @@ class _Layers:
         return Match(found, "name") if found else Match()
 
     def known(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The network's layers of these names; TensorRT names what it makes of a layer ``conv__gemm_from_conv1x1``."""
+        """Return the network's layers of these names; TensorRT calls one derived from ``conv``
+        ``conv__gemm_from_conv1x1``."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
     def after(self, step: Kernel) -> tuple[str, ...]:
-        """The layers of a step that names none: those after the layers of the previous step, unless another step names
-        them or others of their nodes."""
+        """Return the layers of a step that names none: those after the layers of the previous step, unless another step
+        names them or other layers of their nodes."""
         before = [each for each in self.steps if each.place < step.place and each.kind not in STREAMS | SIZES]
         last = max((self.index[layer] for each in before[-1:] for layer in self.known(each.layers)), default=None)
         if last is None:
@@ -94,8 +96,8 @@ class _Layers:
 
 
 def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
-    """The step of each row: the one at the place in the row's name; else those that follow each other in both, by name.
-    For products only the order counts, since they come from libraries, whose kernels have their own names."""
+    """Return the step of each row: by the number in the row's name, else by aligning the two sequences of names. For
+    matmuls and convolutions only the order counts, since their kernels come from libraries with names of their own."""
     by_place = {(step.place, stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), stem(row))) for i, row, place in numbers if place is not None}
@@ -108,12 +110,12 @@ def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
 
 
 def stem(name: str) -> str:
-    """The name of a kernel without the suffixes of its instances (``_0x31bf89da…``, ``_myl0_3``)."""
+    """Return the name of a kernel without the suffixes of its instances (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
 
 
 def _key(row: str, names: Mapping[str, str]) -> str:
-    """The name of a row in the plan."""
+    """Return the key of a row, as it is compared with the plan's steps."""
     return names.get(stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
 
 
@@ -122,7 +124,7 @@ def _kernel_key(kernel: Kernel) -> str:
 
 
 def named(row: str, layers: Sequence[str]) -> Iterator[str]:
-    """The layers whose whole names occur in a row's name, even if one name is a part of another. A range
+    """Yield the layers whose whole names occur in a row's name, even if one name is a part of another. A range
     (``ForeignNode[a...b]``) means all layers from one to the other."""
     foreign = _FOREIGN.search(row)
     if foreign is not None and foreign[1] in layers and foreign[2] in layers:
@@ -137,8 +139,8 @@ def named(row: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def metadata_of(information: str) -> dict[str, tuple[str, ...]]:
-    """The layers of each row in the inspector's JSON, which `build` wrote as their metadata; empty if it is not JSON,
-    or has only names."""
+    """Return the layers of each row in the inspector's JSON, which `build` wrote as their metadata; empty if it is not
+    JSON, or has only names."""
     try:
         told = json.loads(information)
     except ValueError:

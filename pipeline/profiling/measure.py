@@ -33,7 +33,7 @@ def profile(
     kwargs: Mapping[str, object],
     runs: int = RUNS,
 ) -> Profile:
-    """Return where the time of a call with these inputs goes, on the current GPU.
+    """Return the profile of a call with these inputs on the current GPU.
 
     The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, the layers of each engine
     by TensorRT's profiler, and the kernels by CUPTI, in separate passes, so that none slows down another. Inputs
@@ -91,13 +91,13 @@ class Call:
         return module(*args, **kwargs)
 
     def warm(self, module: CompiledModule) -> None:
-        """Call the module until kernels are compiled, contexts made, and graphs captured."""
+        """Call the module until kernels are compiled, contexts created, and graphs captured."""
         for _ in range(WARMUP):
             self(module)
         torch.cuda.synchronize()
 
     def times(self, module: CompiledModule, runs: int) -> list[float]:
-        """Milliseconds of each call, by CUDA events around it."""
+        """Return the milliseconds of each call, by CUDA events around it."""
         self.warm(module)
         marks = []
         for _ in range(runs):
@@ -108,7 +108,7 @@ class Call:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """The inputs as text."""
+        """Return the inputs as text."""
         leaves = torch.utils._pytree.tree_leaves(self.copies)
         return tuple(_described(leaf) for leaf in leaves)
 
@@ -131,7 +131,7 @@ def mark() -> torch.cuda.Event:
 
 
 def elapsed(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
-    """Milliseconds between the two events of each pair."""
+    """Return the milliseconds between the two events of each pair."""
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in marks]
 
@@ -142,14 +142,14 @@ CYCLES = 2.5e9
 
 @define
 class Ahead:
-    """Times a segment whose kernels are all launched before it begins: the GPU is kept busy for as long as the host
-    took the last time, so that the time between launches does not count."""
+    """A timer of a segment without launch gaps: it keeps the GPU busy until the host has launched all kernels (for 1.5
+    times the host's time in the last run), and only then do they begin."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
 
     def __call__(self, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
-        """Run the segment. The first run measures the host's time, and is not kept."""
+        """Run the segment. The first run measures the host's time, and is not recorded."""
         if self.host is not None:
             busy(int(1.5 * self.host * CYCLES))
         start, since = mark(), perf_counter()
@@ -172,7 +172,7 @@ def instrumentable(compiled: Compiled) -> ProgramModule:
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
-    """Milliseconds of each segment in each run; the module stays slower afterwards."""
+    """Return the milliseconds of each segment in each run; the module stays slower afterwards."""
     found: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(found[segment.name], run))
     for _ in range(runs + 1):
@@ -182,7 +182,7 @@ def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, 
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
-    """Collects the rows of TensorRT's profiler for one engine, a list for each run."""
+    """A profiler for TensorRT that collects the rows of one engine, a list for each run."""
 
     def __init__(self) -> None:
         trt.IProfiler.__init__(self)
@@ -203,7 +203,7 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
 def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
-    """The rows of TensorRT's profiler for each engine and run, and the inspector's data about its layers."""
+    """Return the rows of TensorRT's profiler for each engine and run, and the inspector's data about its layers."""
     module = instrumentable(compiled)
     call.warm(module)
     recorders: dict[str, LayerRecorder] = {}
@@ -235,14 +235,14 @@ def recorded(run: Told, context: object, recorder: LayerRecorder, inputs: list[L
 
 
 def inspected(engine: object, context: object) -> Mapping[str, Sequence[str]]:
-    """The network's layers of each of the engine's layers, by name, from the inspector."""
+    """Return the network's layers for each engine layer, by name, from the inspector."""
     inspector = engine.create_engine_inspector()  # type: ignore[attr-defined]
     inspector.execution_context = context
     return metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
-    """The kernels of each segment and run, from CUPTI through torch's profiler; none while another profiler runs."""
+    """Return each segment's kernels by run, from CUPTI through torch's profiler; none if another profiler runs."""
     module = instrumentable(compiled)
     call.warm(module)
     order: list[str] = []
@@ -273,13 +273,13 @@ def bounded(order: list[str], name: str, ahead: Ahead, run: Told, inputs: list[L
 
 
 def spans(seen: torch.profiler.profile) -> list[Span]:
-    """The kernels in a profiler's records."""
+    """Return the kernels in a profiler's records."""
     found = (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
     return [Span(e.name, 1e-3 * e.time_range.start, 1e-3 * e.time_range.elapsed_us()) for e in found]
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Milliseconds of each call with CUDA graphs; or none, and why the call cannot be captured."""
+    """Return the milliseconds of each call with CUDA graphs; or none, and why the call cannot be captured."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.times(module, runs)
     refused = module.refused_graphs

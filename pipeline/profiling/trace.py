@@ -17,7 +17,7 @@ Event: TypeAlias = dict[str, object]
 
 
 def write(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as a trace. Layers follow one another, with their medians as lengths; times are in microseconds.
+    """Write a profile as a trace. Layers follow one another, each as long as its median; times are in microseconds.
 
     Raises:
         OSError: the file cannot be written.
@@ -33,7 +33,7 @@ def _about(profile: Profile) -> dict[str, str]:
 
 
 def events(profile: Profile) -> Iterator[Event]:
-    """The events of the trace."""
+    """Return the events of the trace."""
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": profile.gpu or "GPU"}}
     for name, track in TRACKS.items():
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}

@@ -1,4 +1,4 @@
-"""The stages, one file each."""
+"""The stages of the pipeline, one file each."""
 
 from pipeline.stages.avoid_faults import avoid_faults
 from pipeline.stages.build import Build, build

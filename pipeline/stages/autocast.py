@@ -1,9 +1,9 @@
-"""autocast: ``Program`` → ``Program``. Compute products in halves, and operators that need a wider range in float32.
+"""autocast: ``Program`` → ``Program``. Compute matmuls in halves, and operators that need a wider range in float32.
 
 Before: a model in float32, or part of it. After: the same model in mixed precision, by the rules of
 ``pipeline.improvements.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe,
 once, so that engines hold halves and can be refitted from the model's own parameters. Insert the stage before
-``decompose``, where norms and attention are still whole.
+``decompose``, where norms and attention are still single operators.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Decision:
 
 @frozen
 class Autocast:
-    """The stage. ``dtype``: the dtype of products. ``exclude``: operators that keep the model's own dtype."""
+    """The stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep the model's own dtype."""
 
     dtype: torch.dtype = field(default=torch.float16, validator=_half)
     exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
@@ -84,7 +84,7 @@ class Autocast:
         return "\n".join([*map(str, made), f"{len(made)} operators: {total}"])
 
     def rule(self, node: Node) -> Rule:
-        """Return the rule for a node, which is to keep the model's own dtype if ``exclude`` names it."""
+        """Return the rule for a node; a node that ``exclude`` names keeps the model's own dtype."""
         path = module_path(node)
         if any(excludes(entry, node.target, path) for entry in self.exclude):
             return Rule("float32", EXCLUDED)
@@ -95,7 +95,7 @@ def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Aut
     """Return a stage that puts a model into mixed precision: ``default().insert(autocast(), before="decompose")``.
 
     Args:
-        dtype: the dtype that products are computed in: ``torch.float16`` or ``torch.bfloat16``.
+        dtype: the dtype that matmuls and convolutions are computed in: ``torch.float16`` or ``torch.bfloat16``.
         exclude: nodes that keep the model's own dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
             overloads), patterns as in ``fnmatch`` for names of operators (``"aten.conv*"``) and for paths of modules
             with all that is in them (``"*.classifier"``), and predicates on the module path.
@@ -108,7 +108,7 @@ def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Aut
 
 
 class _Caster:
-    """Copies a graph node by node, with casts where a rule requires another dtype."""
+    """A rewriter that copies a graph node by node, with casts where a rule requires another dtype."""
 
     def __init__(self, program: Program, options: Autocast) -> None:
         self.program, self.options = program, options
@@ -120,7 +120,7 @@ class _Caster:
         self.decisions: list[Decision] = []
 
     def cast(self) -> Program:
-        """The program in mixed precision."""
+        """Return the program in mixed precision."""
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.call(node)
@@ -139,7 +139,7 @@ class _Caster:
             self.weights.add(node)
 
     def is_parameter(self, node: Node) -> bool:
-        """Whether a placeholder is made from the model's parameters, which are rounded as in a cast model.
+        """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model.
 
         Buffers are not: a mask of -1e9 among them would be infinite in float16.
         """
@@ -163,7 +163,7 @@ class _Caster:
             self.decisions.append(Decision(node.name, qualified_name(node.target), _dtype_name(copy), rule))
 
     def wishes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
-        """The dtype that each input should have."""
+        """Return the dtype that the node's rule requires of each input."""
         inputs = node.all_input_nodes
         if rule.mode == "said":
             return {}
@@ -177,7 +177,7 @@ class _Caster:
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
     def widest(self, node: Node) -> torch.dtype | None:
-        """The widest dtype among the inputs, parameters aside; moved parameters are cast where they are read."""
+        """Return the widest dtype among the inputs, parameters aside; moved parameters are cast where they are read."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
@@ -192,7 +192,7 @@ class _Caster:
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
-        """The copy of a node in a dtype; None for its own dtype."""
+        """Return the copy of a node in a dtype; None for its own dtype."""
         copy = self.copies[node]
         if dtype is None or _dtype(copy) in (dtype, None):
             return copy
@@ -222,7 +222,7 @@ class _Caster:
         return copy
 
     def differ(self, node: Node, *arguments: Any) -> bool:
-        """Whether the arguments have other dtypes than the node's own."""
+        """Return whether the arguments have other dtypes than the original node's."""
         given: list[Node] = []
         map_arg(arguments, given.append)
         own: list[Node] = []
@@ -240,7 +240,7 @@ class _Caster:
         return node
 
     def drop_unread(self) -> None:
-        """Erase copies that casts have left without a reader."""
+        """Erase copies that have no reader once casts are inserted."""
         copies = {copy: node for node, copy in self.copies.items()}
         for copy in reversed(list(self.graph.nodes)):
             if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
@@ -248,7 +248,7 @@ class _Caster:
 
 
 def _dtype(node: object) -> torch.dtype | None:
-    """The dtype of a node that is a floating-point tensor."""
+    """Return the dtype of a node that is a floating-point tensor; None for other nodes."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dtype if isinstance(value, torch.Tensor) and value.is_floating_point() else None
 

@@ -1,4 +1,4 @@
-"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark where the networks avoid faults of TensorRT's kernels.
+"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes where networks avoid faults of TensorRT's kernels.
 
 Before: segments. After: the same segments, with a mark for each place where a row of `pipeline.quirks` applies.
 """

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Build:
-    """The stage. Engines are built one after the other in this process, or in parallel by an executor; one serves all
-    networks that differ in names alone.
+    """The stage. Engines are built one after the other in this process, or in parallel by an executor. Networks that
+    differ only in names share one engine.
 
     executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks themselves
         (TensorRT releases the interpreter while it builds); other processes replay them from their descriptions, with
@@ -96,7 +96,7 @@ build = Build()
 
 
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
-    """Return the record of an engine; warn about its kernels that are known to be wrong."""
+    """Return the record of an engine; warn about kernels of known faults."""
     for kernel, fault in faults(order.network, data):
         log.warning(
             "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run the operators "
@@ -112,7 +112,7 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
 
 
 def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
-    """The kernels of a plan that are known to be wrong, each with a description of the fault."""
+    """Return the kernels of a plan that are known to compute wrong results, each with a description of the fault."""
     read, dtypes = sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [
         (kernel, quirk.finding.format(*result))

@@ -30,8 +30,8 @@ class Decompose:
     """The stage. For each node the first of these applies: a user's HIGH converter that may take it keeps it; if it is
     a composite of an operator with such a converter or a user's decomposition, it is decomposed towards that; a
     registered decomposition; a converter that takes it; torch's decomposition. For a node with complex values: its rule
-    on pairs of reals; torch's decomposition. ``disabled``: operators that stay whole, for a converter or for
-    PyTorch."""
+    on pairs of reals; torch's decomposition. ``disabled``: operators that are not decomposed: a converter or PyTorch
+    runs them."""
 
     registry: ConverterRegistry = field(repr=False)
     decompositions: DecompositionTable = field(repr=False)
@@ -49,6 +49,6 @@ class Decompose:
 
 
 def source_of(program: Program, uniform: Program | None = None) -> Program:
-    """The program that eager PyTorch runs: the captured one, or the normalized one if the captured runs only on its
+    """Return the program for eager PyTorch: the captured one, or the normalized one if the captured runs only on its
     GPU."""
     return (program if runs_anywhere(program) else uniform or normalized(program)).as_source()

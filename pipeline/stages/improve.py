@@ -19,7 +19,7 @@ from pipeline.program import Program
 
 
 def _passes(value: object) -> tuple[Improvement, ...]:
-    """Passes, or names of them; `ValueError` naming those there are, `TypeError` for anything else."""
+    """Convert passes or their names to passes; raise a `ValueError` that lists the names, or a `TypeError`."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
     return tuple(map(_pass, value))

@@ -1,4 +1,4 @@
-"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU, and compile what does not load in another form.
+"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU; compile operators that do not load in another form.
 
 Before: any compiled program. After: the same, and all its engines load here; or one in which the operators for which
 TensorRT has no kernel have another form, with their rows in ``coverage.healed``. Without a GPU that the program is
@@ -25,7 +25,7 @@ class Load:
     """The stage. It is skipped with ``load_built_engines=False``.
 
     loader: loads a program's engines, and returns those that do not load.
-    build: builds engines that are tried: in no cache, and in no other process.
+    build: builds engines on trial, in this process and without a cache.
     before: the stages before it in its pipeline.
     """
 
@@ -42,8 +42,8 @@ class Load:
         """Return a program whose engines load.
 
         Raises:
-            ExecutionError: nothing that TensorRT builds loads on this GPU; or an engine does not, and its pipeline has
-                no stages to compile it again by.
+            ExecutionError: no engine loads on this GPU; or one does not, and its pipeline lacks the stages to compile
+                it again.
             UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
         """
         if not compiled.settings.load_built_engines or not compiled.engines:
@@ -57,7 +57,7 @@ class Load:
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled
 
     def _again(self, found: Loads) -> tuple[Again, Again]:
-        """How programs are compiled to be tried, and to be kept."""
+        """Return the stages that compile programs on trial, and those that compile the result."""
         stages = self.before or STAGES
         try:
             return Again.of(stages, as_stage(self.build)), Again.of(stages)

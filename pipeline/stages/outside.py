@@ -1,7 +1,7 @@
 """Two stages after ``partition`` that leave weights out of engines, and give each profile an engine of its own.
 
-An engine that holds its weights is one for all shapes, or each shape's engine holds them again. An engine that reads
-them where they lie is small and built soon, and several share one copy: each is made for its own shapes.
+If engines hold their weights, an engine per shape means a copy of the weights per shape. Engines that read weights in
+place are small and quick to build, and share one copy: each can be built for its own shapes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SharedWeights:
         _check_bytes("least", value)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """The same segments; weights that are shared are inputs of engines."""
+        """Return the same segments; weights that are shared are inputs of engines."""
         nodes = {node.name: node for node in partitioned.program.graph.nodes}
 
         def changed(segment: Segment) -> Segment:
@@ -53,7 +53,7 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _is_shared(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Whether a weight is large enough, and only converters of ours that take given weights read it."""
+        """Return whether a weight is large enough, and read only by our converters that accept weights as inputs."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
@@ -72,15 +72,15 @@ class EnginePerProfile:
         _check_bytes("most", value)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """The segments, an engine's once for each of the program's profiles where these differ for it."""
+        """Return the segments, with one engine per profile of the program where profiles differ for the engine."""
         program = partitioned.program
         if program.settings.max_engines is not None:
             return partitioned
-        segments = tuple(each for segment in partitioned.segments for each in self._of(program, segment))
+        segments = tuple(each for segment in partitioned.segments for each in self._per_profile(program, segment))
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
-    def _of(self, program: Program, segment: Segment) -> Iterator[Segment]:
-        """A segment, or what takes its place."""
+    def _per_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
+        """Yield a segment, or its copies for each profile."""
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
         if alone or len(profiles_of(program, segment, lambda port: True)) < 2 or _weights(program, segment) > self.most:
             yield segment
@@ -93,24 +93,24 @@ def shared_weights(least: int = LEAST) -> SharedWeights:
     """Return a stage that leaves large weights out of engines: ``compile.insert(pipeline.shared_weights(),
     after="partition")``.
 
-    A module has one copy of them on its device, which all its engines and states read. Plans are small, other weights
-    need no other engine, and layers that differ in their weights alone are one engine, which is built and loaded once
-    (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time. A module is made
-    with the weights that the model was compiled with: once they changed, or in a file without them, it needs
+    A module has one copy of them on its device, which all its engines and states read. Plans are small, a change of
+    weights needs no new engine, and layers that differ only in weights share one engine, which is built and loaded once
+    (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time. A module has the
+    weights that the model was compiled with: after they changed, or if the file was saved without them, call
     `pipeline.refit_module_weights`.
 
     Args:
-        least: a weight of so many bytes is shared, if it is of float32, float16 or bfloat16, and only products, norms,
-            embeddings and what works element by element read it. 64 by default.
+        least: the least bytes of a weight that is shared. It must be of float32, float16 or bfloat16, and only matmuls,
+            norms, embeddings and elementwise operators may read it. 64 by default.
     """
     return SharedWeights(least)
 
 
 def engine_per_profile(most: int = MOST) -> EnginePerProfile:
-    """Return a stage that gives each of a program's profiles engines of its own, which are made for its sizes:
+    """Return a stage that builds separate engines for each of a program's profiles, tuned for its sizes:
     ``compile.insert(pipeline.engine_per_profile(), after="partition")``.
 
-    Without it, an engine has all profiles, and its layers are the same in each. So it has with ``max_engines``.
+    Without it, and with ``max_engines``, an engine has all profiles, with the same layers in each.
 
     Args:
         most: an engine with more bytes of weights stays one for all profiles, since each would hold them. 16 MiB by
@@ -120,14 +120,14 @@ def engine_per_profile(most: int = MOST) -> EnginePerProfile:
 
 
 def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
-    """Whether a node's converter takes weights that are computed or given, too."""
+    """Return whether a node's converter also takes weights that are tensors of the network."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
     return ours and (does(node.target) in READERS or node.target in TABLES)
 
 
 def _determines_sizes(segment: Segment) -> bool:
-    """Whether a segment gives sizes that its inputs do not determine."""
+    """Return whether a segment returns sizes that its inputs do not determine."""
     known = {str(s) for p in segment.inputs for size in (*p.shape, p.value) for s in _symbols(size)}
     return any(str(s) not in known for p in segment.outputs for size in (*p.shape, p.value) for s in _symbols(size))
 
@@ -137,7 +137,7 @@ def _symbols(size: object) -> frozenset[object]:
 
 
 def _weights(program: Program, segment: Segment) -> int:
-    """The bytes of the weights in a segment's engine."""
+    """Return the bytes of the weights in a segment's engine."""
     nodes = {node.name: node for node in program.graph.nodes}
     return sum(nodes[name].meta["val"].nbytes for name in segment.constants)
 

@@ -41,7 +41,7 @@ class Partitioner(Protocol):
 
 @frozen
 class Partition:
-    """The default partitioner: makes as few and as large engines as possible.
+    """The default partitioner: builds as few and as large engines as possible.
 
     Patterns that TensorRT fuses (a convolution or product with the norm and elementwise operators after it, attention)
     are never cut. If something runs in PyTorch, so do neighbouring cheap operators if fewer bytes cross then, engines
@@ -68,7 +68,7 @@ class InPieces:
     can build in parallel (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as between the
     layers of a transformer, and never through fused patterns; nothing else is fused across a cut.
 
-    count: the largest number of engines that one is cut into.
+    count: the most engines that one is cut into.
     between: instead, cut between submodules, by their paths as in `fnmatch` (``encoder.layer.*``). One that updates a
         cache begins behind its updates, which belong to the engine before.
     """
@@ -106,7 +106,7 @@ class InPieces:
         return _partitioned(validated, _largest, cut)
 
     def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int], engine: bool) -> list[tuple[int, ...]]:
-        """The pieces of a group, whole if it runs in PyTorch."""
+        """Return the pieces of a group; the group itself if it runs in PyTorch."""
         if not engine:
             return [tuple(inside)]
         if self.count is not None:
@@ -124,9 +124,9 @@ class BySubmodule:
     activation after a convolution belongs to another, the softmax of attention is a module), all of it goes with the
     submodule in which it begins.
 
-    depth: which submodules, by the number of names in their paths (``encoder.layer.0`` is 3); shallower ones without
-        such a submodule count as well. Operators of the model itself are cut as by default.
-    pattern: which submodules, by their paths, as in `fnmatch` (``encoder.layer.*``); instead of ``depth``.
+    depth: the depth of submodules, by the number of names in their paths (``encoder.layer.0`` is 3); shallower ones
+        without such a submodule count as well. Operators of the model itself are cut as by default.
+    pattern: the paths of submodules, as in `fnmatch` (``encoder.layer.*``); instead of ``depth``.
     """
 
     depth: int = field(default=1)
@@ -178,8 +178,8 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     """Return a partitioner that keeps submodules whole: ``compile.replace("partition", pipeline.by_submodule(3))``.
 
     Args:
-        depth: which submodules, by the number of names in their paths: ``encoder.layer.0`` is 3.
-        pattern: which submodules, by their paths, as in `fnmatch`: ``"encoder.layer.*"``.
+        depth: the depth of submodules, by the number of names in their paths: ``encoder.layer.0`` is 3.
+        pattern: the paths of submodules, as in `fnmatch`: ``"encoder.layer.*"``.
     """
     return BySubmodule(depth, pattern=pattern)
 
@@ -219,7 +219,7 @@ def _named(seen: Flow, groups: Iterable[Numbered]) -> list[Group]:
 
 
 def _refused(validated: Validated) -> Mapping[Node, str]:
-    """The operators that no engine takes, each with every reason; one whose item is refused is refused."""
+    """Return the operators that no engine takes, with the reasons. An operator is refused if an item of it is."""
     reasons: dict[Node, str] = {}
     for node in validated.program.graph.nodes:
         if is_operator(node):
@@ -235,7 +235,7 @@ def _reasons(validated: Validated, node: Node) -> list[Any]:
 
 
 def _items(node: Node) -> Iterable[Node]:
-    """The items of a result that is a tuple."""
+    """Return the items of a result that is a tuple."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return ()
     return (user for user in node.users if user.op == "call_function" and not is_operator(user))

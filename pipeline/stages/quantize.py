@@ -1,8 +1,8 @@
 """quantize: ``Program`` → ``Program``. Quantize the weights and activations of linear layers and convolutions.
 
-Before: a model in floats. After: the same model with the same inputs and outputs, whose products read weights that are
-rounded to nearest, and activations that are rounded with ranges from calibration. Weights are rounded by recipe, from
-the model's own parameters, so that a refit rounds the new ones. Insert the stage before ``decompose``.
+Before: a model in floats. After: the same model with the same inputs and outputs, whose matmuls and convolutions read
+weights that are rounded to nearest, and activations that are rounded with ranges from calibration. Weights are rounded
+by recipe, from the model's own parameters, so that a refit rounds the new ones. Insert the stage before ``decompose``.
 
 This is rounding to nearest only. For models that lose too much accuracy, quantize with NVIDIA ModelOpt or torchao,
 which have better methods (smoothing, AWQ, GPTQ, training with quantization), and compile the result
@@ -92,7 +92,7 @@ class Quantize:
             raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
 
     def __call__(self, program: Program) -> Program:
-        """Return the program with its products in fewer bits; the argument is not changed."""
+        """Return the program with its matmuls and convolutions in fewer bits; the argument is not changed."""
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
@@ -116,7 +116,7 @@ def quantize(
     *,
     percentile: float | None = None,
 ) -> Quantize:
-    """Return a stage that quantizes products: ``default().insert(quantize("int8"), before="decompose")``.
+    """Return a stage that quantizes a model: ``default().insert(quantize("int8"), before="decompose")``.
 
     Args:
         weights: the type of linear layers' and convolutions' weights: ``"int8"`` and ``"fp8"`` (E4M3) with a scale for
@@ -138,7 +138,7 @@ def quantize(
 
 
 class _Quantizer:
-    """One program on its way to fewer bits."""
+    """The quantization of one program."""
 
     def __init__(self, program: Program, options: Quantize) -> None:
         self.program, self.options = program, options
@@ -154,7 +154,7 @@ class _Quantizer:
         self.scales: dict[str, torch.Tensor] = {}
 
     def run(self) -> Program:
-        """The program, and a decision for each operator that has a weight."""
+        """Return the program, and a decision for each operator that has a weight."""
         chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.chosen(n)]
         found = self.ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
@@ -171,7 +171,7 @@ class _Quantizer:
         )
 
     def chosen(self, node: Node) -> bool:
-        """Whether an operator is quantized; why not is a decision."""
+        """Return whether an operator is quantized; if not, record the decision with its reason."""
         why = self.kept(node)
         if why:
             self.decide(node, f"stays in floats: {why}")
@@ -195,7 +195,7 @@ class _Quantizer:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), said))
 
     def ranges(self, chosen: Sequence[Node]) -> Mapping[str, float]:
-        """The ranges of the operators' activations."""
+        """Return the ranges of the operators' activations."""
         wanted = {source.name for node in chosen for source in node.all_input_nodes[:1]}
         try:
             return ranges(self.program, wanted, Range(self.options.percentile), self.batches())
@@ -205,7 +205,7 @@ class _Quantizer:
             raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
 
     def batches(self) -> Iterator[Sequence[object]]:
-        """The inputs of calibration as the program's graph takes them."""
+        """Yield the inputs of calibration, converted for the program's graph."""
         for index, given in enumerate(self.options.calibration):
             call = ((), dict(given)) if isinstance(given, Mapping) else (_arguments(given), {})
             leaves, _ = tree_flatten(call)
@@ -231,14 +231,14 @@ class _Quantizer:
         self.decide(node, said)
 
     def rounded(self, weight: Node, block: Sequence[int] | None, before: Node) -> Node:
-        """The nodes that round a weight."""
+        """Insert the nodes that round a weight; return the last."""
         options = self.options
 
-        def of(given: torch.Tensor) -> torch.Tensor:
+        def rounding(given: torch.Tensor) -> torch.Tensor:
             return rounded(given, options.weights, block or ())
 
-        of.__name__ = f"rounded_{options.weights}_{block}"
-        template = self.templates.of(of, "quantize", (weight,), {}, weight.meta["val"])
+        rounding.__name__ = f"rounded_{options.weights}_{block}"
+        template = self.templates.of(rounding, "quantize", (weight,), {}, weight.meta["val"])
         assert template is not None
         with self.graph.inserting_after(weight if weight.op != "placeholder" else self.last_placeholder()):
             anchor = self.graph.call_function(torch.ops.aten.alias.default, (weight,))
@@ -259,7 +259,7 @@ class _Quantizer:
         return last
 
     def paired(self, source: Node, range: float, reader: Node) -> Node:
-        """The pair that rounds an activation, shared by all its readers."""
+        """Return the quantize/dequantize pair that rounds an activation, shared by all its readers."""
         type = self.options.activations
         if source.name not in self.pairs:
             assert type is not None

@@ -1,4 +1,4 @@
-"""unbuilt: ``Converted`` → ``Built``. Build no engines, for programs that only the reference executor runs."""
+"""unbuilt: ``Converted`` → ``Built``. Skip the build, for programs that only the reference executor runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pipeline.program import Built, Converted
 
 @stage
 def unbuilt(converted: Converted) -> Built:
-    """Build no engines, in place of ``build``: the program runs on the reference executor only."""
+    """Return a record without engines, in place of ``build``: the program runs on the reference executor only."""
     c = converted
     return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)

@@ -59,8 +59,8 @@ class Validate:
     """The stage: asks the registry about each node, and checks what all operators share (dtypes, rank) itself.
 
     The user's validators are called here for the first time, since they see a complete graph. Calls that none of the
-    user's converters takes are decomposed as if these did not exist. Converters that nothing used although the model
-    has their operator are noted (``Program.unreached``) and named in a warning.
+    user's converters takes are decomposed as if those converters did not exist. Converters that nothing used although
+    the model has their operator are noted (``Program.unreached``) and named in a warning.
     """
 
     registry: ConverterRegistry = field(repr=False)
@@ -95,21 +95,21 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
 
 
 def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: Claims) -> list[torch.fx.Node]:
-    """The calls that were left whole for a converter of the user's, and that none of his takes."""
+    """Return the calls that were not decomposed for the sake of the user's converters, none of which takes them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
 
 
 def _refusals(refused: Iterable[torch.fx.Node], claims: Claims) -> dict[Declaration, Rejection]:
-    """For each converter of the user's why it does not take one of these calls."""
+    """Return, for each of the user's converters, the reason why it does not take one of these calls."""
     asked = ((d, node) for node in refused for d in claims.declarations if d.key == node.target)
     found = ((d, rejection_of(d.support, node, claims.lookup.settings)) for d, node in asked)
     return {declaration: rejection for declaration, rejection in found if rejection is not None}
 
 
 def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Claims, ways: Ways) -> Program:
-    """The program with these calls as they would be without the user's converters; itself if that is as they are."""
+    """Return the program with these calls decomposed as without the user's converters; itself if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
     names = {node.name for node in refused}
     made = fold(program.with_graph(rewriter.take_apart(names)))
@@ -131,7 +131,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """Limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
+    """Yield the limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from map(Rejection, filter(None, [obstacle(node)]))
     yield from () if allocated else _size_limits(node)
@@ -152,14 +152,14 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
 
 
 def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
-    """Refuse new sizes of operators that are not known to make any."""
+    """Yield a rejection for each new size of a result, unless the operator is known to create data-dependent sizes."""
     if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         for symbol in sorted(new_symbols(node)):
             yield Rejection(f"its result has a size, {symbol}, that is known only after it runs")
 
 
 def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:
-    """Whether an operator takes a float that the host computes from sizes, and engines are given."""
+    """Return whether an operator takes a float that the host computes from sizes and passes to the engine."""
     return node.target in TAKES_FLOATS and not free_unbacked_symbols(value)
 
 
@@ -191,7 +191,7 @@ def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings
 
 
 def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
-    """A size made of a number in the data (``torch.arange(int(x.item()))``) may be any: no profile fits."""
+    """Yield a rejection for a size that data decides without a bound, as in ``torch.arange(int(x.item()))``."""
     for size in shape_of(value):
         names = [] if isinstance(size, int) else [s.name for s in size.free_symbols]
         any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
@@ -204,8 +204,7 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
 
 
 def _untuned(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
-    """Refuse sizes of which only data says that they are equal: TensorRT builds no engine where those that it is tuned
-    for differ."""
+    """Yield a rejection for sizes that only data makes equal: TensorRT builds no engine if optimal sizes differ."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):
@@ -222,7 +221,7 @@ def _of_data(size: Expr) -> bool:
 
 
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
-    """The node's result and inputs, each with a name for messages."""
+    """Yield the node's result and inputs, each with a name for messages."""
     results, _ = tree_flatten(node.meta.get("val"))
     yield from ((f"the result {node.name}", r) for r in results)
     held = () if does(node.target) is not Does.DEQUANTIZES else node.args[:2]  # codes and scales, in few bits

@@ -1,4 +1,4 @@
-"""verify: ``Compiled`` → ``Compiled``. Run the program beside eager PyTorch and record how well they agree.
+"""verify: ``Compiled`` → ``Compiled``. Run the program beside eager PyTorch and record its errors.
 
 Before: any compiled program. After: the same with its ``agreement``; or, if it does not agree and healing was
 requested, one in which the nodes at fault run in another form, with their rows in ``coverage.healed``.
@@ -99,7 +99,7 @@ class Verify:
         return evolve(compiled, agreement=agreement)
 
     def _again(self, executor: Executor) -> tuple[Again, Again]:
-        """How programs are compiled to be tried, and to be kept: the reference executor needs no engines."""
+        """Return the stages that compile trial programs (no engines for the reference executor), and the final one."""
         final = Again.of(self.before or STAGES)
         return (Again.of(self.before or STAGES, as_stage(unbuilt)) if executor == "reference" else final), final
 
@@ -117,13 +117,13 @@ def verify(
     Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
     against float64; at the smallest and largest sizes only if they differ by more than the floor. The error of an
     output may be ``multiple`` times eager's own error in the model's dtypes, plus a floor, relative to the output's
-    largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 if its products are TF32 (then eager uses TF32, too), and
-    4 units in the last place of halves. Integers and bools must be equal. Elements that change when products are
+    largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 if its matmuls are TF32 (then eager uses TF32, too), and
+    4 units in the last place of halves. Integers and bools must be equal. Elements that change when matmuls are
     rounded differently are left out, and counted.
 
     Eager runs the graph that torch.export made of the model. If the module still exists, a copy of it is called with
     the same inputs and must agree with that graph within the same bounds. If it does not, no engine is at fault and
-    nothing is healed: the error says that the captured graph differs from the module.
+    nothing is healed: the error reports that the captured graph differs from the module.
 
     Args:
         on_failure: ``"raise"`` (`AgreementError`), ``"warn"`` (a Python warning, `AgreementWarning`), or ``"heal"``:

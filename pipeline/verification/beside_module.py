@@ -49,7 +49,7 @@ def beside_module(
 
 
 def _references(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
-    """What the graph gives for the samples, on the module's own device; where others ran elsewhere, for one."""
+    """Return the graph's results on the module's device: for all samples, or for one if eager ran on another device."""
     for reference in comparison.references:
         if device.type == reference.device.type:
             yield reference
@@ -82,32 +82,32 @@ def original(program: Program) -> Original:
         raise NotComparableError("it does not exist any more")
     if modes(model) != origin.modes:
         raise NotComparableError("its parts, or whether they are in training, changed since it was captured")
-    if _others(model, program):
+    if _has_new_tensors(model, program):
         raise NotComparableError("its weights are others than the program's")
     return model
 
 
-def _others(model: Original, program: Program) -> bool:
-    """Whether a parameter or buffer is another tensor than the program has by this name."""
+def _has_new_tensors(model: Original, program: Program) -> bool:
+    """Return whether a parameter or buffer of the model is no longer the tensor that the program captured."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         return False
     return any(program.parameters.get(name, tensor) is not tensor for name, tensor in _tensors(model))
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers by all of their names, in one walk."""
+    """Return parameters and buffers by all of their names, in one walk."""
     for path, part in model.named_modules(remove_duplicate=False):
         yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
         yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
 
 
 def _rows(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[OutputAgreement]:
-    """The rows of a sample, by this copy of the module."""
+    """Return the rows of a sample, computed by this copy of the module."""
     return comparison.judged(reference, _results(comparison, program, reference, module), "module")
 
 
 def _results(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[Leaf]:
-    """What a copy of the module gives, and writes to buffers and inputs, in the order of the program's outputs."""
+    """Return the results of a copy of the module, and its writes to buffers and inputs, in the order of the outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     try:
@@ -133,8 +133,8 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
 
 @contextmanager
 def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
-    """While a module is called as it was captured: without gradients, with its autocast; random numbers are drawn as
-    if it had not been called."""
+    """While entered, a module runs as at capture: without gradients, with its autocast. The random state is
+    restored."""
     gpu = device.type == "cuda"
     with ExitStack() as around:
         around.enter_context(torch.no_grad())
@@ -150,7 +150,7 @@ def _state(module: Original) -> dict[str, torch.Tensor]:
 
 
 def _copied(module: Original, program: Program) -> Original:
-    """A copy to call: over the same parameters, with buffers and other state of its own.
+    """Return a copy to call: over the same parameters, with buffers and other state of its own.
 
     Raises:
         NotComparableError: it cannot be copied.

@@ -57,7 +57,7 @@ class _Trials:
     failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
 
     def wrong(self, nodes: frozenset[str]) -> bool | None:
-        """Whether a program with these nodes in TensorRT is wrong; None if it does not compile or run."""
+        """Return whether a program with these nodes in TensorRT is wrong; None if it does not compile or run."""
         report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:
@@ -73,7 +73,7 @@ class _Trials:
 
 
 def suspects(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
-    """The operators in engines that a wrong output depends on, in order."""
+    """Return the operators in engines that a wrong output depends on, in order."""
     wrong = {row.output for row in agreement.failures}
     above = ancestors(compiled.program)
     nodes = {n for name, nodes in zip(comparison.names, above, strict=True) if name in wrong for n in nodes}

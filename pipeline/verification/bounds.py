@@ -45,8 +45,8 @@ ENOUGH: Final = 64
 
 @frozen
 class Bound:
-    """The bounds of an output: a multiple of eager's own error and a floor, relative to the largest magnitude, and the
-    same of the norm of all errors."""
+    """The error bounds of an output, for the largest error (relative to the largest magnitude) and for the norm of all
+    errors: each is a multiple of eager's own error plus a floor."""
 
     dtype: torch.dtype
     products: Products = "cpu"
@@ -58,7 +58,7 @@ class Bound:
         return HALVES * torch.finfo(self.dtype).eps if self.dtype.itemsize < 4 else FLOAT32[self.products]
 
     def of(self, eager_error: float) -> float:
-        """The bound, given eager's error."""
+        """Return the bound, given eager's error."""
         return self.multiple * eager_error + self.floor
 
     @property
@@ -68,7 +68,7 @@ class Bound:
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
     def of_norm(self, eager_norm: float) -> float:
-        """The bound of the norm of errors, given eager's: a sum of halves in halves is 5 to 20 times as far off."""
+        """Return the bound of the norm of errors, given eager's. A sum in half precision errs 5 to 20 times as much."""
         return max(self.multiple * eager_norm, self.least_norm)
 
 
@@ -81,7 +81,7 @@ class Varied:
     values: torch.Tensor
 
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Which of these elements another rounding can explain, whatever their errors are."""
+        """Return a mask of these elements that another rounding can explain, whatever their errors are."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
@@ -93,10 +93,10 @@ class Varied:
 
 @frozen
 class Drawn:
-    """What other roundings, each by at most half a unit, make of an output of floats.
+    """The spread of a floating-point output under random roundings, each by at most half a unit in the last place.
 
-    low, high: the range of each element. draws: of each rounding how many elements are beyond the bound, and the
-    largest error. norms: of each the norm of its errors.
+    low, high: the range of each element. draws: for each rounding, the number of elements beyond the bound and the
+        largest error. norms: for each rounding, the norm of its errors.
     """
 
     low: torch.Tensor
@@ -105,7 +105,7 @@ class Drawn:
     norms: tuple[float, ...] = ()
 
     def with_one(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Drawn:
-        """These and another rounding's. What is infinite or no number there widens no range."""
+        """Return the spread with one more rounding. Its infinities and NaNs widen no range."""
         errors = _errors(value, exact, exact, scale(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
@@ -113,16 +113,16 @@ class Drawn:
         return Drawn(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
     def norm_bound(self, bound: float) -> float:
-        """The bound of the norm of errors: if `SHARE` of the roundings are beyond it, `MORE` times the largest."""
+        """Return the bound of the norm of errors; if `SHARE` of the roundings exceed it, `MORE` times the largest."""
         beyond = sum(norm > bound for norm in self.norms)
         chance = beyond and beyond >= SHARE * len(self.norms)
         return MORE * max(self.norms) if chance else bound
 
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Which elements beyond the bound lie in their range, give or take the bound.
+        """Return a mask of the elements beyond the bound that are within their range, give or take the bound.
 
         If `SHARE` of the roundings are beyond the bound too, several choices may depend on rounding, of which no two
-        roundings have the same. Then all elements that roundings move beyond the bound are explained, if ours are at
+        roundings have the same. Then all elements that roundings move beyond the bound are explained, if they are at
         most `MORE` times as many, and as wrong, as those of one rounding.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
@@ -145,9 +145,8 @@ def judged(
 ) -> OutputAgreement:
     """Return the row with its errors.
 
-    exact: the same output in a wider dtype; None if there is none, and eager stands for it. varied: computes which
-        parts of the exact output change when products are rounded differently; called only if the error is beyond the
-        bound.
+    exact: the same output in a wider dtype; None if there is none: eager is used instead. varied: computes the parts of
+        the exact output that change when matmuls are rounded differently; called only if the error is beyond the bound.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
         return evolve(row, exact="eager", error=0.0 if _equal(ours, eager) else float("inf"), elements=1)
@@ -213,7 +212,7 @@ def _measured(
 
 
 def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: float) -> torch.Tensor:
-    """Relative errors; infinite where NaN or infinity is neither eager's nor the exact one's."""
+    """Return relative errors; infinite where NaN or infinity is neither eager's nor the exact one's."""
     same = (ours == eager) | (ours == exact) | (ours.isnan() & (eager.isnan() | exact.isnan()))
     odd = ~ours.isfinite() | ~exact.isfinite()
     gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
@@ -225,27 +224,28 @@ def _is_inexact(t: torch.Tensor) -> bool:
 
 
 def _parts(t: torch.Tensor) -> torch.Tensor:
-    """Real numbers in float64; complex ones as pairs."""
+    """Return real numbers in float64; complex ones as pairs."""
     return torch.view_as_real(t.resolve_conj().to(torch.complex128)) if t.is_complex() else t.double()
 
 
 def own_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> float:
-    """Eager's largest error, relative to this size; where it is no number, or infinite, it counts as 0."""
+    """Return eager's largest error, relative to this size; NaN and infinite errors count as 0."""
     return largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0))
 
 
 def norm_of(errors: torch.Tensor, exact: torch.Tensor) -> float:
-    """The norm of errors relative to the exact output's, or absolute if that is 0; of the finite ones of both."""
+    """Return the norm of errors relative to the exact output's, or absolute if that is 0; only finite elements
+    count."""
     finite = errors.isfinite() & exact.isfinite()
     norm, size = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
     return norm / (size or 1.0)
 
 
 def scale(t: torch.Tensor) -> float:
-    """The largest finite magnitude, to which errors are relative; 1 if that is 0."""
+    """Return the largest finite magnitude, to which errors are relative; 1 if that is 0."""
     return largest(t[t.isfinite()]) or 1.0
 
 
 def largest(t: torch.Tensor) -> float:
-    """The largest magnitude; 0 of nothing."""
+    """Return the largest magnitude; 0 for an empty tensor."""
     return float(t.abs().max()) if t.numel() else 0.0

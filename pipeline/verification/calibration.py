@@ -33,7 +33,7 @@ class Range:
 
 
 class Calibration(Eager):
-    """A program in eager that notes the range of each requested activation, over all batches."""
+    """A program run in eager that records the range of each requested activation, over all batches."""
 
     def __init__(self, program: Program, wanted: Iterable[str], range: Range) -> None:
         super().__init__(program, program.parameters, torch.device("cpu"))
@@ -41,7 +41,7 @@ class Calibration(Eager):
         self.ranges: dict[str, float] = {}
 
     def note(self, node: Node, value: object) -> None:
-        """Note the range of a requested activation."""
+        """Record the range of a requested activation."""
         if node.name in self.wanted and isinstance(value, Tensor):
             self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.range.of(value))
 
@@ -49,7 +49,7 @@ class Calibration(Eager):
 def ranges(
     program: Program, wanted: Iterable[str], range: Range, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
-    """Return the range of each activation by its node, from running the program on batches of inputs."""
+    """Return the range of each activation by its node: run the program on batches of inputs."""
     calibration = Calibration(program, wanted, range)
     for batch in batches:
         calibration(batch)

@@ -1,4 +1,4 @@
-"""Run a captured program with PyTorch's own operators: as eager does, in a wider dtype, or with products rounded
+"""Run a captured program with PyTorch's own operators: as eager does, in a wider dtype, or with matmuls rounded
 differently. The model that it was captured from is not needed."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Eager:
 
     program: the program as it was captured. parameters: the model's tensors, by their names. device: where it runs.
     dtype: narrower floating-point tensors are widened to it; None for the model's own dtypes. noise: the largest
-        relative error added to results of operators that round, drawn from ``seed``; or what gives it by dtype.
-    kept: names of nodes whose values are kept in ``values`` after the call.
+        relative error added to results of operators that round, drawn from ``seed``; or a function from dtype to it.
+    kept: names of nodes whose values stay in ``values`` after the call.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Eager:
         return self.run(given) if self.bound is None else self.bound(self.run, given)
 
     def run(self, given: Mapping[str, object]) -> tuple[object, ...]:
-        """The same for inputs by name, with as much memory as there is."""
+        """Run for inputs by name; each value is freed after its last use."""
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:
@@ -84,12 +84,12 @@ class Eager:
         return tuple(env[value] if isinstance(value, torch.fx.Node) else value for value in results(self.program.graph))
 
     def note(self, node: torch.fx.Node, value: object) -> None:
-        """Keep the value of a node in ``kept``."""
+        """Store the value of a node that ``kept`` names."""
         if node.name in self.kept:
             self.values[node.name] = value
 
     def value_of(self, node: torch.fx.Node, given: Mapping[str, object]) -> Argument:
-        """The value of a node, from those before it."""
+        """Return the value of a node, computed from those before it."""
         if node.op == "call_function":
             return self.called(node)
         name = node.name
@@ -99,21 +99,21 @@ class Eager:
         return placed(value, self.held, self.constant) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
 
     def weight(self, placeholder: str) -> torch.Tensor:
-        """A parameter, a buffer, or a constant made from them; the model's own tensor if it is one."""
+        """Return a parameter, a buffer, or a constant computed from them; the model's own tensor if it is one."""
         if placeholder in self.program.buffers:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
 
     def held(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that a graph of control flow reads."""
+        """Return a tensor that a graph of control flow reads."""
         return tensor.to(self.device, wider(tensor.dtype, self.dtype))
 
     def moved(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
     def called(self, node: torch.fx.Node) -> Argument:
-        """The result of an operator."""
+        """Return the result of an operator."""
         target = node.target
         if target in ASSERTS:
             return None
@@ -127,7 +127,7 @@ class Eager:
         return tree_map(partial(self.rounded, node), result) if inexact else result
 
     def argument(self, value: object) -> Argument:
-        """An argument; a dtype is widened to ``dtype``, a device is replaced by the one where everything runs."""
+        """Return an argument; a dtype is widened to ``dtype``, a device is replaced by ``device``."""
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
@@ -136,13 +136,13 @@ class Eager:
         return self.constant(value)
 
     def constant(self, value: object) -> Argument:
-        """An argument that is no tensor: a dtype is widened, a device replaced."""
+        """Return an argument that is no tensor: a dtype is widened, a device replaced."""
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
 
     def rounded(self, node: torch.fx.Node, value: object) -> Argument:
-        """A result of an operator as another rounding might give it."""
+        """Return a result of an operator with random rounding errors added."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         own = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)
@@ -152,7 +152,7 @@ class Eager:
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """For each node, the nodes whose last reader it is, possibly itself; outputs of the graph are never included."""
+    """Return, for each node, the nodes that it is the last to read, possibly itself; never outputs of the graph."""
     read = set(graph.output_node().all_input_nodes)
     found = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):
@@ -170,7 +170,7 @@ def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
 
 @contextmanager
 def products_in_tf32(on: bool) -> Iterator[None]:
-    """A context in which PyTorch's float32 products on a GPU use TF32, as TensorRT's do, or float32."""
+    """While entered, PyTorch's float32 matmuls on a GPU use TF32, as TensorRT's do, or (``on=False``) float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = on
@@ -181,7 +181,7 @@ def products_in_tf32(on: bool) -> Iterator[None]:
 
 
 def ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
-    """The nodes that each output of a program depends on; none for a constant."""
+    """Return the nodes that each output of a program depends on; none for a constant."""
     return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results(program.graph)]
 
 

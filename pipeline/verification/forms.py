@@ -35,8 +35,8 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Form:
-    """A way to treat nodes: functions on the program, then on its verdicts. Each raises `NotPossibleError` if it does
-    not apply."""
+    """An alternative form for nodes: a function on the program, then one on its verdicts. Each raises
+    `NotPossibleError` if it does not apply."""
 
     action: str
     rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -68,7 +68,7 @@ def _widened(rewriting: Rewriting, node: Node) -> None:
 
 
 def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
-    """Lets all who read a node, or items of its result, read the new one in the old one's dtype."""
+    """Let all users of a node, or of items of its result, read the new node in the old one's dtype."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _as_before(rewriting, old, new))
         return
@@ -104,7 +104,7 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
 
 
 def _inlined(rewriting: Rewriting, node: Node, depth: int) -> object:
-    """The nodes of a node's decomposition, before it; what they give."""
+    """Insert a node's decomposition before it; return the result."""
     template, inputs = _template(rewriting, node, depth)
 
     def emit(each: Node, args: Argument, kwargs: Argument) -> Node:
@@ -117,7 +117,7 @@ def _inlined(rewriting: Rewriting, node: Node, depth: int) -> object:
 
 
 def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
-    """A node's decomposition, traced on its fake inputs; and these inputs."""
+    """Return a node's decomposition, traced on its fake inputs; and these inputs."""
     flat, spec = tree_flatten((node.args, dict(node.kwargs)))
     inputs = [v for v in flat if isinstance(v, Node)]
     table: dict[Target, Function] = dict(torch._decomp.core_aten_decompositions())
@@ -143,7 +143,7 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
 
 
 def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Give these nodes the next converter that takes them."""
+    """Return the verdicts in which these nodes have the next converter that takes them."""
     verdicts = dict(validated.verdicts)
     if not all(verdicts[name].others for name in nodes):
         raise NotPossibleError("no other converter takes it")
@@ -154,7 +154,7 @@ def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str
 
 
 def in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Refuse these nodes, with this reason."""
+    """Return the verdicts in which these nodes are refused, with this reason."""
     return refused(validated, {name: Rejection(reason) for name in nodes})
 
 

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, trial: Again, final: Again) -> Compiled:
     """Return a program that agrees with eager, in which the nodes at fault have another form.
 
-    agreement: the program's, which does not hold. trial, final: compile programs to be tried, and the one to be kept.
+    agreement: the program's errors, some beyond their bound. trial, final: compile programs to try, and the one to
+        return.
 
     Raises:
         AgreementError: no form makes it agree.
@@ -53,7 +54,7 @@ class _Healing:
     again: Again
 
     def healed(self) -> tuple[Mapping[Fault, Form], Compiled] | None:
-        """Find the forms of all faults, and the resulting program; None if it does not agree even with them in PyTorch.
+        """Return the program with a form for each fault; None if it does not agree even with the faults in PyTorch.
 
         Each fault gets the first form that is right while the remaining faults run in PyTorch.
         """
@@ -70,7 +71,7 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def tried(self, chosen: Mapping[Fault, Form]) -> Compiled | None:
-        """Return the program in these forms, if it agrees."""
+        """Return the program in these forms; None if it does not agree."""
         try:
             made = self.compiled(chosen)
             return made if self.comparison.agreement(made).holds else None
@@ -83,7 +84,7 @@ class _Healing:
         return self.again.compiled(self.validated(chosen))
 
     def validated(self, chosen: Mapping[Fault, Form]) -> Validated:
-        """The program in these forms, with verdicts."""
+        """Return the program in these forms, with verdicts."""
         decisions = [Decision(fault.nodes, form, _reason(fault)) for fault, form in chosen.items()]
         return reformed(self.program, decisions, self.again)
 

@@ -39,5 +39,5 @@ def check_compilable(program: Program) -> None:
 
 
 def _was_loaded(program: Program) -> bool:
-    """Whether a graph has been in a file, which keeps no fake tensors."""
+    """Return whether the graph comes from a file, which stores no fake tensors."""
     return any(isinstance(node.meta.get("val"), TensorType) for node in program.graph.nodes)

@@ -42,7 +42,7 @@ FEW: Final = 8
 
 
 class Loader(Protocol):
-    """Loads the engines of a program, and returns those that do not load; None where that cannot be said."""
+    """A function that loads a program's engines, and returns those that do not load; None if it cannot tell."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> Loads | None: ...
 
@@ -50,19 +50,20 @@ class Loader(Protocol):
 def loadable(
     compiled: Compiled, found: Loads, loader: Loader, trial: Again, final: Again
 ) -> tuple[Compiled, Loads | None]:
-    """Return a program whose engines load, in which the operators at fault have another form, and how it loads.
+    """Return a program whose engines load, in which the operators at fault have another form, and the loader's result
+    for it.
 
-    Operators at fault are those that the error names, if their engine alone does not load, or else found by bisection;
-    and all that are like them. Each gets the first form that loads.
+    Operators at fault are those that the error names, if their engine alone does not load; otherwise bisection finds
+    them. Operators with the same signature count as at fault too. Each gets the first form that loads.
 
     Args:
         compiled: the program.
         found: its engines that do not load.
         loader: loads engines.
-        trial, final: compile programs to be tried, and the one to be kept.
+        trial, final: compile programs to try, and the one to return.
 
     Raises:
-        ExecutionError: nothing that is built loads.
+        ExecutionError: not even an engine of one activation loads.
     """
     search = _Search(loader, trial)
     search.check(compiled.settings, found)
@@ -85,7 +86,7 @@ def loadable(
 
 @define
 class _Search:
-    """Looks for operators whose engines do not load. ``known``: whether operators load alone, by their signatures."""
+    """A search for operators whose engines do not load. ``known``: whether operators load alone, by signature."""
 
     loader: Loader
     again: Again
@@ -101,7 +102,7 @@ class _Search:
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(found.refused.values())}", hint)
 
     def decisions(self, compiled: Compiled, found: Loads, *, whole: bool) -> Iterator[Decision]:
-        """What becomes of the operators in engines that do not load; ``whole``: all of them run in PyTorch."""
+        """Return the decisions for operators in engines that do not load; ``whole``: all of them run in PyTorch."""
         nodes = {node.name: node for node in compiled.program.graph.nodes if is_operator(node)}
         taken = set[str]()
         for segment in compiled.partitioned.engine_segments:
@@ -117,7 +118,7 @@ class _Search:
     def faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], named: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """A smallest set of operators whose engine does not load, and all sets like it."""
+        """Return a smallest set of operators whose engine does not load, and all sets like it."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         questions = Questions(lambda asked: self.refuses(validated, asked), LIMIT, {frozenset(names): True})
@@ -142,7 +143,7 @@ class _Search:
     def decision(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], words: str, *, whole: bool = False
     ) -> Decision:
-        """The form of a fault, or of one operator of it: the first that loads."""
+        """Return the decision for a fault, or for one operator of it: the first form that loads."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= FEW else ""
         reason = f"its engine does not load{together}: {words}"
@@ -155,7 +156,7 @@ class _Search:
         return Decision(tuple(names[i] for i in places), form, reason)
 
     def form(self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str) -> tuple[tuple[int, ...], Form]:
-        """The first form that loads, and the places of the operators that get it."""
+        """Return the first form that loads, and the indices of the operators that get it."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= FEW else []
         for form in FORMS:
@@ -166,7 +167,7 @@ class _Search:
         return (cheap,), IN_TORCH
 
     def loads(self, compiled: Compiled, fault: Sequence[torch.fx.Node], decision: Decision) -> bool:
-        """Whether the engine of a fault loads after a decision."""
+        """Return whether the engine of a fault loads after a decision."""
         try:
             validated = reformed(compiled, [decision], self.again)
         except NotPossibleError:
@@ -176,7 +177,7 @@ class _Search:
         return self.refuses(validated, frozenset(new)) is False
 
     def refuses(self, validated: Validated, names: frozenset[str]) -> bool | None:
-        """Whether the engine of these operators does not load; None if it cannot be built."""
+        """Return whether the engine of these operators does not load; None if it cannot be built."""
         report(len(self.known), None, f"{len(names)} operators, to see whether their engine loads")
         partitioned = Partitioned(validated.program, (), validated.verdicts)
         try:
@@ -189,7 +190,7 @@ class _Search:
 
 
 def _named(compiled: Compiled, segment: Segment, words: str) -> frozenset[str]:
-    """The operators that an error names, by layers or by kernels of the plan."""
+    """Return the operators that an error names, by layers or by kernels of the plan."""
     engine, network = next(
         (e, n) for e, n in zip(compiled.engines, compiled.networks, strict=True) if n.name == segment.name
     )
@@ -203,7 +204,7 @@ def _named(compiled: Compiled, segment: Segment, words: str) -> frozenset[str]:
 
 
 def _signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
-    """Equal for operators of which the same engine is built."""
+    """Return a key that is equal for operators whose engines are the same."""
     known: Mapping[str, object] = program.constants
     rows = (
         (n.target, signature(n.args), signature(n.kwargs), [x.name in known for x in n.all_input_nodes]) for n in nodes
@@ -217,6 +218,6 @@ def _rows(program: Program, decision: Decision) -> Iterator[Healed]:
 
 
 def _shortened(words: str) -> str:
-    """An error on one line, of which what is long is cut."""
+    """Return an error on one line of at most 300 characters."""
     line = " ".join(words.split())
     return line if len(line) <= 300 else f"{line[:297]}..."

@@ -32,7 +32,7 @@ RANDOM = "it depends on random numbers"
 class Comparison:
     """The reference for programs made from one program: samples, and eager's results for them.
 
-    names: those of the outputs. unjudged: why an output is not compared, by its index.
+    names: of the outputs. unjudged: the reason why an output is not compared, by its index.
     """
 
     references: tuple[Reference, ...] = field(repr=False)
@@ -68,7 +68,7 @@ class Comparison:
         return cls(tuple(found), executor, tuple(output_names(program)), FrozenDict(random), FrozenDict(skipped), tf32)
 
     def agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure the agreement of a program; ``only``: of these outputs and samples."""
+        """Measure the agreement of a program; ``only``: for these outputs and samples."""
         rows: list[OutputAgreement] = []
         wanted = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
@@ -83,7 +83,7 @@ class Comparison:
         )
 
     def _tried(self, modules: Callable[[], CompiledModule], reference: Reference) -> list[OutputAgreement]:
-        """The rows of a sample; where the program does not run, what it raises."""
+        """Return the rows of a sample; rows with the error if the program does not run."""
         try:
             return self._rows(modules(), reference)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -98,7 +98,7 @@ class Comparison:
     def judged(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
     ) -> list[OutputAgreement]:
-        """The rows of a sample, from the results of ``source``."""
+        """Return the rows of a sample, from the results of ``source``."""
         rows = list[OutputAgreement]()
         for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
             row = OutputAgreement(name, reference.sample.name, source=source)
@@ -125,7 +125,7 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
 
 
 def results(program: Program) -> list[Output]:
-    """The outputs that the model gives or writes; a program has others, by which it checks its calls."""
+    """Return the outputs that the model returns or writes, without those by which a program checks its calls."""
     return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
 
@@ -136,8 +136,8 @@ def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> Non
 
 
 def output_names(program: Program) -> list[str]:
-    """The names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers and
-    inputs."""
+    """Return the names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers
+    and inputs."""
     outputs = results(program)
     named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
     rows = zip(outputs, named, strict=True)
@@ -145,17 +145,17 @@ def output_names(program: Program) -> list[str]:
 
 
 def runs_in_tf32(executor: Executor) -> bool:
-    """Return whether products in float32 run in TF32, as engines' do on a GPU."""
+    """Return whether matmuls in float32 run in TF32, as those of engines do on a GPU."""
     return executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 def gpu_name(executor: Executor) -> str:
-    """The GPU that programs run on; empty for the reference executor."""
+    """Return the name of the GPU that programs run on; empty for the reference executor."""
     return torch.cuda.get_device_name() if executor == "tensorrt" else ""
 
 
 def versions() -> FrozenDict[str, str]:
-    """The versions that results depend on."""
+    """Return the versions of the libraries that results depend on."""
     return FrozenDict(
         {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
     )

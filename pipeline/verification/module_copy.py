@@ -21,7 +21,7 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
     """Return a ``copy.deepcopy`` that shares the module's parameters.
 
     deepcopy follows twenty fields of each submodule, most of them empty mappings of hooks; for submodules without a
-    copying method of their own they are made here, in a third of the time.
+    copying method of their own this function creates them, in a third of the time.
     """
     memo: dict[int, Any] = {id(p): p for p in module.parameters()}
     parts = [part for part in module.modules() if _is_plain(type(part))]
@@ -33,7 +33,7 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether modules of a class are copied like any object, with the state that ``torch.nn.Module`` defines."""
+    """Return whether a module class has the default copy protocol and the state that ``torch.nn.Module`` defines."""
     known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
     return known and not any(hasattr(kind, name) for name in HOOKS)
 
@@ -47,7 +47,7 @@ def _value(value: object, memo: dict[int, Any]) -> object:
 
 
 class _Detached(TorchFunctionMode):
-    """While a module is copied: what was computed from parameters, which torch does not copy, is detached first."""
+    """The context of a copy: tensors computed from parameters, which torch refuses to copy, are detached first."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:

@@ -33,8 +33,8 @@ class Bisection:
 
     faults: the independent smallest sets of nodes whose engines are wrong; none if the program agrees.
     builds: the number of programs compiled to find them, including the whole one.
-    agreement: of the whole program.
-    complete: whether all faults were found: the rest agrees with eager. False if the limit of builds ended the search;
+    agreement: the agreement of the whole program.
+    complete: True if all faults were found: the rest agrees with eager. False if the limit of builds ended the search;
         the last fault may then not be the smallest.
     script: Python that shows the first fault: it prints the errors, and exits with 1 if the engine is wrong.
     """

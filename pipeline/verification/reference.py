@@ -37,7 +37,8 @@ LATER: Final = ("smallest", "largest")
 class Reference:
     """The results of one sample, in the order of the program's outputs.
 
-    eager: in the model's own dtypes. exact: in ``against``; None if no wider dtype runs. bounds: of each output.
+    eager: results in the model's own dtypes. exact: results in ``against``; None if no wider dtype runs. bounds: the
+        bound of each output.
 
     float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
     """
@@ -60,7 +61,7 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """Compute the results of eager, and of the widest dtype that runs, unless that is postponed. ``bounds``: see
+        """Compute the results in eager, and in the widest dtype that runs, unless that is postponed. ``bounds``: see
         `bounds_of`.
 
         Raises:
@@ -75,12 +76,12 @@ class Reference:
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
-        """The results in ``against``, the widest dtype that runs; None if that is eager's own."""
+        """Return the results in ``against``, the widest dtype that runs; None if that is eager's own."""
         return self._widest[0]
 
     @property
     def against(self) -> str:
-        """The reference of errors: a dtype, or ``eager``."""
+        """Return the name of the reference that errors are relative to: a dtype, or ``eager``."""
         return self._widest[1]
 
     @cached_property
@@ -105,7 +106,7 @@ class Reference:
         return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
 
     def varies(self, output: int) -> Iterator[Varied | Drawn]:
-        """The part of an output that rounding decides; then what other roundings make of it."""
+        """Yield the part of an output that rounding decides; then the spread under random roundings."""
         if (flips := self._flips[output]) is not None:
             yield flips
         if (drawn := self._drawn[output]) is not None:
@@ -138,13 +139,13 @@ class Reference:
         return max((bound.floor for bound in self.bounds), default=0.0)
 
     def _half_unit(self, dtype: torch.dtype) -> float:
-        """The largest relative error of rounding to a dtype; in float32 that of products, which may be in TF32."""
+        """Return the largest relative rounding error of a dtype; for float32 that of matmuls, which may be in TF32."""
         if dtype == torch.float32 and any(bound.products == "tf32" for bound in self.bounds):
             return 2.0**-11
         return torch.finfo(dtype).eps / 2
 
     def _rounded(self, noise: float | Callable[[torch.dtype], float], seed: int) -> tuple[Leaf, ...]:
-        """The results in float64 with products rounded otherwise."""
+        """Return the results in float64 with matmuls rounded differently."""
         return Eager(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
 
 
@@ -155,7 +156,7 @@ class NotComparableError(PipelineError):
 def _eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """The inputs that eager takes, and its results."""
+    """Return the inputs that eager takes, and its results."""
     first: Exception | None = None
     for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
         try:
@@ -188,7 +189,7 @@ def _line(error: BaseException | None) -> str:
 
 
 def _limit(bound: Bound, eager: object, exact: object) -> float | None:
-    """The largest error of an output of floats, given eager's own; None of others."""
+    """Return the largest allowed error of a floating-point output, given eager's own; None for other dtypes."""
     if not isinstance(eager, torch.Tensor) or not isinstance(exact, torch.Tensor) or exact.shape != eager.shape:
         return None
     if not exact.is_floating_point():
@@ -197,15 +198,15 @@ def _limit(bound: Bound, eager: object, exact: object) -> float | None:
 
 
 def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) -> Drawn | None:
-    """What was drawn, and another value; None if that has other sizes."""
+    """Return the spread with another value added; None if that value has other sizes."""
     if found is None or limit is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
     return found.with_one(value, exact, limit)
 
 
 def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
-    """What differs between the exact output and those that were rounded otherwise. Of floats that change in more than
-    half of their places nothing is decided: they are just sensitive."""
+    """Return the part of the exact output that differs when rounded differently. If more than half of the floats
+    change, rounding decides none of them: the output is just sensitive."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     masks = [_changed(value, exact, noise) for value in others]
@@ -222,13 +223,13 @@ def _changed(value: torch.Tensor, exact: torch.Tensor, noise: float) -> torch.Te
 
 
 def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
-    """The bound of each output of a program."""
+    """Return the bound of each output of a program."""
     products: Products = "cpu" if device.type == "cpu" else "tf32" if tf32 else "ieee"
     return tuple(Bound(dtype, products, multiple) for dtype in coarsest(source))
 
 
 def coarsest(program: Program) -> list[torch.dtype]:
-    """The coarsest dtype in which each output is computed: float32, or a half."""
+    """Return the coarsest dtype in which each output is computed: float32, float16 or bfloat16."""
     return [_coarsest(above) for above in ancestors(program)]
 
 
@@ -240,12 +241,12 @@ def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
 
 
 def random_outputs(program: Program) -> list[bool]:
-    """Whether each output depends on random numbers."""
+    """Return, for each output, whether it depends on random numbers."""
     return [any(draws_random(n) and not _drops_nothing(n) for n in above) for above in ancestors(program)]
 
 
 def _drops_nothing(node: torch.fx.Node) -> bool:
-    """Whether an operator has a dropout that is off: attention without any, dropout in evaluation."""
+    """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     names = {a.name for a in node.target._schema.arguments} & {"dropout_p", "train", "training"}

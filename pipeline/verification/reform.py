@@ -1,4 +1,4 @@
-"""Put nodes of a compiled program in other forms."""
+"""Replace nodes of a compiled program by alternative forms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.verification.forms import Form, NotPossibleError
 
 @frozen
 class Decision:
-    """Nodes, the form that they get together, and the reason."""
+    """A decision about nodes: the form that they get together, and the reason."""
 
     nodes: tuple[str, ...]
     form: Form
@@ -23,8 +23,8 @@ class Decision:
 
 
 def reformed(compiled: Compiled, decisions: Sequence[Decision], again: Again) -> Validated:
-    """Return the program in these forms, with verdicts. New nodes of a form must run in engines, and what was healed
-    before stays so.
+    """Return the program in these forms, with verdicts. New nodes of a form must run in engines; nodes that were healed
+    before stay healed.
 
     Raises:
         NotPossibleError: nodes do not have such a form.

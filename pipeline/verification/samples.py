@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others``: alternative inputs, for use if eager does not take
+    """The inputs of one call, in the program's order. ``others``: alternative inputs, used if eager does not take
     these."""
 
     name: str
@@ -45,14 +45,14 @@ class Sample:
     others: tuple[Leaf, ...] | None = field(default=None, eq=False, repr=False)
 
     def arguments(self, program: Program, device: torch.device) -> Arguments:
-        """Fresh positional and keyword arguments, on a device."""
+        """Return fresh positional and keyword arguments, on a device."""
         leaves = [v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for v in self.leaves]
         args, kwargs = tree_unflatten(leaves, program.in_spec)
         return tuple(args), dict(kwargs)
 
 
 def samples(program: Program, source: Program, given: Given = None) -> tuple[Sample, ...]:
-    """The samples of a program.
+    """Return the samples of a program.
 
     given: None to make inputs: the example's own values if the program was captured with tensors, else numbers drawn
         with a fixed seed. A function of the sizes (by input: ``x.shape[0]``) that returns the inputs of a call, or a
@@ -65,7 +65,7 @@ def samples(program: Program, source: Program, given: Given = None) -> tuple[Sam
 
 
 def sample(program: Program, sizes: Mapping[str, int]) -> Sample:
-    """The inputs of a call of these sizes, by symbol, made as those of `samples` are."""
+    """Return the inputs of a call with these sizes (by symbol), generated as in `samples`."""
     return _made(program, program.as_source(), "given", sizes, None)
 
 
@@ -97,14 +97,14 @@ def as_call(call: object) -> Arguments:
 
 
 def by_place(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Name sizes by the inputs that have them: ``x.shape[0]``."""
+    """Return sizes by the inputs that have them: ``x.shape[0]``."""
     symbols = program.shapes.symbols
     named = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
     return {place: sizes[name] for name, place in named.items()}
 
 
 def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
-    """The distinct smallest, optimal and largest sizes that a call may have."""
+    """Return the distinct smallest, optimal and largest sizes that a call may have."""
     found: dict[tuple[int, ...], tuple[End, dict[str, int]]] = {}
     order: tuple[End, ...] = ("optimal", "smallest", "largest")
     for name in order:
@@ -114,7 +114,7 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:
-    """The sizes at an end of their ranges, or as near to it as the relations between them let them be."""
+    """Return the sizes at an end of their ranges, or as near to it as the relations between them allow."""
     read = {s.name for p in program.inputs for d in _exprs(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
     sizes = {name: end(r) for name, r in ranges.items()}
@@ -136,7 +136,7 @@ def _exprs(port: Port) -> Sequence[Leaf]:
 
 
 def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
-    """Whether a call may have these sizes."""
+    """Return whether a call may have these sizes."""
     if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
         return False
     rows = ((d, r) for p in program.inputs for d, r in zip(_exprs(p), p.ranges, strict=False))
@@ -146,7 +146,7 @@ def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
 def _value(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
-    """The value of an input, and another to try where eager does not take it."""
+    """Return the value of an input, and another to try if eager does not take the first."""
     if port.kind != "tensor":
         value = leaf_of(port.value) if port.kind == "constant" else value_of(port.value, sizes)
         return value, value
@@ -163,7 +163,7 @@ def _value(
 
 
 def _resampled(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Values of the example in any order: identifiers stay identifiers, masks masks, pixels pixels."""
+    """Return values drawn from the example: identifiers stay identifiers, masks masks, pixels pixels."""
     generator = torch.Generator().manual_seed(seed)
     flat = example.flatten()
     places = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
@@ -171,7 +171,7 @@ def _resampled(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.
 
 
 def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The example cut, or repeated, so that what ascends in it ascends."""
+    """Return the example cut or repeated, so that ascending values still ascend."""
     for dim, size in enumerate(shape):
         places = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
         example = example.index_select(dim, places)
@@ -179,7 +179,8 @@ def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
-    """Normal floats; integers that are valid wherever the program uses them as an index, else 0 or 1; either bool."""
+    """Return random values: normal floats, bools, integers: valid indices where the program indexes with them, else 0
+    or 1."""
     assert port.dtype is not None
     generator = torch.Generator().manual_seed(seed)
     if port.dtype.is_complex:
@@ -191,7 +192,7 @@ def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> to
 
 
 def index_limits(program: Program) -> dict[str, int]:
-    """For each input that the program uses as an index into tables, the number of entries of the smallest one."""
+    """Return, for each input that the program uses as an index into tables, the length of the smallest table."""
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _lookups(node):
@@ -201,7 +202,7 @@ def index_limits(program: Program) -> dict[str, int]:
 
 
 def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
-    """The indices that a node reads, each with the number of entries of fixed size."""
+    """Yield the indices that a node reads, each with the static length of the table."""
     if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
         yield from _entry(node.args[1], node.args[0], 0)
     elif node.target in (aten.index_select.default, aten.gather.default):
@@ -219,7 +220,7 @@ def _entry(index: object, table: object, dim: Any) -> Iterator[tuple[torch.fx.No
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """The node that another only moves or casts."""
+    """Return the node whose elements another only moves or casts."""
     while moves(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

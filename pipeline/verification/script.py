@@ -1,4 +1,4 @@
-"""Write a fault as a script that runs by itself: the nodes as a module, their inputs, the errors."""
+"""Write a fault as a self-contained script: the nodes as a module, their inputs, the errors."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def script(program: Program, comparison: Comparison, fault: Fault, agreement: Ag
 
 @define(eq=False)
 class _Writer:
-    """Writes nodes of a program as lines of Python. ``outside``: the values that they read from other nodes; ``lost``:
-    whether they read a value that cannot be written."""
+    """A writer of nodes as lines of Python. ``outside``: the values that they read from other nodes; ``lost``: whether
+    they read a value that cannot be written."""
 
     program: Program
     names: frozenset[str]
@@ -87,7 +87,7 @@ class _Writer:
         return [n for n in self.program.graph.nodes if n.name in self.names]
 
     def read(self) -> None:
-        """Note the values that the nodes read."""
+        """Record the values that the nodes read."""
         for node in self.nodes:
             self.lost |= not isinstance(node.target, torch._ops.OpOverload)
             for source in node.all_input_nodes:
@@ -96,11 +96,11 @@ class _Writer:
                     self.lost |= source.op == "get_attr"
 
     def inside(self, node: torch.fx.Node) -> bool:
-        """Whether a node is one of those at fault, or an item of its result."""
+        """Return whether a node is one of those at fault, or an item of its result."""
         return node.name in self.names or (node.target is operator.getitem and self.inside(node.args[0]))  # type: ignore[arg-type]
 
     def text(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
-        """The script, with tensors like these values."""
+        """Return the script, with tensors like these values."""
         tensors = [n for n in self.outside if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
@@ -120,14 +120,14 @@ class _Writer:
         )
 
     def call(self, node: torch.fx.Node, named: dict[torch.fx.Node, str]) -> str:
-        """A node as a call."""
+        """Return a node as source: a call."""
         given = [self.value(a, named) for a in node.args]
         given += [f"{k}={'device' if k == 'device' else self.value(v, named)}" for k, v in node.kwargs.items()]
         name = qualified_name(node.target)
         return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(given)})"
 
     def value(self, value: object, named: dict[torch.fx.Node, str]) -> str:
-        """An argument as Python."""
+        """Return an argument as source."""
         if isinstance(value, torch.fx.Node):
             if value in named:
                 return named[value]
@@ -159,14 +159,14 @@ def _title(fault: Fault) -> str:
 
 
 def _printed(value: object) -> str:
-    """A Python value of a graph as source."""
+    """Return a Python value of a graph as source."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return "device" if isinstance(value, torch.device) else repr(value)
 
 
 def _like(value: torch.Tensor) -> str:
-    """Source of a random tensor of the same shape, dtype, and range or moments."""
+    """Return source that creates a random tensor of the same shape, dtype, and range or moments."""
     shape = "".join(f", {size}" for size in value.shape)
     if value.dtype == torch.bool:
         share = float(value.double().mean()) if value.numel() else 0.0
@@ -190,7 +190,7 @@ def _moments(finite: torch.Tensor) -> tuple[float, float]:
 
 
 def _settings(settings: CompilationSettings) -> str:
-    """The settings that were changed and are values, as arguments."""
+    """Return the changed settings that are plain values, as keyword arguments in source."""
     default = CompilationSettings()
     rows = (
         (f.name, getattr(settings, f.name)) for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"

@@ -2,7 +2,7 @@
 
 The nodes are in order, and the shortest wrong prefix ends with a node that is part of the fault: bisection finds it
 with log2(n) questions. If that node is wrong by itself, it is the fault; if not, it is wrong together with earlier
-nodes: the shortest run before it is found in the same way, until the nodes kept are wrong by themselves. The last
+nodes: the search repeats on those, until the nodes collected so far are wrong by themselves. The last
 question is about the rest without them: while that is wrong, there is another fault. One node at fault takes 1 +
 log2(n) + 2 questions, rounded up: the whole, the bisection, the node alone, the rest without it.
 """
@@ -25,7 +25,7 @@ class OutOfBuildsError(PipelineError):
 
 @define
 class Questions:
-    """Asks each question once, and counts; `OutOfBuildsError` beyond the limit."""
+    """The predicate with memory: asks each question once, and counts; raises `OutOfBuildsError` beyond the limit."""
 
     ask: Ask
     limit: int
@@ -53,7 +53,7 @@ class Found:
 
 
 def search(nodes: Sequence[str], questions: Questions) -> Found:
-    """The smallest wrong sets of nodes, each without the ones before it. Nodes are in the order in which they run."""
+    """Return the smallest wrong sets of nodes, each without the ones before it. Nodes are in execution order."""
     sets: list[tuple[str, ...]] = []
     rest = list(nodes)
     right = 0
@@ -71,7 +71,7 @@ def search(nodes: Sequence[str], questions: Questions) -> Found:
 
 
 def smallest(nodes: Sequence[str], questions: Questions) -> tuple[str, ...]:
-    """A smallest wrong set among nodes that are wrong; a larger one where the limit of questions is reached."""
+    """Return a smallest wrong set among nodes that are wrong; a larger one if the limit of questions is reached."""
     try:
         found, _ = _smallest(nodes, 0, questions)
     except _Cut as cut:
@@ -80,7 +80,7 @@ def smallest(nodes: Sequence[str], questions: Questions) -> tuple[str, ...]:
 
 
 class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
-    """The limit was reached while a set was made smaller: it is ``nodes``, which are wrong."""
+    """The limit was reached while a set was reduced: ``nodes`` are wrong, but perhaps not a smallest set."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
 
 
 def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[frozenset[str], int]:
-    """A smallest wrong set among nodes that are wrong, and how many at the start of the others are right together.
+    """Return a smallest wrong set among wrong nodes, and how many at the start of the others are right together.
 
-    right: how many nodes at the start are known to be right together.
+    right: the number of nodes at the start that are known to be right together.
     """
     kept: list[str] = []
     candidates = list(nodes)
@@ -106,8 +106,8 @@ def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[f
 
 
 def _border(candidates: Sequence[str], low: int, kept: Sequence[str], questions: Questions) -> tuple[int, int]:
-    """Where the prefixes of the candidates, together with what is kept, become wrong: right up to the first place,
-    wrong from the second on. They are neighbours, unless what lies between cannot be cut."""
+    """Return two prefix lengths: the candidates up to the first are right together with ``kept``, those up to the
+    second wrong. They are neighbours, unless the predicate has no answer between them."""
     high = len(candidates)
     while high - low > 1:
         for middle in _middles(low, high):
@@ -121,6 +121,6 @@ def _border(candidates: Sequence[str], low: int, kept: Sequence[str], questions:
 
 
 def _middles(low: int, high: int) -> list[int]:
-    """The places between two others, from the middle outwards."""
+    """Return the integers between two others, from the middle outwards."""
     middle = (low + high) // 2
     return sorted(range(low + 1, high), key=lambda place: abs(place - middle))

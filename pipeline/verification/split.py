@@ -21,10 +21,10 @@ ELSEWHERE = "another part is tried in TensorRT"
 def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     """Return the same program with these operators in engines and all others in PyTorch; cuts may be anywhere.
 
-    Nothing is moved or copied, so that exactly these nodes run in TensorRT. Engines are as few as the order allows.
+    Exactly these nodes run in TensorRT: no node is moved or copied. Engines are as few as the order allows.
     """
     program = partitioned.program
-    validated = refused(Validated(program, partitioned.verdicts), _others(partitioned, nodes))
+    validated = refused(Validated(program, partitioned.verdicts), _rejections(partitioned, nodes))
     whole = flow(program, frozenset())
     single = units(whole, ())
     in_torch = [whole.nodes[inside[0]].name not in nodes for inside in single.members]
@@ -38,13 +38,13 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     return assemble(validated, named, {})
 
 
-def _others(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Rejection]:
+def _rejections(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Rejection]:
     operators = (n.name for n in partitioned.program.graph.nodes if is_operator(n))
     return {name: Rejection(ELSEWHERE) for name in operators if name not in nodes}
 
 
 def refused(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
-    """Return the same with these nodes refused, so that they run in PyTorch, each with its reason."""
+    """Return the verdicts with these nodes refused, so that they run in PyTorch, each with its reason."""
     verdicts = {
         name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
         for name, v in validated.verdicts.items()

@@ -1,1 +1,1 @@
-"""View compiled programs: one record of a program, the page that draws it, and the differences of two."""
+"""View compiled programs: a record of a program, the page that draws it, and the differences between two."""

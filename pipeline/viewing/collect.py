@@ -47,7 +47,7 @@ def view(program: Compiled | Partitioned, title: str = "", profile: Profile | No
     """Return the view of a program.
 
     Args:
-        program: a compiled program; or the result of ``partition``, for which nothing was built.
+        program: a compiled program; or the result of ``partition``, before any engine is built.
         title: its name on the page.
         profile: its times, as `Compiled.profile` measured them.
     """
@@ -55,7 +55,7 @@ def view(program: Compiled | Partitioned, title: str = "", profile: Profile | No
 
 
 class _Collector:
-    """The parts of one program, by the names that others have for them."""
+    """A collector of one program's parts, indexed by name."""
 
     def __init__(self, program: Compiled | Partitioned) -> None:
         self.compiled = program if isinstance(program, Compiled) else None
@@ -68,7 +68,7 @@ class _Collector:
         self.homes = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
 
     def view(self, title: str, profile: Profile | None) -> ProgramView:
-        """The whole record."""
+        """Return the whole record."""
         program, compiled = self.program, self.compiled
         rows = [self.node(node) for node in program.graph.nodes if self.is_shown(node)]
         modules = dict(row for node in program.graph.nodes for row in module_stack(node.meta))
@@ -92,11 +92,11 @@ class _Collector:
         )
 
     def is_shown(self, node: torch.fx.Node) -> bool:
-        """Whether a node is drawn; constants are shown with the nodes that read them."""
+        """Return whether a node is drawn; constants are shown with the nodes that read them."""
         return node.name not in self.program.constants and node.op != "get_attr"
 
     def node(self, node: torch.fx.Node) -> NodeView:
-        """One node."""
+        """Return the view of one node."""
         kind, segment = _kind(node), self.homes.get(node.name)
         place: Place = "host"
         if segment is not None and kind == "operator":
@@ -119,8 +119,8 @@ class _Collector:
         return self.in_engine(made, node) if place == "tensorrt" else self.in_torch(made, node)
 
     def range(self, size: Expr) -> Range:
-        """The range of a size; all numbers where a program, which may come from a file, has more and longer sizes than
-        there is time for."""
+        """Return the range of a size; unbounded if a program (perhaps from a file) has too many or too long
+        expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
             slow = self.parts > MOST_PARTS and not isinstance(size, int)
@@ -128,7 +128,7 @@ class _Collector:
         return self.ranges[size]
 
     def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
-        """A node with its converter, layers, weights and kernels."""
+        """Return a node with its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
         layers = self.layers.get((made.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
@@ -142,17 +142,17 @@ class _Collector:
         )
 
     def in_torch(self, made: NodeView, node: torch.fx.Node) -> NodeView:
-        """A node in PyTorch with the weights that it reads."""
+        """Return a node in PyTorch with the weights that it reads."""
         return evolve(made, weights=self.constants(node))
 
     @cached_property
     def fusions(self) -> Mapping[tuple[str, str], str]:
-        """What became of quantizing and dequantizing nodes, by segment and node."""
+        """Return whether quantizing and dequantizing nodes are fused, by segment and node."""
         return fusions(self.compiled.networks, self.compiled.quantization) if self.compiled else {}
 
     @cached_property
     def healed(self) -> Mapping[str, Sequence[Healed]]:
-        """What was healed, by node."""
+        """Return the healed forms, by node."""
         rows = defaultdict(list)
         for each in self.compiled.healed if self.compiled else ():
             rows[each.node].append(each)
@@ -160,7 +160,7 @@ class _Collector:
 
     @cached_property
     def layers(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
-        """The layers of each segment and node, found by their names."""
+        """Return the layers of each segment and node, by their names."""
         rows = defaultdict(list)
         for network in self.compiled.networks if self.compiled else ():
             for layer in network.layers:
@@ -169,7 +169,7 @@ class _Collector:
 
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
-        """The kernels of all engines, as far as the plans show them."""
+        """Return the kernels of all engines, as far as the plans show them."""
         compiled = self.compiled
         if compiled is None:
             return ()
@@ -177,7 +177,7 @@ class _Collector:
         return tuple(kernel for engine, network in rows for kernel in self.read(compiled, engine, network))
 
     def read(self, compiled: Compiled, engine: Engine, network: Network) -> Iterator[KernelView]:
-        """The kernels of one engine; none if its plan has no text."""
+        """Yield the kernels of one engine; none if its plan has no text."""
         own = compiled.layer_names(engine, network)
         try:
             found = kernels(engine.checked())
@@ -189,7 +189,7 @@ class _Collector:
 
     @cached_property
     def computing(self) -> Mapping[str, Sequence[int]]:
-        """The numbers of the kernels that compute each node."""
+        """Return the numbers of the kernels that compute each node."""
         rows = defaultdict(list)
         for number, kernel in enumerate(self.kernels):
             for name in kernel.nodes:
@@ -198,12 +198,12 @@ class _Collector:
 
     @cached_property
     def engine_weights(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Dtype and shape of each weight of the networks."""
+        """Return the dtype and shape of each weight of the networks."""
         networks = self.compiled.networks if self.compiled else ()
         return {w.name: (w.dtype, w.shape) for network in networks for w in network.weights}
 
     def engine_weight(self, name: str) -> WeightView:
-        """A weight of an engine, by its name there."""
+        """Return a weight of an engine, by its name in the engine."""
         assert self.compiled is not None
         dtype, shape = self.engine_weights[name]
         recipe, fixed = self.compiled.refit_map.get(name), self.compiled.refit_map.computed.get(name, "")
@@ -211,12 +211,12 @@ class _Collector:
         return WeightView(name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe), fixed or literal)
 
     def constants(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
-        """The weights that a node reads in the graph."""
+        """Return the weights that a node reads in the graph."""
         read = [n for n in node.all_input_nodes if n.name in self.program.constants]
         return tuple(self.constant(n) for n in read)
 
     def constant(self, node: torch.fx.Node) -> WeightView:
-        """A weight of the graph's."""
+        """Return a weight of the graph."""
         recipe, value = self.program.constants[node.name], node.meta.get("val")
         if not isinstance(value, torch.Tensor | TensorType):
             return WeightView(recipe.name, type(value).__name__, recipe=_recipe(recipe))
@@ -224,7 +224,7 @@ class _Collector:
         return WeightView(recipe.name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe))
 
     def segment(self, segment: Segment) -> SegmentView:
-        """One segment."""
+        """Return the view of one segment."""
         verdicts, engine = self.partitioned.verdicts, self.engines.get(segment.name)
         inside = [n for n in segment.nodes if n in verdicts and verdicts[n].target != GETITEM]
         network = self.networks.get(segment.name)
@@ -245,12 +245,12 @@ class _Collector:
 
     @cached_property
     def engines(self) -> Mapping[str, Engine]:
-        """The engines by name."""
+        """Return the engines by name."""
         return {engine.name: engine for engine in (self.compiled.engines if self.compiled else ())}
 
     @cached_property
     def networks(self) -> Mapping[str, Network]:
-        """The networks by name."""
+        """Return the networks by name."""
         return {network.name: network for network in (self.compiled.networks if self.compiled else ())}
 
 
@@ -273,7 +273,7 @@ def _is_size(value: object) -> bool:
 
 
 def _values(value: object, range_of: Callable[[Expr], Range]) -> Iterator[Value]:
-    """The tensors and numbers that a node gives."""
+    """Return the tensors and numbers that a node returns."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _values(part, range_of)
@@ -288,14 +288,14 @@ def _values(value: object, range_of: Callable[[Expr], Range]) -> Iterator[Value]
 
 
 def _number(value: object) -> str:
-    """The type of a Python number, of torch's symbolic one, or of the expression that stands for it in a file."""
+    """Return the type of a Python number, of torch's symbolic one, or of the expression that a file stores for it."""
     if isinstance(value, bool | torch.SymBool):
         return "bool"
     return "float" if isinstance(value, float | torch.SymFloat) else "int"
 
 
 def _nbytes(dtype: str, shape: Iterable[int]) -> int:
-    """Bytes of a tensor; those narrower than a byte are counted as TensorRT stores them, two in one."""
+    """Return the bytes of a tensor; 4-bit elements count as TensorRT stores them, two in a byte."""
     count = 1
     for size in shape:
         count *= size

@@ -25,7 +25,7 @@ ERRORS = 2.0
 
 
 def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
-    """Return how a program differs from another, by kind of difference; empty if they are the same.
+    """Return the differences between two programs, by kind of difference; empty if they are the same.
 
     Time and memory of the compilation do not count: they vary from run to run.
     """
@@ -48,13 +48,13 @@ def _nodes(view: ProgramView) -> dict[str, NodeView]:
 
 
 def _both(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, NodeView]]:
-    """The nodes that both programs have, by name."""
+    """Yield the nodes that both programs have, by name."""
     old = _nodes(before)
     return ((old[node.name], node) for node in after.nodes if node.name in old)
 
 
 def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], shown: Callable[[T], str]) -> Iterator[Row]:
-    """The differing, missing and new rows, by name."""
+    """Yield the differing, missing and new rows, by name."""
     old, new = dict(before), dict(after)
     for name in dict.fromkeys([*old, *new]):
         was, now = (shown(rows[name]) if name in rows else "-" for rows in (old, new))
@@ -63,7 +63,7 @@ def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], show
 
 
 def _settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Settings that differ; a view has those alone that are not as by default."""
+    """Yield the settings that differ; a view has only those that are not the default."""
     old, new = dict(before.settings), dict(after.settings)
     for name in dict.fromkeys([*old, *new]):
         was, now = (rows.get(name, "as by default") for rows in (old, new))
@@ -97,7 +97,7 @@ def _appeared(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """The differences between nodes of the same name: target, converter, values, healing, fusion."""
+    """Yield the differences between nodes of the same name: target, converter, values, healing, fusion."""
     for old, new in _both(before, after):
         rows = {
             "target": (old.target, new.target),
@@ -144,13 +144,13 @@ def _sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _engines(view: ProgramView) -> list[tuple[str, str]]:
-    """How many engines there are, and their bytes together."""
+    """Return the number of engines, and their total bytes."""
     sizes = [segment.nbytes for segment in view.segments if segment.place == "tensorrt"]
     return [("engines", str(len(sizes))), ("all engines", in_bytes(sum(sizes)))]
 
 
 def _exact(before: list[tuple[str, int]], after: list[tuple[str, int]], shown: Callable[[int], str]) -> Iterator[Row]:
-    """Sizes that differ, though they may print alike: then in bytes."""
+    """Yield the sizes that differ; in bytes if they print alike."""
     old, new = dict(before), dict(after)
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     for row in _pairs(((n, v) for n, v in before if n in changed), ((n, v) for n, v in after if n in changed), shown):
@@ -172,7 +172,7 @@ def _totals(profile: Profile) -> dict[str, float]:
 
 
 def _weights(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Weights of two files that hold other numbers."""
+    """Yield a row if the weights of two files have different values."""
     old, new = before.weights_digest, after.weights_digest
     if old and new and old != new:
         yield Row(f"the numbers differ: SHA-256 {old[:12]} -> {new[:12]}")

@@ -1,4 +1,4 @@
-"""What became of nodes that quantize and dequantize: whether a product reads their codes (`Compiled.quantization`)."""
+"""Describe whether quantize and dequantize nodes are fused into a matmul or convolution (`Compiled.quantization`)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SAID = {True: "fused", False: "not fused", None: "not known"}
 
 
 def fusions(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
-    """Return in words, by engine and node, what became of the weight or activation that the node quantizes or
-    dequantizes; other nodes are left out.
+    """Return as text, by engine and node, whether the quantized weight or activation is fused into a matmul or
+    convolution; nodes that neither quantize nor dequantize are left out.
 
     Args:
         networks: the engines' networks.
-        pairs: what their plans show, a row for each dequantizing layer.
+        pairs: the fusions that the plans show, a row for each dequantizing layer.
     """
     said = {(pair.engine, pair.layer): _words(pair) for pair in pairs}
     found = defaultdict(list)
@@ -35,7 +35,7 @@ def _words(pair: Pair) -> str:
 
 
 def _quantized(network: Network) -> Iterator[tuple[str, str]]:
-    """Each node that quantizes or dequantizes, with the layer that gives its numbers back."""
+    """Yield each node that quantizes or dequantizes, with the layer that dequantizes its values."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     for layer in network.layers:
         if layer.kind == "DEQUANTIZE":

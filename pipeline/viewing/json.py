@@ -24,7 +24,7 @@ def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> st
 
 
 def read(path: Path) -> ProgramView:
-    """Return the view that a JSON file has, or the page of a program.
+    """Return the view that a JSON file, or the HTML page of a program, contains.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -42,7 +42,7 @@ def read(path: Path) -> ProgramView:
 
 
 def _text(path: Path) -> str:
-    """The JSON of a file: the whole of it, or the data of a page."""
+    """Return the JSON text of a file: the whole file, or the data of a page."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".html":
         return text

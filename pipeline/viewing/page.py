@@ -1,4 +1,4 @@
-"""The page of a program: one file of HTML with its data, its drawing and the libraries for it. It needs no network."""
+"""Write the page of a program: one HTML file with its data, its drawing and the libraries. It needs no network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_report(
 
 
 def write(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[Change] | None = None) -> None:
-    """Write the page of a program, and of how it differs from another, to a file."""
+    """Write the page of a program, with its differences from another, to a file."""
     with replacing(Path(path)) as file:
         file.write(page(program, changes).encode())
 
@@ -65,12 +65,12 @@ def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
 
 
 def _headed(names: Sequence[str]) -> str:
-    """Libraries with their licences, as these ask for."""
+    """Return libraries preceded by their licences, as the licences require."""
     licences = (f"/*\n{asset(name.replace('min.js', 'LICENSE.txt')).strip()}\n*/\n{asset(name)}" for name in names)
     return "\n".join(licences)
 
 
 @cache
 def asset(name: str) -> str:
-    """A file of the page, as text."""
+    """Return a file of the page, as text."""
     return files("pipeline.viewing").joinpath("assets", name).read_text(encoding="utf-8")

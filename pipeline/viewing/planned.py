@@ -1,4 +1,4 @@
-"""Describe as text what would be built of a partitioned program."""
+"""Describe as text the engines that would be built for a partitioned program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.viewing.records import ProgramView, SegmentView
 
 
 def planned(view: ProgramView) -> str:
-    """Return a text about what would be built of a program: engines with their operators, weights and sizes, and
+    """Return a text on the engines that would be built for a program, with their operators, weights and sizes, and on
     operators that would run in PyTorch and why."""
     return "\n".join(_lines(view))
 

@@ -1,4 +1,4 @@
-"""``ProgramView``: the view of a program, one record that is drawn, compared and written as JSON.
+"""``ProgramView``: the view of a program, a record that is drawn, compared and written as JSON.
 
 docs/reports.md has the schema. A field that has its default is left out of the JSON; a new field with a default needs
 no new version of it.
@@ -53,8 +53,8 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads, and how it is made from the model's parameters (``recipe``). If it cannot be
-    refitted, ``fixed`` says why."""
+    """A weight that a node reads, and its ``recipe`` over the model's parameters. If it cannot be refitted, ``fixed``
+    has the reason."""
 
     name: str
     dtype: str
@@ -79,12 +79,12 @@ class NodeView:
     """A node of the program.
 
     kind: ``operator``; ``item`` of a tuple; ``size``: arithmetic on sizes; ``input``; ``output``.
-    module: the path of the module whose forward made it. where: the user's line it comes from.
+    module: the path of the module whose forward created the node. where: the user's line that it comes from.
     segment: the part of the program that it runs in. inputs: the nodes that it reads.
-    kernels: numbers of the kernels that compute it. fusion: for a quantizing or dequantizing node, whether a product
-    reads its codes, as `Compiled.quantization` says.
-    reason, hint: why it runs in PyTorch, and what could be done.
-    healed: what `pipeline.verify` did about it.
+    kernels: numbers of the kernels that compute it. fusion: for a quantizing or dequantizing node, whether a matmul
+    or convolution reads its quantized values, as in `Compiled.quantization`.
+    reason, hint: why the node runs in PyTorch, and how to change that.
+    healed: the alternative form that `pipeline.verify` chose for it.
     """
 
     name: str
@@ -108,7 +108,7 @@ class NodeView:
 
 @frozen
 class ModuleView:
-    """A module of the model that made nodes: its path and class."""
+    """A module of the model whose forward created nodes: its path and class."""
 
     path: str
     type: str = ""
@@ -156,10 +156,10 @@ class StageView:
 class ProgramView:
     """The view of a program.
 
-    title: what the user calls it. settings: those that are not as by default, as (name, value). versions: of pipeline,
-    torch and TensorRT. sizes: those that vary, and what ties them. agreement: errors against eager, where it was
-    verified. profile: times by layer and node, where they were measured. weights_digest: the SHA-256 of the model's
-    weights, where a file has it.
+    title: the user's name for the program. settings: those that differ from the default, as (name, value). versions: of
+        pipeline, torch and TensorRT. sizes: those that vary, and the relations between them. agreement: errors against
+        eager, if it was verified. profile: times by layer and node, if they were measured. weights_digest: the SHA-256
+        of the model's weights, if a file has it.
     """
 
     title: str
@@ -182,18 +182,18 @@ class ProgramView:
 
     @property
     def operators(self) -> tuple[NodeView, ...]:
-        """The nodes that compute."""
+        """Return the nodes that compute."""
         return tuple(node for node in self.nodes if node.kind == "operator")
 
     @property
     def fallbacks(self) -> tuple[NodeView, ...]:
-        """The operators that run in PyTorch."""
+        """Return the operators that run in PyTorch."""
         return tuple(node for node in self.operators if node.place == "pytorch")
 
 
 @frozen
 class Row:
-    """One difference in words, and the node that it is about, if it is about one."""
+    """One difference as text, and the node that it concerns, if any."""
 
     text: str
     node: str = ""

@@ -1,4 +1,4 @@
-"""Where programs to look at come from: a kept program, a folder of ``pipeline compile``, a page, or a view as JSON."""
+"""Open a program to view: a saved program, a folder of ``pipeline compile``, a page, or a view as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(path: str | os.PathLike[str]) -> ProgramView:
 
 
 def _kept(path: Path) -> ProgramView:
-    """The view of a kept program, with the versions that made it and the digest of its weights."""
+    """Return the view of a saved program, with the versions that compiled it and the digest of its weights."""
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
     with fitting(str(path)):

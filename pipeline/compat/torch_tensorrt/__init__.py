@@ -1,4 +1,4 @@
-"""Torch-TensorRT's names for writing converters, of its Dynamo and FX frontends. Where its modules are called
+"""Torch-TensorRT's names for writing converters, from its Dynamo and FX frontends. Where its modules are called
 ``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``, write ``pipeline.compat.torch_tensorrt``.
 
 Importing or calling these names changes no global state: ``register`` puts a declared converter into a registry.

@@ -1,4 +1,4 @@
-"""The older FX frontend's operators: each is the ATen operator that does its work, so that it can be a converter's key.
+"""The operators of the older FX frontend: each is the equivalent ATen operator, so that it can be a converter's key.
 
 ``acc_ops.linear`` is ``torch.ops.aten.linear.default``. Converters read their arguments by FX's names,
 ``kwargs["input"]``, which `named_arguments` provides.
@@ -79,7 +79,7 @@ RENAMED: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
 
 
 def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
-    """All arguments of a call by FX's names, defaults filled in; those of a Python function unchanged."""
+    """Return all arguments of a call by FX's names, with defaults filled in; those of a Python function unchanged."""
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]
@@ -89,7 +89,7 @@ def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[st
 
 
 def fx_name(target: Target, name: str) -> str:
-    """FX's name of an argument that ATen's schema calls ``name``."""
+    """Return FX's name of an argument that ATen's schema calls ``name``."""
     return RENAMED.get(target, FrozenDict()).get(name, "input" if name == "self" else name)
 
 

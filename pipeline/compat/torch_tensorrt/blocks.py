@@ -1,5 +1,5 @@
-"""Building blocks: functions that say which ATen calls they stand for, with Torch-TensorRT's four arguments before
-their own."""
+"""Building blocks: functions that return the ATen calls that they stand for, with Torch-TensorRT's four arguments
+before their own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FIRST: Final = tuple(
 
 
 class BlockError(PipelineError, NotImplementedError):
-    """A building block is missing, or does not take these arguments; the message says why, and what to write
-    instead."""
+    """A building block is missing, or does not take these arguments; the message gives the reason and an
+    alternative."""
 
 
 def block(function: Callable[..., Expression]) -> Block:
@@ -48,7 +48,7 @@ def block(function: Callable[..., Expression]) -> Block:
 
 
 def of_one(target: Operator, *names: str) -> Block:
-    """Make the block of one call, which takes its tensors by these names."""
+    """Create the block of one call, which takes its tensors by these names."""
 
     def one(*args: Argument) -> Expression:
         return call(target, *args)
@@ -60,7 +60,7 @@ def of_one(target: Operator, *names: str) -> Block:
 
 
 def refused(name: str, why: str, instead: str) -> Block:
-    """Make a building block that always raises `BlockError`."""
+    """Create a building block that always raises `BlockError`."""
 
     def never(*args: Argument, **kwargs: Argument) -> NoReturn:
         raise BlockError(f"{name}: {why}; {instead}")

@@ -27,7 +27,7 @@ class Call:
 
     @classmethod
     def of(cls, target: Operator, values: Sequence[Argument]) -> Call:
-        """The call of an operator with all arguments in its schema's order."""
+        """Create the call of an operator with all arguments in its schema's order."""
         arguments = list(zip(target._schema.arguments, values, strict=True))
         plain = tuple(value for argument, value in arguments if not argument.kwarg_only)
         return cls(target, plain, {argument.name: value for argument, value in arguments if argument.kwarg_only})
@@ -38,7 +38,7 @@ class Call:
 
 @frozen(eq=False)
 class Item:
-    """One result of a call that has several."""
+    """A result of a call that has several."""
 
     call: Call
     index: int
@@ -49,5 +49,5 @@ Expression: TypeAlias = Call | Item | list[Call | Item | None]
 
 
 def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:
-    """The call of an operator."""
+    """Return the call of an operator."""
     return Call(target, args, FrozenDict(kwargs))

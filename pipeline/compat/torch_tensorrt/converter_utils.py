@@ -95,7 +95,7 @@ def get_trt_tensor(
 def create_constant(
     ctx: Conversion, value: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """A constant layer, as `get_trt_tensor` makes it."""
+    """Return a constant layer, as `get_trt_tensor` creates it."""
     ctx, wanted = context_of(ctx), torch_dtype(dtype)
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, torch.Tensor):
@@ -111,26 +111,26 @@ def cast_trt_tensor(
     target: Target = "",
     source_ir: SourceIR | None = None,
 ) -> trt.ITensor:
-    """The tensor in another dtype: torch's, TensorRT's or numpy's; itself if it has it already."""
+    """Return the tensor in another dtype: torch's, TensorRT's or numpy's; itself if it has that already."""
     ctx, wanted = context_of(ctx), torch_dtype(dtype)
     assert wanted is not None
     return base.cast(ctx, name, get_trt_tensor(ctx, input_val, name), wanted)
 
 
 def cast_int_int_div_trt_tensor(ctx: Conversion, lhs_val: Argument, rhs_val: Argument, name: str) -> list[trt.ITensor]:
-    """Two tensors to divide: as float32 if both are integers."""
+    """Return two tensors to divide: in float32 if both are integers."""
     both = [lhs_val, rhs_val]
     whole = all(base.dtype_of(each) in (torch.int32, torch.int64) for each in both)
     return [cast_trt_tensor(ctx, each, torch.float32, name) if whole else each for each in both]
 
 
 def cast_int_or_float_to_bool(ctx: Conversion, name: str, tensor: trt.ITensor) -> trt.ITensor:
-    """Where a tensor is not zero."""
+    """Return a bool tensor that is True where a tensor is not zero."""
     return cast_trt_tensor(ctx, tensor, torch.bool, name)
 
 
 def broadcastable(a: Argument, b: Argument) -> bool:
-    """Whether the shapes of two tensors broadcast; a size of -1 does with -1 and with 1."""
+    """Return whether the shapes of two tensors broadcast; a size of -1 does with -1 and with 1."""
     pairs = zip(reversed(tuple(a.shape)), reversed(tuple(b.shape)), strict=False)
     return all(x == y or 1 in (x, y) for x, y in pairs)
 
@@ -147,35 +147,35 @@ def broadcast(
 def broadcast_to_same_shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, lhs_val: trt.ITensor, rhs_val: trt.ITensor
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Two tensors of one shape: aten.broadcast_tensors.default"""
+    """Return two tensors of one shape: aten.broadcast_tensors.default"""
     lhs, rhs = emit(context_of(ctx), name, call(aten.broadcast_tensors.default, [lhs_val, rhs_val]))
     return lhs, rhs
 
 
 def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_ones: int) -> trt.ITensor:
-    """A tensor with so many dims of size 1 in front."""
+    """Return a tensor with so many leading dims of size 1 added."""
     return base.unsqueeze(context_of(ctx), name, tensor, range(num_prepend_ones))
 
 
 def has_dynamic_shape(shape: Sequence[int]) -> bool:
-    """Whether a shape has a size known only at run time: -1."""
+    """Return whether a shape has a size known only at run time: -1."""
     return -1 in tuple(shape)
 
 
 def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimension: bool = False) -> int:
-    """Dims, counted from the start, as the bits that TensorRT's layers take."""
+    """Return dims, counted from the start, as the bit mask that TensorRT's layers take."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return base.axes_mask(dims, max(dims, default=0) + 1)
 
 
 def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
-    """One value as many times; several as a tuple."""
+    """Return a tuple of ``num_elem`` copies of a single value; several values as a tuple."""
     values = tuple(val) if isinstance(val, list | tuple) else (val,)
     return values * num_elem if len(values) == 1 else values
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
-    """The shape of a tensor with the dims from ``start_dim`` to ``end_dim`` merged: -1 if one of them is -1."""
+    """Return the shape of a tensor with the dims from ``start_dim`` to ``end_dim`` merged: -1 if one of them is -1."""
     shape = tuple(input.shape)
     first, last = base.axis(start_dim, len(shape)), base.axis(end_dim, len(shape))
     inner = shape[first : last + 1]
@@ -183,12 +183,12 @@ def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ..
 
 
 def calculate_strides(shape: Sequence[int]) -> list[int]:
-    """How many elements lie between neighbours along each dim of a tensor without gaps."""
+    """Return the strides, in elements, of a contiguous tensor of this shape."""
     return [torch.Size(tuple(shape)[dim + 1 :]).numel() for dim in range(len(shape))]
 
 
 def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
-    """A tensor or number as an array (bfloat16 as float32); None for None. An array shares a tensor's memory."""
+    """Return a tensor or number as an array (bfloat16 as float32); None for None. It shares a tensor's memory."""
     tensor = to_torch(value)
     if tensor is None:
         return None
@@ -198,7 +198,7 @@ def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
 
 
 def to_torch(value: Argument, dtype: Argument = None) -> torch.Tensor | None:
-    """An array or number as a CPU tensor, a number with one dim; None for None."""
+    """Return an array or number as a CPU tensor, a number with one dim; None for None."""
     if value is None:
         return None
     if isinstance(value, np.ndarray):
@@ -218,8 +218,8 @@ def to_trt_weights(
     source_ir: SourceIR | None = None,
     count: int | None = None,
 ) -> Argument:
-    """Make ``trt.Weights`` of a CPU tensor: kept until the engine is built, and refitted with the parameter that the
-    tensor is."""
+    """Create ``trt.Weights`` of a CPU tensor: held until the engine is built, and refitted if the tensor is a
+    parameter."""
     return context_of(ctx).trt_weights(value)
 
 
@@ -255,7 +255,7 @@ def set_item(
 
 
 def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
-    """A value as a tensor of at least one dim, in another's dtype."""
+    """Return a value as a tensor of at least one dim, in another's dtype."""
     row = (
         torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
         if not isinstance(value, trt.ITensor)
@@ -269,17 +269,17 @@ def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
 
 
 def get_node_name(node: Node) -> str:
-    """The path of the module that a node comes from, and the node's name."""
+    """Return the path of the module that a node comes from, and the node's name."""
     return layer_name(node)
 
 
 def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = None) -> str:
-    """A node's inputs and result in words: ``x: float32[2, 3] -> float32[2, 3]``."""
+    """Return a node's inputs and result as text: ``x: float32[2, 3] -> float32[2, 3]``."""
     given = ", ".join(f"{each.name}: {described(each.meta.get('val'))}" for each in node.all_input_nodes)
     return f"{given} -> {described(node.meta.get('val'))}"
 
 
 def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:
-    """Whether a node reads only an input or a constant, and the program returns its result."""
+    """Return whether a node reads only an input or a constant, and the program returns its result."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)

@@ -33,7 +33,7 @@ VALIDATE: Final = Validate(DYNAMO_CONVERTERS)
 
 
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
-    """The layers of a call, or of each of a list of calls: their results as ``ITensor``s.
+    """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s.
 
     Raises:
         NetworkError: torch or all our converters refuse a call; the message says why.
@@ -45,7 +45,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     env = _converted(ctx, name, validated, graph.env)
 
     def tensors(made: Argument) -> Argument:
-        """What a result is in the network; None for what there is not."""
+        """Return a result as a tensor of the network, or a list of them; None for an absent one."""
         made = env[made.name] if isinstance(made, torch.fx.Node) else made
         if isinstance(made, list | tuple):
             return list(map(tensors, made))
@@ -89,14 +89,14 @@ def _convert(
 
 @frozen(eq=False)
 class _Graph:
-    """Calls as a graph: its placeholders stand for existing values of the network, by name in ``env``."""
+    """A graph of calls: its placeholders stand for existing values of the network, by name in ``env``."""
 
     stand_ins: StandIns
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     env: dict[str, Argument] = field(factory=dict)
 
     def argument(self, value: Argument, kind: str = "Tensor") -> Argument:
-        """A value as a node, or unchanged; ``kind`` is its type in the operator's schema."""
+        """Return a value as a node, or unchanged; ``kind`` is its type in the operator's schema."""
         if isinstance(value, Call):
             return self.call(value)
         if isinstance(value, Item):
@@ -108,7 +108,7 @@ class _Graph:
         return self.tensor(value) if "Tensor" in kind else self.number(value)
 
     def tensor(self, value: Argument) -> torch.fx.Node:
-        """An ``ITensor``, constant or number where the operator takes a tensor."""
+        """Return the node for an ``ITensor``, constant or number that the operator takes as a tensor."""
         if isinstance(value, SymbolicInt):
             value = base.scalar_of(self.stand_ins.ctx, "size", value)
         if not isinstance(value, trt.ITensor | torch.Tensor):
@@ -118,7 +118,7 @@ class _Graph:
         return self.placeholder(value, self.stand_ins.tensor(value))
 
     def number(self, value: Argument) -> Argument:
-        """A Python number, or a size that is known at run time."""
+        """Return a Python number, or the node for a size that is known at run time."""
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
@@ -146,7 +146,7 @@ class _Graph:
         return node
 
     def program(self, ctx: ConversionContext) -> Program:
-        """The graph as a program without inputs: ``env`` has the values of its placeholders."""
+        """Return the graph as a program without inputs: ``env`` has the values of its placeholders."""
         return Program(
             graph_module=over(torch.nn.Module(), self.graph),
             inputs=(),

@@ -49,7 +49,7 @@ def tensorrt_converter(
         enabled: False declares nothing.
         capability_validator: ``(node) -> bool``, ``(node, settings) -> bool | Rejection``; None takes every call.
         priority: HIGH, since FX's registry keeps the newest only; STANDARD comes after the built-in converters.
-        supports_dynamic_shapes: it takes sizes that are known only at run time.
+        supports_dynamic_shapes: whether it takes sizes that are known only at run time.
     """
     if no_explicit_batch_dim:
         raise ValueError(
@@ -79,7 +79,7 @@ def by_name(function: Function) -> Function:
 
 
 def _built_in(target: Operator) -> Function:
-    """The LEGACY form of our converter of an operator."""
+    """Return the LEGACY form of our converter of an operator."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
         arguments = tuple(named_arguments(target, args, kwargs).values())

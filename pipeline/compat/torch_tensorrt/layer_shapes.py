@@ -1,4 +1,4 @@
-"""Infer the sizes of tensors from a user's own layers: those of the layer's inputs, if its kind keeps them."""
+"""Infer the sizes of tensors that a user's own layers return: the inputs' sizes, if the layer's kind preserves them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BROADCASTS: Final = frozenset({"ELEMENTWISE", "PARAMETRIC_RELU", "SELECT"})
 
 
 def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
-    """The sizes of a tensor: ints, expressions where the program knows them, None where unknown."""
+    """Return the sizes of a tensor: ints, expressions of the program's symbols, or None where unknown."""
     known = base.known_sizes(ctx, x)
     if None not in known or (layer := _maker(ctx, x)) is None:
         return known
@@ -34,12 +34,12 @@ def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
 
 
 def _one(column: tuple[Argument, ...]) -> Argument:
-    """The size of a dim that inputs of these sizes broadcast to, if it is one that is known."""
+    """Return the size that these sizes of one dim broadcast to; None if it is unknown."""
     sizes = [size for size in column if size != 1]
     return sizes[0] if all(size == sizes[0] for size in sizes) else None
 
 
 def _maker(ctx: ConversionContext, x: trt.ITensor) -> Argument:
-    """The layer that makes a tensor; None for an input of the network."""
+    """Return the layer that outputs a tensor; None for an input of the network."""
     layers = (ctx.net.get_layer(i) for i in reversed(range(ctx.net.num_layers)))
     return next((layer for layer in layers if any(layer.get_output(j) is x for j in range(layer.num_outputs))), None)

@@ -11,7 +11,7 @@ Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
 def context_of(given: Conversion) -> ConversionContext:
-    """The `ConversionContext` of a converter, by its first argument."""
+    """Return the `ConversionContext` for a converter's first argument."""
     if isinstance(given, LegacyNetwork):
         return given.ctx
     if not isinstance(given, ConversionContext):

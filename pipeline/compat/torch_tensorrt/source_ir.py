@@ -7,7 +7,7 @@ from typing import Final
 
 
 class SourceIR(Enum):
-    """The kind of graph that a converted node was in. Building blocks take it and make the same layers for each."""
+    """The kind of graph that a converted node was in. Building blocks accept it and ignore it."""
 
     NN = auto()
     ACC = auto()

@@ -1,4 +1,4 @@
-"""Fake tensors that stand for a converter's values, so that torch can compute the result type of a call on them."""
+"""Fake tensors for the values of a converter, so that torch can compute the result type of a call on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> t
 
 @frozen(eq=False)
 class StandIns:
-    """The stand-ins of one network's values, in the fake mode of the program that is converted."""
+    """The fake tensors of one network's values, in the fake mode of the program that is converted."""
 
     ctx: ConversionContext
     mode: FakeTensorMode
@@ -37,7 +37,7 @@ class StandIns:
 
     @classmethod
     def of(cls, ctx: ConversionContext) -> StandIns:
-        """The stand-ins of a network, made once."""
+        """Return the stand-ins of a network, created once."""
         if not isinstance(ctx.stand_ins, cls):
             assert ctx.node is not None
             mode = fake_mode(ctx.node.graph)
@@ -46,24 +46,24 @@ class StandIns:
         return ctx.stand_ins
 
     def tensor(self, value: Argument) -> torch.Tensor:
-        """The stand-in for an ``ITensor`` or a constant."""
+        """Return the fake tensor for an ``ITensor`` or a constant."""
         given = isinstance(value, torch.Tensor)
         shape = list(value.shape) if given else [self.size(value, dim) for dim in range(base.rank(value))]
         with quietly(self.mode), unnamed_sizes(self.mode):
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
     def number(self, value: trt.ITensor) -> int | torch.SymInt:
-        """The number that a tensor of one element holds, as a size."""
+        """Return the number that a tensor of one element holds, as a size."""
         size, _ = self.ctx.held_sizes.get(id(value), (None, value))
         return size if isinstance(size, int) else self.unknown(value, None) if size is None else self.symbolic(size)
 
     def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:
-        """The size of a dim: the program's symbol for it, or a new one if the program does not know it."""
+        """Return the size of a dim: the program's symbol for it, or a new one if there is none."""
         size = sizes_of(self.ctx, value)[dim]
         return size if isinstance(size, int) else self.unknown(value, dim) if size is None else self.symbolic(size)
 
     def unknown(self, value: trt.ITensor, dim: int | None) -> torch.SymInt:
-        """A size that only a dim of a tensor holds, or (None) a tensor itself."""
+        """Return a new symbol for an unknown size: that of a dim, or (None) the number that the tensor holds."""
         key = f"{id(value)} {dim}"
         if key not in self.known:
             assert self.mode.shape_env is not None
@@ -76,12 +76,12 @@ class StandIns:
         return self.known[key]
 
     def symbolic(self, size: SymbolicInt) -> torch.SymInt:
-        """A size that the program knows as an expression."""
+        """Return the symbolic int for an expression of the program's symbols."""
         assert self.mode.shape_env is not None
         return cast(torch.SymInt, self.mode.shape_env.create_symintnode(size.expr, hint=None))
 
 
 def _device(node: torch.fx.Node) -> torch.device:
-    """The device that a node's tensors are on."""
+    """Return the device of a node's tensors."""
     values = tree_leaves([node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]])
     return next((v.device for v in values if isinstance(v, FakeTensor)), torch.device("cpu"))

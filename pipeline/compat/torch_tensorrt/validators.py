@@ -9,17 +9,18 @@ from pipeline.converters.lookup import symbolic_places
 
 
 def has_dynamic_shapes(node: Node) -> bool:
-    """Whether a size of the node's result or of one of its arguments varies."""
+    """Return whether a size of the node's result or of one of its arguments varies."""
     return any(symbolic_places(node.args, node.kwargs, node.meta.get("val")))
 
 
 def has_static_shapes(node: Node) -> bool:
-    """Whether no size of the node's result and arguments varies."""
+    """Return whether no size of the node's result and arguments varies."""
     return not has_dynamic_shapes(node)
 
 
 def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """A validator: whether a size varies of the arguments at these positions, or (None) of any."""
+    """Return a validator that accepts calls in which a size of the arguments at these positions (None: of any)
+    varies."""
 
     def dynamic(node: Node) -> bool:
         """Sizes of these arguments vary."""
@@ -30,7 +31,8 @@ def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = No
 
 
 def has_static_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """A validator: whether no size varies of the arguments at these positions, or (None) of any."""
+    """Return a validator that accepts calls in which no size of the arguments at these positions (None: of any)
+    varies."""
     dynamic = has_dynamic_shapes_in_args(arg_positions_to_check)
 
     def static(node: Node) -> bool:

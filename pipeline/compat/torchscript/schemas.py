@@ -34,7 +34,7 @@ def converter(
 
     The function is called ``(ctx, node, args)``. ``args`` is a tuple in the schema's order with defaults filled in:
     ``ITensor``s for outputs of layers, CPU tensors for constants, else Python values. It returns the result's
-    ``ITensor``, or a tuple of them. Names that it gives to layers and tensors are kept, except for outputs of the
+    ``ITensor``, or a tuple of them. Names that it sets on layers and tensors stay, except for outputs of the
     engine, which have the model's names. Stackable, one decorator per schema.
 
     By default it takes precedence over the built-in converter and receives nodes whose sizes vary; ``priority`` and
@@ -57,7 +57,7 @@ def converter(
 
 
 def _by_schema(function: Convert) -> Function:
-    """The function with the calling convention of the registry."""
+    """Return the function with the calling convention of the registry."""
     if getattr(function, _BOUND, False):
         return function
 
@@ -71,7 +71,7 @@ def _by_schema(function: Convert) -> Function:
 
 
 def operator_of(schema: str) -> Operator:
-    """The operator of a schema; for an in-place one, the one that returns a new tensor."""
+    """Return the operator of a schema; for an in-place one, the one that returns a new tensor."""
     name, overloads = _overloads(schema)
     for overload in overloads:
         if _plain(str(overload._schema)) == _plain(schema):
@@ -83,7 +83,7 @@ def operator_of(schema: str) -> Operator:
 
 
 def _overloads(schema: object) -> tuple[str, list[Operator]]:
-    """The name in a schema and the operators that have it."""
+    """Return the name in a schema and the operators that have it."""
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
         example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
@@ -99,7 +99,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _plain(schema: str) -> str:
-    """A schema without what TorchScript leaves out: that sizes may vary, and what shares memory; numbers alike."""
+    """Return a schema in TorchScript's form: without symbolic sizes and aliasing, and with numbers written alike."""
     try:
         text = str(torch._C.parse_schema(schema))
     except RuntimeError:
@@ -108,7 +108,7 @@ def _plain(schema: str) -> str:
 
 
 def _out_of_place(overload: Operator) -> Operator:
-    """``aten::relu`` for ``aten::relu_``, where it takes the same arguments."""
+    """Return ``aten::relu`` for ``aten::relu_``, if it takes the same arguments."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)

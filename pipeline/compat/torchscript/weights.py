@@ -22,8 +22,8 @@ class Weights:
         data: the ``trt.Weights``.
         shape: the sizes; a number has none.
         kernel_shape: the sizes after the first two, ``(1,)`` where there are no more: a convolution's kernel.
-        num_output_maps: the first size, 1 for a number: a convolution's output channels.
-        num_input_maps: the second size, or else the first.
+        num_output_maps: the number of output channels (``shape[0]``; 1 for a scalar).
+        num_input_maps: the number of input channels (``shape[1]``; ``shape[0]`` below rank 2).
 
     Raises:
         TypeError: the value is not a tensor, array or number, or has a dtype that TensorRT does not have.
@@ -54,20 +54,20 @@ class Weights:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes."""
+        """Return the sizes."""
         return tuple(self.tensor.shape)
 
     @property
     def kernel_shape(self) -> tuple[int, ...]:
-        """The sizes after the first two."""
+        """Return the sizes after the first two."""
         return self.shape[2:] or (1,)
 
     @property
     def num_output_maps(self) -> int:
-        """The first size."""
+        """Return the number of output channels (``shape[0]``; 1 for a scalar)."""
         return (*self.shape, 1)[0]
 
     @property
     def num_input_maps(self) -> int:
-        """The second size, or else the first."""
+        """Return the number of input channels (``shape[1]``; ``shape[0]`` below rank 2)."""
         return self.shape[1] if len(self.shape) > 1 else self.num_output_maps

@@ -1,4 +1,4 @@
-"""The attention and the experts that transformers' models are captured with: one form for prompts and single tokens."""
+"""Attention and experts that replace transformers' in a capture: one form for prompts and single tokens."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def attention(
     """Compute attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask
     allows.
 
-    It is transformers' ``sdpa`` without its branches on the number of queries. Which kernels compute it is for the
-    converter to choose, which knows how many queries there may be.
+    It is transformers' ``sdpa`` without its branches on the number of queries. The converter chooses the kernels, since
+    it knows how many queries there may be.
 
     Raises:
         ValueError: scores are to be capped, and transformers' ``sdpa`` raises an error for that.
@@ -58,8 +58,8 @@ def attention(
 
 
 def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
-    """The query times the scale: of halves computed in float32, and rounded before the product. It is no argument of
-    the attention's, so that a cut between the cache updates and the attention has it before it."""
+    """Return the query times the scale, computed in float32 for halves and rounded before the matmul. The scale is not
+    passed to the attention, so that a cut between cache updates and attention leaves the scaling before it."""
     if scale == 1:
         return query
     return (query.to(torch.promote_types(query.dtype, torch.float32)) * scale).to(query.dtype)
@@ -67,8 +67,8 @@ def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
 
 @cache
 def _refuses_a_cap() -> bool:
-    """Whether transformers' ``sdpa`` raises an error where scores are to be capped. That of 5.17 leaves them
-    as they are, and so does what is compiled."""
+    """Return whether transformers' ``sdpa`` raises an error if scores are to be capped. That of 5.17 ignores the cap,
+    and so does the compiled attention."""
     one = torch.zeros(1, 1, 1, 1)
     try:
         sdpa_attention_forward(torch.nn.Module(), one, one, one, None, softcap=1.0)
@@ -79,7 +79,8 @@ def _refuses_a_cap() -> bool:
 
 
 def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """What is added to scores: of a condition the bias, or 0, where it holds, and the lowest number elsewhere."""
+    """Return the tensor that is added to scores: for a bool mask the bias, or 0, where it is True, and the dtype's
+    lowest number elsewhere; None if there is neither mask nor bias."""
     if mask is not None and mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
@@ -92,8 +93,8 @@ SLICES: Final = "_maybe_slice_kv_shared_inputs"
 
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
-    """While entered, layers of a step that share keys and values compute the last row, where logits of that are wanted,
-    whether there are more or not. transformers asks for the number of tokens, before these layers and behind them."""
+    """While entered, layers of a step that share keys and values compute the last row only, if only its logits are
+    wanted, for any number of tokens. transformers branches on the number of tokens before and after these layers."""
     asked = [each for each in step.modules() if hasattr(type(each), SLICES)]
     handles = [each.register_forward_hook(_as_many, with_kwargs=True) for each in asked]
     for each in asked:
@@ -109,7 +110,7 @@ def last_rows(step: torch.nn.Module) -> Iterator[None]:
 def _as_many(
     _: torch.nn.Module, args: tuple[object, ...], given: dict[str, Pretrained], made: Pretrained
 ) -> Pretrained:
-    """The last row as many times as there are tokens: a head takes the last one of them."""
+    """Expand the last row to the number of tokens, for a head that takes the last row."""
     if _is_last(given.get("logits_to_keep")):
         every: tuple[Pretrained, ...] = (given.get("input_ids"), given.get("inputs_embeds"), *args)
         ids = next(each for each in every if each is not None)
@@ -118,7 +119,7 @@ def _as_many(
 
 
 def _is_last(wanted: object) -> bool:
-    """Whether logits of the last row are wanted alone; a tensor says which of drafted ones are."""
+    """Return whether only the last row's logits are wanted; a tensor lists rows of drafted tokens."""
     return isinstance(wanted, int) and wanted == 1
 
 
@@ -130,8 +131,8 @@ def _last_rows(
     wanted: int | torch.Tensor,
     **_: object,
 ) -> tuple[object, ...]:
-    """The last rows of what shared layers take: hidden states [batch, length, width], inputs of each layer [batch,
-    length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
+    """Return the last rows of the shared layers' inputs: hidden states [batch, length, width], inputs of each layer
+    [batch, length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
     if not _is_last(wanted):
         return hidden, by_layer, places, masks
     last = slice(-1, None)
@@ -142,8 +143,8 @@ def _last_rows(
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """While entered, transformers' models with ``sdpa`` attention use this one. Those with ``eager`` experts, a loop
-    whose turns data decides, use the grouped matmuls of the other models. One thread at a time."""
+    """While entered, transformers' models with ``sdpa`` attention use `attention`. Those with ``eager`` experts (a loop
+    whose number of iterations depends on data) use the grouped matmuls of other models. One thread at a time."""
     ours: list[tuple[Any, str, Callable[..., object]]] = [
         (ALL_ATTENTION_FUNCTIONS, "sdpa", attention),
         (ALL_EXPERTS_FUNCTIONS, "eager", grouped_mm_experts_forward),

@@ -1,4 +1,4 @@
-"""transformers' caches over buffers that a program updates: for capture, and for ``generate``."""
+"""Caches of transformers over buffers that a program updates: for capture, and for ``generate``."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ Layer: TypeAlias = Any
 """A layer of a cache: of transformers, or ours."""
 
 KEPT: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
-"""What a program keeps of a layer's past, and the attributes of transformers' layer that have it."""
+"""The tensors of a layer's past that a program stores, and the attributes of transformers' layer that hold them."""
 
 
 @frozen
 class Kept:
-    """What a layer keeps, of one row and at most one position: its shape, its dtype, and the dim of positions; None of
-    a state, which has none."""
+    """A tensor that a layer caches, described for one row and at most one position: its shape, its dtype, and the dim
+    of positions; None for a recurrent state, which has no such dim."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     positions: int | None = None
 
     def buffer(self, rows: int, positions: int, device: torch.device) -> torch.Tensor:
-        """Zeros for so many rows and positions."""
+        """Return zeros for so many rows and positions."""
         shape = [rows, *self.shape[1:]]
         if self.positions is not None:
             shape[self.positions] = positions
@@ -68,17 +68,17 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         return self.own_keys, self.own_values
 
     def positions(self, length: int) -> torch.Tensor:
-        """Where so many new states go."""
+        """Return the positions of so many new states."""
         return torch.arange(length, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
-        """How many positions are filled, a tensor."""
+        """Return the number of filled positions, a tensor."""
         return self.start
 
 
 class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
-    """One that has a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention (DeepSeek-V3.2,
-    GLM-5) picks positions."""
+    """A `BufferLayer` with a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention
+    (DeepSeek-V3.2, GLM-5) selects positions."""
 
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor, rows: int
@@ -93,7 +93,7 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
 
 class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
-    """One that has states beside keys and values (Falcon-H1, Zamba2)."""
+    """A `BufferLayer` that has recurrent states beside keys and values (Falcon-H1, Zamba2)."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
 
 
 class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
-    """Its like of a cache whose states are yet to be found."""
+    """A layer like `BufferStates` that records the shapes of its states in the first call."""
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
         DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
@@ -137,11 +137,11 @@ class Captured(Cache):
 
     @property
     def attends(self) -> bool:
-        """Whether a layer has keys and values."""
+        """Return whether any layer has keys and values."""
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
-        """How many positions are filled, a tensor; 0 of a layer that keeps nothing."""
+        """Return the number of filled positions, a tensor; 0 for a layer that caches nothing."""
         if not self.attends:
             return self.start
         layer = self.layers[layer_idx]
@@ -149,15 +149,15 @@ class Captured(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers must not compile it."""
+        """Return False: transformers must not compile it."""
         return False
 
 
 def layer_of(
     own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int, mask: torch.Tensor | None
 ) -> BufferLayer | States:
-    """A layer over its buffers by name: keys, values and, if there are, those that it picks positions by; or states; or
-    both. ``mask`` is [rows, length], which of the call's tokens count for states."""
+    """Return a layer over its buffers by name: keys, values and, for sparse attention, indexer keys; or recurrent
+    states; or both. ``mask`` [rows, length] is True for the call's tokens that update states."""
     states = {name: x if x.shape[0] == 1 else x[:rows] for name, x in own.items() if name not in KEPT}
     if "key" not in own:
         return States(states, start, mask, max(len(states), 1))
@@ -169,12 +169,12 @@ def layer_of(
 
 
 def cache_of(layers: Sequence[BufferLayer | GivenLayer | States], start: torch.Tensor) -> Cache:
-    """A cache of these layers."""
+    """Return a cache of these layers."""
     return Captured(layers, start)
 
 
 def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
-    """A decoder's cache, and that of its cross attention, which is filled."""
+    """Return the pair of a decoder's cache and the filled cache of its cross attention."""
     made = EncoderDecoderCache(own, cross)
     made.is_updated = dict.fromkeys(range(len(cross.layers)), True)
     return made
@@ -182,7 +182,7 @@ def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
 
 @define(eq=False)
 class Latest:
-    """Whose tokens the buffers of a program have: the cache that began last."""
+    """The owner of the tokens in a program's buffers: the `Filled` that began last."""
 
     filled: weakref.ref[Filled] | None = None
 
@@ -190,9 +190,9 @@ class Latest:
 class Filled(Cache):
     """The cache that ``generate`` sees: counts in Python how much of the program's own cache is filled.
 
-    ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` says which
-    positions count, [batch, max_cache_len]. ``runner`` holds the program's own cache, and ``latest`` tells whose tokens
-    are in it.
+    ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` [batch,
+    max_cache_len] is True for positions that attention reads. ``runner`` holds the program's own cache, and ``latest``
+    names the owner of the tokens in it.
     """
 
     def __init__(self, max_cache_len: int, runner: CompiledModule, latest: Latest) -> None:
@@ -204,7 +204,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Begin to fill the program's own cache, or go on.
+        """Begin to fill the program's own cache, or continue.
 
         Raises:
             ExecutionError: another sequence has begun since.
@@ -221,26 +221,26 @@ class Filled(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: the program is compiled already."""
+        """Return False: the program is compiled already."""
         return False
 
     @property
     def is_initialized(self) -> bool:
-        """True: the program fills it as it runs."""
+        """Return True: the program fills the cache as it runs."""
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many positions are filled."""
+        """Return the number of filled positions."""
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """How many there are."""
+        """Return the number of positions."""
         return self.positions
 
     @property
     def self_attention_cache(self) -> DynamicCache:
-        """The filled part of the program's own keys and values [batch, heads, length, width], as a view: the next step
-        writes on."""
+        """Return the filled part of the program's own keys and values [batch, heads, length, width], as a view: later
+        steps change it."""
         self._check_turn()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
@@ -249,17 +249,17 @@ class Filled(Cache):
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
-        """Keys and values of cross attention [batch, heads, encoded, width]."""
+        """Return the keys and values of cross attention [batch, heads, encoded, width]."""
         return _dynamic(self.cross)
 
     @property
     def is_croppable(self) -> bool:
-        """Whether the last tokens can be taken back: not of states."""
+        """Return whether the last tokens can be removed: not if there are recurrent states."""
         return goes_back(self.runner)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row ``i`` goes on as row ``beam_idx[i]`` [batch] did, in place. Both are beams of one prompt, as in beam
-        search: those have the same keys and values of cross attention."""
+        """Replace row ``i`` by row ``beam_idx[i]`` [batch], in place. Both are beams of one prompt, as in beam search,
+        so their keys and values of cross attention are the same."""
         if self.mask is None:
             return
         self._check_turn()
@@ -270,10 +270,11 @@ class Filled(Cache):
         self.mask.copy_(self.mask.index_select(0, beam_idx.to(self.mask.device)))
 
     def crop(self, max_length: int) -> None:
-        """Take back the last tokens: ``-max_length`` of them, or, of a number above 0, all but so many.
+        """Remove the last tokens: ``-max_length`` of them, or, if ``max_length`` is above 0, all but the first
+        ``max_length``.
 
         Raises:
-            ValueError: the model keeps states, which do not go back.
+            ValueError: the model has recurrent states, which cannot be reverted.
         """
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
@@ -283,8 +284,8 @@ class Filled(Cache):
         self.length = length
 
     def heard(self, cross: tuple[torch.Tensor, ...] | None, rows: int) -> tuple[torch.Tensor, ...]:
-        """The keys and values of cross attention for so many rows, of which each prompt has as many: beams, or several
-        samples. ``cross`` are those of what an encoder heard now, None where it is known already."""
+        """Return the keys and values of cross attention, repeated for so many rows: each prompt has equally many, as
+        beams or samples. ``cross`` are those of a new encoder output; None if it was passed before."""
         if cross is not None and cross is not self._heard:
             each = rows // cross[0].shape[0]
             self._heard = cross
@@ -293,19 +294,19 @@ class Filled(Cache):
 
 
 def has_tokens(cache: Cache) -> bool:
-    """Whether there is something in a cache of transformers."""
+    """Return whether a cache of transformers has any tokens."""
     layers = getattr(cache, "self_attention_cache", cache).layers
     tensors = (x for layer in layers for x in tree_leaves(vars(layer)) if isinstance(x, torch.Tensor))
     return any(x.dim() > 1 and x.numel() for x in tensors)
 
 
 def goes_back(runner: CompiledModule) -> bool:
-    """Whether the last tokens that a program's own cache has can be taken back: not of states."""
+    """Return whether the last tokens in a program's cache can be removed: not if it has recurrent states."""
     return all(positions is not None for _, positions in _buffers(runner))
 
 
 def _buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]]:
-    """A program's own buffers [max_batch, …], and the dim of positions of each; None of a state."""
+    """Yield a program's cache buffers [max_batch, …], and the dim of positions of each; None for a recurrent state."""
     for name, tensor in runner.state_dict().items():
         kind, found, _ = name.rpartition("_cache_")
         if found:
@@ -313,20 +314,20 @@ def _buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]
 
 
 class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
-    """That of a model with an encoder, of the class that some ask for; the program has the cross attention's."""
+    """A `Filled` for a model with an encoder, of the class that some models check for."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
-        """As `Filled.cross_attention_cache`."""
+        """Return `Filled.cross_attention_cache`."""
         return super().cross_attention_cache
 
     @cross_attention_cache.setter
     def cross_attention_cache(self, cache: DynamicCache) -> None:
-        """T5Gemma sets an empty one with other windows before it begins: there is nothing to keep."""
+        """Ignore the cache: T5Gemma sets an empty one with other windows before it begins."""
 
 
 def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
-    """Keys and values in turns as a cache of transformers."""
+    """Return alternating keys and values as a cache of transformers."""
     made = DynamicCache()
     for layer, (keys, values) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
         made.update(keys, values, layer)
@@ -334,8 +335,8 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
 
 
 def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
-    """What each layer keeps, by its name (``key``, ``value`` and, if there are, ``indexer``, ``conv_0``,
-    ``recurrent_0``), found by calling the model with one token of one row."""
+    """Return the tensors that each layer caches, by name (``key``, ``value`` and, if there are, ``indexer``,
+    ``conv_0``, ``recurrent_0``): this calls the model with one token of one row."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
     cache.layers = [_to_be_found(layer, start, type(model).__name__) for layer in cache.layers]
@@ -357,7 +358,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
 
 
 def _to_be_found(layer: Layer, start: torch.Tensor, model: str) -> Layer:
-    """A layer in whose place one of ours finds out what states there are; others as they are."""
+    """Return a layer that records which states there are, in place of a layer with states; another layer unchanged."""
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
@@ -384,5 +385,5 @@ def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
 
 
 def cache_name(model: Pretrained) -> str:
-    """The name under which a model takes and gives its cache."""
+    """Return the name under which a model takes and returns its cache."""
     return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"

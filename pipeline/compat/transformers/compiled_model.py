@@ -28,8 +28,8 @@ from pipeline.compat.transformers.seeing import (
     as_in,
     embedded,
     fill,
+    multimodal_inputs,
     positions_of,
-    sight_inputs,
     that_are_seen,
     tokens_of,
 )
@@ -50,7 +50,7 @@ OTHERS: Final = {
     "output_attentions": "the engines give no attentions",
     "output_hidden_states": "the engines give no hidden states",
 }
-"""The options of ``generate`` that a compiled model does not have, and why."""
+"""The options of ``generate`` that a compiled model does not support, and why."""
 
 
 def shell(
@@ -60,8 +60,8 @@ def shell(
     towers: Mapping[str, Kind],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
-    """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the
-    model sees, all that is not its language model, and the programs of its towers."""
+    """Return the model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and,
+    for a multimodal model, all modules but its language model, and the programs of its towers."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -96,7 +96,7 @@ class CompiledGeneration:
     def over(
         self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
     ) -> CompiledGeneration:
-        """Take these programs; return the same object."""
+        """Set these programs; return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
         self.__dict__["_latest"] = Latest()
@@ -123,12 +123,12 @@ class CompiledGeneration:
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
-        """Generate as transformers does: greedily, by sampling, with beams, each of which is a row, or assisted, by
-        another model or by what the prompt has. The cache is used with ``use_cache=False`` too, which checkpoints may
-        have from their training: it changes no token.
+        """Generate as transformers does: greedily, by sampling, with beams (each is a row), or assisted by another
+        model or by prompt lookup. The cache is used even with ``use_cache=False``, which checkpoints may have from
+        their training: that changes no token.
 
         Raises:
-            ValueError: what needs another cache, or other outputs of the model, is asked for; or what assists cannot.
+            ValueError: an option needs another cache or other outputs of the model, or the model cannot be assisted so.
         """
         config = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
         for name, why in OTHERS.items():
@@ -143,14 +143,15 @@ class CompiledGeneration:
         return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
-        """transformers' own, if it reads no hidden states of the model."""
+        """Return transformers' own generator of candidates; raise a ValueError if it reads the model's hidden
+        states."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):
             raise ValueError(f"{type(made).__name__} reads hidden states of the model, and the engines give none")
         return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
-        """The compiled encoder, if there is one."""
+        """Return the compiled encoder, if there is one."""
         if "encoder" not in self.runners:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         own, embed = super().get_encoder(*args, **kwargs), self.get_input_embeddings()  # type: ignore[misc, attr-defined]
@@ -170,15 +171,13 @@ class CompiledGeneration:
         logits_to_keep: int = 1,
         **kwargs: Any,
     ) -> Any:
-        """Return the logits of the last tokens, of one if ``logits_to_keep`` says no more, as the decoder's program
-        computes them, and the cache, filled further: one of ours that an earlier call gave, or a new one. More tokens
-        than ``max_prompt_len``, or logits of more than ``max_draft_len`` beside the last, take several calls of the
-        program.
+        """Return the logits of the last ``logits_to_keep`` tokens (at least one), as the decoder's program computes
+        them, and the cache with the tokens added: the one passed, from an earlier call, or a new one. More tokens than
+        ``max_prompt_len``, or logits of more than ``max_draft_len`` beside the last, take several calls of the program.
 
         Raises:
-            ExecutionError: the cache has no room for the tokens, or is none of ours, or has been overwritten; or the
-                inputs are not tokens.
-            ShapeError: there are more rows than the model is compiled for.
+            ExecutionError: the cache has no room for the tokens, is not from an earlier call, or has been overwritten;
+            or the inputs are not tokens. ShapeError: there are more rows than the model is compiled for.
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
@@ -209,7 +208,7 @@ class CompiledGeneration:
 
 
 def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Inputs) -> torch.Tensor:
-    """The ids of a call, or zeros in place of embeddings."""
+    """Return the ids of a call, or zeros in place of embeddings."""
     embeds = given.get("inputs_embeds") is not None
     if embeds and model.__dict__["_sight"] is not None:
         return tokens_of(given)
@@ -220,8 +219,8 @@ def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Input
 
 
 def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
-    """A cache of ours: that given, or a new one for none, or for one without tokens, as transformers makes it to begin
-    with."""
+    """Return a `Filled`: the given one, or a new one for None or for an empty cache, which transformers creates
+    first."""
     if isinstance(given, Filled):
         return given
     if given is not None and has_tokens(given):
@@ -232,7 +231,7 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
 
 
 def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
-    """Whether a model can be assisted by another, or by its prompt if that is None."""
+    """Raise a ValueError if a model cannot be assisted by another, or (None) by prompt lookup."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")
@@ -255,8 +254,8 @@ def _steps(
     wanted: int,
     prompt: Prompt | None,
 ) -> Iterator[Inputs]:
-    """The inputs of each call, which together give the logits of the ``wanted`` last tokens; the cache's count follows
-    them."""
+    """Yield the inputs of each call, which together return the logits of the last ``wanted`` tokens; the cache's length
+    is updated before each."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
     sight: Sight | None = model.__dict__["_sight"]
@@ -269,7 +268,7 @@ def _steps(
     sizes = [size for size, _ in calls]
     wheres = repeat(None) if places is None else places.split(sizes, -1)
     ends = [filled.length + end for end in accumulate(sizes, initial=0)]
-    sights = sight_inputs(sight, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
+    sights = multimodal_inputs(sight, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
     for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
         start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)

@@ -1,4 +1,4 @@
-"""Towers that take images of several sizes in one tensor, and their sizes (Pixtral): one program for each by itself."""
+"""Vision towers that take images of several sizes in one padded tensor (Pixtral): a program runs image by image."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def of_one(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of all patches of one image to each other: the mask is what keeps images apart, and there is one."""
+    """Compute attention among all patches of one image; ignore the mask, which separates images, as there is one."""
     return attention(module, query, key, value, None, scaling=scaling)
 
 
 def crops_of(given: LaidOut) -> list[torch.Tensor]:
-    """The images [1, channels, rows, columns] of a call with several [images, channels, rows, columns], each in the
-    upper left of its part, and their sizes [images, 2]; none if it is called otherwise."""
+    """Return the images [1, channels, rows, columns] of a call whose floats are padded images [images, channels, rows,
+    columns] and whose numbers are their sizes [images, 2]; none for another call."""
     x, numbers = given.floats, given.numbers
     if x.dim() != 4 or numbers.shape != (len(x), 2):
         return []
@@ -53,7 +53,7 @@ class OneImage(torch.nn.Module):
         self.tower, self.example = tower, example
 
     def forward(self, image: torch.Tensor) -> Argument:
-        """As the tower's."""
+        """Run the tower on one image."""
         args, kwargs = self.example.replaced(image, None)
         with attending(self.tower, NAME, of_one):
             return self.tower(*args, **kwargs)
@@ -61,11 +61,11 @@ class OneImage(torch.nn.Module):
 
 @frozen
 class Images:
-    """Calls of a tower with images of several sizes: one program is for each of them.
+    """Calls of a tower with images of several sizes: one program runs each image.
 
     Attributes:
-        path: of the tower.
-        example: a call.
+        path: the path of the tower.
+        example: an example call.
         side: the longest side of an image, in pixels.
         patch: the pixels that sides are multiples of.
     """
@@ -76,23 +76,23 @@ class Images:
     patch: int
 
     def takes(self, call: TowerCall) -> bool:
-        """Whether a call is like the example, with images whose sides are at most as long."""
+        """Return whether a call is like the example, with images whose sides are at most as long."""
         given = LaidOut.of(call) if call.path == self.path else None
         sides = _sides(crops_of(given)) if given is not None and given.is_like(self.example) else []
         return bool(sides) and max(sides) <= self.side and not any(side % self.patch for side in sides)
 
     def module(self, tower: torch.nn.Module) -> torch.nn.Module:
-        """What becomes a program."""
+        """Return the module to compile."""
         return OneImage(tower, self.example).eval()
 
     def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
-        """``args`` and ``dynamic_shapes`` of a program."""
+        """Return ``args`` and ``dynamic_shapes`` for the capture."""
         image = self.example.floats.new_zeros(1, self.example.floats.shape[1], self.side, self.side)
         rows, columns = (torch.export.Dim(name, min=1, max=self.side // self.patch) for name in ("rows", "columns"))
         return {"args": (image,), "dynamic_shapes": ({2: self.patch * rows, 3: self.patch * columns},)}
 
     def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
-        """A call of the tower, image by image."""
+        """Return a function that runs a call of the tower image by image."""
 
         def run(*args: Argument, **kwargs: Argument) -> Argument:
             given = LaidOut.of(TowerCall(self.path, args, kwargs))
@@ -106,18 +106,18 @@ class Images:
 
 
 def images_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Images | None:
-    """Return how a tower takes images of any size; None if its outputs for several images are not those for each."""
+    """Return the `Images` of a tower; None if its outputs for several images are not the joined outputs of each."""
     given = [each for call in calls if (each := LaidOut.of(call)) is not None and crops_of(each)]
     patch = getattr(tower, "patch_size", None)
     if not given or len(given) < len(calls) or not isinstance(patch, int):
         return None
     side = max(side for each in given for side in _sides(crops_of(each)))
     found = Images(calls[0].path, given[0], side // patch * patch, patch)
-    return offered(tower, calls, lambda: found, _others)
+    return offered(tower, calls, lambda: found, _test_calls)
 
 
-def _others(found: Images) -> Iterator[tuple[Argument, Argument]]:
-    """A call with a high and a wide image, and a small one."""
+def _test_calls(found: Images) -> Iterator[tuple[Argument, Argument]]:
+    """Yield a call with a high and a wide image, and a small one, to check the tower with."""
     patch, side, x = found.patch, found.side, found.example.floats
     sizes = torch.tensor([[side, patch], [patch, side], [patch, patch]]).to(found.example.numbers)
     pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The encoder of an encoder-decoder: of tokens, or of the embeddings that a model's own code makes of a prompt."""
+"""The encoder of an encoder-decoder, which takes tokens, or embeddings that a model's own code computes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipeline.errors import CaptureError, ExecutionError
 
 @frozen
 class Embedded:
-    """What an encoder is called with for an example: embeddings [rows, length, width].
+    """The inputs of an encoder that takes embeddings [rows, length, width], as an example showed.
 
     Attributes:
-        width: of an embedding.
-        dtype: of the same.
-        of_ids: whether the encoder makes of ids what it makes of the model's embeddings of them.
+        width: the width of an embedding.
+        dtype: the dtype of an embedding.
+        of_ids: True if the encoder returns the same for ids as for the model's embeddings of them.
         towers: the calls of the model's tower.
     """
 
@@ -35,7 +35,7 @@ class Embedded:
 
 
 def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
-    """How a prompt reaches a model's encoder: it generates a token.
+    """Return the inputs of a model's encoder, observed while the model generates one token for the example.
 
     Raises:
         CaptureError: the encoder is not called with embeddings, or with more than these.
@@ -56,7 +56,7 @@ def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embed
 
 
 def _embeds_ids(model: Pretrained) -> bool:
-    """Whether an encoder makes of ids what it makes of the model's embeddings of them."""
+    """Return whether an encoder returns the same for ids as for the model's embeddings of them."""
     ids, encoder = torch.arange(1, 5, device=model.device)[None], model.get_encoder()
     mask = torch.ones_like(ids)
     try:
@@ -71,7 +71,7 @@ def _embeds_ids(model: Pretrained) -> bool:
 def mask_of(
     module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """The mask that a program takes under this name: ones where none is given; None where it takes none."""
+    """Return the mask that a program takes under this name: ones if ``mask`` is None; None if it takes no mask."""
     if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
         return None
     return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
@@ -97,11 +97,11 @@ class CompiledEncoder(torch.nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         **given: Any,
     ) -> BaseModelOutput:
-        """The last hidden state, and ``cross``.
+        """Return the last hidden state, and ``cross``.
 
         Raises:
-            ExecutionError: it is compiled for tokens, and embeddings are given; or the other way round.
-            ValueError: the mask hides something, and the program has no mask.
+            ExecutionError: it is compiled for tokens, and embeddings are passed; or the reverse.
+            ValueError: the mask hides positions, and the program takes no mask.
         """
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._taken(inputs, inputs_embeds)
@@ -114,7 +114,7 @@ class CompiledEncoder(torch.nn.Module):
         return made
 
     def _taken(self, inputs: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
-        """What the program takes: embeddings, if its example had these."""
+        """Return the program's input: tokens, or embeddings if it was compiled for them."""
         embedded, embed = self.__dict__["embedded"], self.__dict__["embed"]
         if embedded is None:
             if inputs is None:

@@ -79,22 +79,23 @@ def compile_for_generation(
         max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the same of an encoder of tokens.
-        encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …]; Whisper needs none. Of a
-            decoder that sees: what its processor returns for the largest prompt, or a list, for all between.
+        encoder_example: an input of an encoder that takes no tokens: pixels or sound [rows, …]; Whisper needs none. For
+            a multimodal decoder: its processor's output for the largest prompt, or a list of them, for all between.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
-        shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
-            engines of their own, and layers of one structure share one (`pipeline.shared_weights`, ``in_pieces``).
-        verify: compare logits with the model's own in a wider dtype, as `pipeline.verify` does; ``"warn"`` warns.
+        shared_weights: let all engines read one copy of the weights: then prompts and single tokens have separate
+            engines, and layers of one structure share an engine (`pipeline.shared_weights`, ``in_pieces``).
+        verify: compare logits with the model's own in a wider dtype, as `pipeline.verify` does; ``"warn"`` only warns.
         settings: of the compilation, by name.
 
     Returns: a `CompiledGeneration`, which is an instance of the model's class too.
 
     Raises:
         AgreementError: ``verify`` finds wrong logits.
-        CaptureError: the model keeps more of the past than keys, values and states, or cannot be captured.
-        ValueError: a size is out of range, or the model has no use for what is given, or needs an ``encoder_example``.
+        CaptureError: the model caches more than keys, values and states, or cannot be captured.
+        ValueError: a size is out of range, or an argument does not apply to the model, or it needs an
+        ``encoder_example``.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
@@ -109,7 +110,7 @@ def compile_for_generation(
 def _over_programs(
     model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """The model over the programs of its decoder, encoder and towers; ``step``: the pipeline of the first two."""
+    """Compile the decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
     seen, heard, calls = _samples(model, example)
     compiled = _programs(model, step, sizes, seen, heard or example)
     seeing, towers = _towers(model, compile, step, calls)
@@ -118,8 +119,8 @@ def _over_programs(
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any]) -> Stages:
-    """The pipeline: the default with settings if none is given; `TypeError` for what is no language model, and for a
-    misspelled argument of `compile_for_generation`."""
+    """Return the pipeline: the default one with ``settings`` if none is given. Raise a `TypeError` if ``model`` is no
+    language model, or if a setting is a misspelled argument of `compile_for_generation`."""
     if not isinstance(model, GenerationMixin):
         why = f"model is a {type(model).__name__}: compile_for_generation takes a language model of transformers"
         raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained gives)")
@@ -135,8 +136,8 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any])
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, Kind]]:
-    """The programs of a model's towers, for the calls of its examples and of every size, and the calls that each is
-    for. Where a tower has several for examples, their engines read weights where they lie, as a decoder's do; those of
+    """Return the programs of a model's towers, for its examples' calls and for every size, each with the calls that it
+    runs. If a tower has several programs for examples, their engines share the weights, as a decoder's do; those for
     every size always do."""
     kinds: list[Kind] = [*kinds_of(calls)]
     counts = Counter(kind.path for kind in kinds)
@@ -146,21 +147,21 @@ def _towers(
         every = (of_any_size(tower, own) for of_any_size in (frames_of, images_of, sounds_of))
         kinds += [each for each in every if each is not None]
 
-    def made(tower: torch.nn.Module, whole: torch.nn.Module, inputs: Dims) -> Compiled:
+    def compile_tower(tower: torch.nn.Module, whole: torch.nn.Module, inputs: Dims) -> Compiled:
         stages = _cut(step, layers_of(whole, tower)) if tower in several or whole is not tower else compile
         found = stages(capture(whole, **inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
 
-    rows = tower_programs(model, kinds, made, compile.settings.require_full_compilation)
+    rows = tower_programs(model, kinds, compile_tower, compile.settings.require_full_compilation)
     return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
-    """How a decoder sees, or what an encoder takes, if the examples are prompts; and the calls of towers.
+    """Return, for examples that are prompts, the decoder's samples or the encoder's inputs; and the calls of towers.
 
     Raises:
-        CaptureError: the model generates by another one inside.
+        CaptureError: the model generates by calling ``generate`` of a model inside it.
     """
     inside = _generates_by(model)
     if inside:
@@ -180,7 +181,7 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
 
 
 def _generates_by(model: Pretrained) -> str:
-    """The name of the language model whose ``generate`` a model's own calls, if that is so."""
+    """Return the name of the language model whose ``generate`` is called by a model's own; "" if there is none."""
     if type(model).generate is GenerationMixin.generate:
         return ""
     able = ((name, each) for name, each in model.named_children() if hasattr(each, "generate"))
@@ -188,7 +189,7 @@ def _generates_by(model: Pretrained) -> str:
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
-    """The pipeline with the stages that leave weights out of engines, and make an engine for each profile."""
+    """Return the pipeline with the stages that leave weights out of engines, and build an engine for each profile."""
     if "partition" in compile and "shared_weights" not in compile:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
@@ -197,7 +198,7 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _cut(compile: Stages, between: str) -> Stages:
-    """The pipeline with cuts between these layers, if weights are shared, and the partitioner is none of the user's."""
+    """Return the pipeline with cuts between these layers, if weights are shared and the partitioner is the default."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and between and compile["partition"] == as_stage(partition)):
         return compile
@@ -208,7 +209,7 @@ def _cut(compile: Stages, between: str) -> Stages:
 def _programs(
     model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample], example: Example | Embedded
 ) -> dict[str, Compiled]:
-    """The model's programs by name, but for those of its towers."""
+    """Return the model's programs by name, without those of its towers."""
     encoded = example if isinstance(example, torch.Tensor | Embedded) else None
     if model.config.is_encoder_decoder:
         return _encoder_decoder(model, compile, sizes, encoded)
@@ -218,7 +219,7 @@ def _programs(
 
 
 def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
-    """The step of a decoder."""
+    """Compile the step of a decoder."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     kind = SeeingDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
@@ -235,7 +236,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
 def _compiled(
     compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
 ) -> Compiled:
-    """A program of the model, most of which is this part of it."""
+    """Compile a step or encoder; ``part`` is the module with most of its layers."""
     compile = _cut(compile, layers_of(step, part))
     with one_form(), last_rows(step), over_states(step), without_loops(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
@@ -245,7 +246,7 @@ def _compiled(
 
 
 def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
-    """Example inputs of a step, and how they vary in each profile."""
+    """Return example inputs of a step, and their dynamic shapes in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
     kwargs = {
@@ -274,7 +275,7 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
 
 
 def _beside_embeddings(sight: Sight, kwargs: Dims, cache: int) -> Dims:
-    """Example inputs for what a prompt has beside embeddings."""
+    """Return example inputs that a multimodal prompt has beside embeddings."""
     found: Dims = {}
     if sight.layers:
         found["added"] = kwargs["embedded"].expand(sight.layers, -1, -1, -1).contiguous()
@@ -289,7 +290,7 @@ def _beside_embeddings(sight: Sight, kwargs: Dims, cache: int) -> Dims:
 def _encoder_decoder(
     model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
-    """The encoder with what the decoder keeps of it, and the step of the decoder."""
+    """Compile the encoder with the cross attention's keys and values, and the step of the decoder."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
@@ -317,8 +318,8 @@ def _encoder_decoder(
 def _encoder_inputs(
     model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
 ) -> torch.Tensor:
-    """Inputs of the encoder: tokens, embeddings or rows like those of the example, or as many features and frames as
-    Whisper has."""
+    """Return inputs of the encoder: tokens, embeddings, rows like those of the example, or features and frames as
+    Whisper takes."""
     config, encoder = model.config, model.get_encoder()
     if isinstance(example, Embedded):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)

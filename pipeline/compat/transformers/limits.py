@@ -1,4 +1,4 @@
-"""What a compiled language model is for at most, and how more is done in several calls."""
+"""Limits of a compiled language model, and the split of longer prompts into several calls."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pipeline.errors import ExecutionError, ShapeError
 
 @frozen
 class Limits:
-    """The most that a compiled model is for: positions of the cache, rows, and tokens of a call; and for how many
-    drafted tokens a call gives logits beside those of the last."""
+    """The limits of a compiled model: positions of the cache, rows, tokens of a call, and drafted tokens whose logits a
+    call returns beside those of the last token."""
 
     max_cache_len: int
     max_batch: int
@@ -18,8 +18,8 @@ class Limits:
     max_draft_len: int = 0
 
     def calls(self, length: int, wanted: int) -> list[tuple[int, int]]:
-        """The calls that take so many tokens: of each how many, and of how many of its last there are logits. All of
-        them together have those of the ``wanted`` last tokens."""
+        """Return the calls for ``length`` tokens, each as (number of tokens, number of last tokens with logits).
+        Together they return the logits of the last ``wanted`` tokens."""
         most = self.max_draft_len + 1
         chunks = [wanted % most] * (wanted % most > 0) + [most] * (wanted // most)
         first, before, found = chunks[0], length - wanted + chunks[0], list[tuple[int, int]]()

@@ -1,8 +1,8 @@
-"""Towers that take the patches of images one behind the other: one program for images of every size, each on its own.
+"""Vision towers that take concatenated patches of images: one program for images of every size, frame by frame.
 
 Patches of a frame attend to those of the same frame alone, so a call is made frame by frame. What a tower asks of a
-grid (positions, windows, where a learned grid is read) is answered before, by transformers, and is input to the
-program, by the names by which ``transformers.vision_utils`` takes such answers.
+grid (positions, windows, indices into a learned grid) is computed before, by transformers, and passed to the program,
+under the names that ``transformers.vision_utils`` uses.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ KEPT: Final = 64
 
 @frozen
 class Windows:
-    """Patches of windows. Of each window ``gather`` [windows, size] has the patches, ``real``, of the same sizes, says
-    which of them it has, and ``back`` [patches] where each patch is among them."""
+    """Patches padded to windows: ``gather`` [windows, size] has the patch indices of each window, ``real`` [windows,
+    size] is False at padding, and ``back`` [patches] has each patch's index in the flattened windows."""
 
     gather: torch.Tensor
     real: torch.Tensor
@@ -58,7 +58,8 @@ class Windows:
 
     @classmethod
     def of(cls, ends: torch.Tensor, size: int) -> Windows:
-        """Those that end at ``ends`` [windows + 1], which begin with 0, each of at most ``size`` patches."""
+        """Create windows of at most ``size`` patches from their cumulative ends [windows + 1], the first of which is
+        0."""
         starts, lengths = ends[:-1].long(), ends.long().diff()
         within = torch.arange(size)
         real = within < lengths[:, None]
@@ -76,11 +77,11 @@ def of_patches(
     cu_seq_lens_q: Windows | torch.Tensor,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention [1, patches, heads, width] of queries to keys and values [1, heads, patches, width]: everywhere, or
-    within windows.
+    """Compute attention [1, patches, heads, width] of queries to keys and values [1, heads, patches, width]: among all
+    patches, or within windows.
 
     Raises:
-        ValueError: there is a mask, or segments are something else.
+        ValueError: there is a mask, or there are several segments.
     """
     if not isinstance(cu_seq_lens_q, Windows):
         if attention_mask is not None or cu_seq_lens_q.shape[0] != 2:
@@ -94,7 +95,7 @@ def of_patches(
 
 @contextmanager
 def attending(tower: torch.nn.Module, name: str, by: Callable[..., object]) -> Iterator[None]:
-    """While entered, a tower's layers attend by a function, which transformers knows by this name."""
+    """While entered, a tower's layers compute attention by a function registered with transformers under this name."""
     ALL_ATTENTION_FUNCTIONS.register(name, by)
     parts: list[Argument] = [getattr(each, "config", None) for each in tower.modules()]
     configs = {id(each): each for each in parts if hasattr(each, "_attn_implementation_internal")}
@@ -109,7 +110,7 @@ def attending(tower: torch.nn.Module, name: str, by: Callable[..., object]) -> I
 
 
 def grids_of(given: LaidOut) -> list[Grid]:
-    """Those of the images whose patches [patches, width] a tower is called with; none if it is called otherwise."""
+    """Return the grids of the images in a call whose floats are patches [patches, width]; none for another call."""
     x, numbers = given.floats, given.numbers
     if x.dim() != 2 or numbers.dim() != 2 or numbers.shape[1] != 3:
         return []
@@ -118,9 +119,9 @@ def grids_of(given: LaidOut) -> list[Grid]:
 
 
 class OneFrame(torch.nn.Module):
-    """A tower of the patches [patches, width] of one frame, and of the answers to what it asks of its grid.
+    """A tower for the patches [patches, width] of one frame, with the answers computed from its grid.
 
-    ``example`` is what the tower is called with; other values are the same in each call.
+    ``example`` is an example call of the tower; its other arguments are the same in each call.
     """
 
     def __init__(self, tower: torch.nn.Module, example: LaidOut) -> None:
@@ -128,7 +129,7 @@ class OneFrame(torch.nn.Module):
         self.tower, self.example = tower, example
 
     def forward(self, patches: torch.Tensor, answers: Mapping[str, torch.Tensor]) -> Argument:
-        """As the tower's."""
+        """Run the tower on one frame."""
         given: dict[str, Argument] = {name: x for name, x in answers.items() if name not in (GRID, *WINDOWS)}
         if WINDOWS[0] in answers:
             given |= {"cu_window_seqlens": Windows(*(answers[n] for n in WINDOWS)), "max_window_seqlen": 1}
@@ -139,15 +140,15 @@ class OneFrame(torch.nn.Module):
 
 @frozen
 class Frames:
-    """Calls of a tower with the patches of images and their grids: one program is for each frame of all of them.
+    """Calls of a tower with the patches of images and their grids: one program runs each frame.
 
     Attributes:
-        path: of the tower.
+        path: the path of the tower.
         example: the call with the largest frame.
-        largest: that frame.
-        unit: patches that become one token, and that sizes are multiples of.
-        window: patches of the largest window; 0 if there are none.
-        apart: whether the frames of a video attend to themselves alone.
+        largest: the grid of that frame.
+        unit: the number of patches that become one token; sizes are multiples of it.
+        window: the number of patches in the largest window; 0 if there are no windows.
+        apart: True if each frame of a video attends to itself alone.
     """
 
     path: str
@@ -158,7 +159,7 @@ class Frames:
     apart: bool
 
     def takes(self, call: TowerCall) -> bool:
-        """Whether a call is like the example, with frames of at most as many patches."""
+        """Return whether a call is like the example, with frames of at most as many patches."""
         given = LaidOut.of(call) if call.path == self.path else None
         if given is None or not given.is_like(self.example):
             return False
@@ -166,11 +167,11 @@ class Frames:
         return bool(counts) and max(counts) <= math.prod(self.largest)
 
     def parts(self, grids: Sequence[Grid]) -> list[Grid]:
-        """The parts of images that attend to themselves alone."""
+        """Return the grids of the parts that attend to themselves alone: frames, or whole videos."""
         return [part for t, h, w in grids for part in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
 
     def answers(self, tower: torch.nn.Module, frame: Grid, device: torch.device) -> Answers:
-        """What a tower asks of a frame, by the names of its program's inputs.
+        """Return what a tower computes from a frame's grid, by the names of its program's inputs.
 
         Raises:
             ValueError: a window is larger than those of the example.
@@ -185,7 +186,7 @@ class Frames:
         return {name: x.to(device) for name, x in found.items()}
 
     def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
-        """``args`` and ``dynamic_shapes`` of a program."""
+        """Return ``args`` and ``dynamic_shapes`` for the capture."""
         count, x = math.prod(self.largest), self.example.floats
         patches, answers = x.new_zeros(count, x.shape[1]), self.answers(tower, self.largest, x.device)
         units = torch.export.Dim("units", min=1, max=count // self.unit)
@@ -196,11 +197,11 @@ class Frames:
         return {"args": (patches, answers), "dynamic_shapes": ({0: sizes[count]}, dims)}
 
     def module(self, tower: torch.nn.Module) -> torch.nn.Module:
-        """What becomes a program."""
+        """Return the module to compile."""
         return OneFrame(tower, self.example).eval()
 
     def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
-        """A call of the tower, frame by frame."""
+        """Return a function that runs a call of the tower frame by frame."""
         known: dict[tuple[Grid, torch.device], Answers] = {}
 
         def answers(frame: Grid, device: torch.device) -> Answers:
@@ -224,7 +225,7 @@ class Frames:
 
 
 def joined(outs: Sequence[Argument], dim: int = 0) -> Argument:
-    """The outputs of parts, one behind the other."""
+    """Concatenate the outputs of parts along a dim."""
     if len(outs) == 1:
         return outs[0]
     leaves, nested = zip(*map(tree_flatten, outs), strict=True)
@@ -233,7 +234,7 @@ def joined(outs: Sequence[Argument], dim: int = 0) -> Argument:
 
 
 def _asked(tower: torch.nn.Module, frame: Grid) -> Answers:
-    """What a tower asks of a grid, as transformers answers it."""
+    """Return what a tower computes from a grid, as transformers computes it."""
     found: dict[str, Argument] = {"grid_thw": torch.tensor([frame])}
     assert precompute is not None
     precompute(tower, found)
@@ -242,11 +243,11 @@ def _asked(tower: torch.nn.Module, frame: Grid) -> Answers:
 
 
 def frames_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Frames | None:
-    """Return how a tower takes frames of any size; None if its outputs for all of them are not those for each."""
+    """Return the `Frames` of a tower; None if its outputs for several frames are not the joined outputs of each."""
     given = [each for call in calls if (each := LaidOut.of(call)) is not None and grids_of(each)]
     if precompute is None or not given or len(given) < len(calls):
         return None
-    return offered(tower, calls, lambda: _frames_of(tower, calls[0].path, given), _others)
+    return offered(tower, calls, lambda: _frames_of(tower, calls[0].path, given), _test_calls)
 
 
 def _frames_of(tower: torch.nn.Module, path: str, given: Sequence[LaidOut]) -> Frames:
@@ -261,8 +262,8 @@ def _frames_of(tower: torch.nn.Module, path: str, given: Sequence[LaidOut]) -> F
     return evolve(one, unit=len(patches) // min(len(x) for x in made))
 
 
-def _others(found: Frames) -> Iterator[tuple[Argument, Argument]]:
-    """A call with several images, and one with a video of two frames; patches are the example's in another order."""
+def _test_calls(found: Frames) -> Iterator[tuple[Argument, Argument]]:
+    """Yield a call with several images, and one with a video of two frames; patches are the example's, shuffled."""
     (frames, rows, columns), side, x = found.largest, math.isqrt(found.unit), found.example.floats
     for grids in [[1, columns, rows], [1, side, 2 * side], [1, rows, columns]], [[2 * frames, rows, columns]]:
         count = sum(map(math.prod, grids))
@@ -279,8 +280,8 @@ def offered(
     find: Callable[[], Found],
     others: Callable[[Found], Iterable[tuple[Argument, Argument]]],
 ) -> Found | None:
-    """Return what is found, if the tower's outputs for its examples and other calls are those for their parts, and the
-    program's inputs vary; None, which the log explains, if not."""
+    """Return the result of ``find`` if the tower's outputs for its examples and other calls equal the joined outputs of
+    their parts, and the program's inputs can be dynamic; else None, with the reason in the log."""
     try:
         with torch.no_grad():
             found = find()
@@ -294,10 +295,10 @@ def offered(
 
 
 def check(found: Kind, tower: torch.nn.Module, calls: Sequence[tuple[Argument, Argument]]) -> None:
-    """Whether a tower gives the same for parts of calls, each by itself.
+    """Check that a tower returns the same for a call as for its parts, joined.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the results differ.
     """
     run = found.runner(tower, found.module(tower))
     for args, kwargs in calls:

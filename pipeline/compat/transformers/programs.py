@@ -1,5 +1,4 @@
-"""The parts of a model that become programs: a step of its decoder, and its encoder with the cross attention's keys and
-values."""
+"""Modules of a model to compile: a step of its decoder, and its encoder with the cross attention's keys and values."""
 
 from __future__ import annotations
 
@@ -24,17 +23,17 @@ from pipeline.compat.transformers.reaching import BY_LAYER, reached, reaching
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
-    """Whether a model's ``forward`` has a parameter of this name."""
+    """Return whether a model's ``forward`` has a parameter of this name."""
     return name in inspect.signature(model.forward).parameters
 
 
 def hears_all(encoder: Pretrained) -> bool:
-    """Whether an encoder is one of Whisper's kind: it takes features of one length, and no mask."""
+    """Return whether an encoder is like Whisper's: it takes features of one length, and no mask."""
     return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
 
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """The paths in ``step`` of the layers with most of the weights of a part of it, as in `fnmatch`; "" if there are
+    """Return the pattern (`fnmatch`) of paths in ``step`` of the layers with most weights of a part; "" if there are
     none."""
     lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
@@ -42,12 +41,12 @@ def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
 
 
 class Decoder(torch.nn.Module):
-    """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length], or
-    [batch, wanted, vocabulary] of those at the places that ``wanted`` [wanted] has.
+    """A step of a decoder: it returns the logits [batch, 1, vocabulary] of the last of the tokens [batch, length], or
+    [batch, wanted, vocabulary] of those at the indices in ``wanted`` [wanted].
 
     The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width],
-    and where a layer picks positions by keys of its own, ``indexer_cache_0`` [max_batch, max_cache_len, width]. The
-    states of a layer that has some are ``conv_0_cache_0`` and ``recurrent_0_cache_0``, [max_batch, …].
+    and for sparse attention the indexer's keys, ``indexer_cache_0`` [max_batch, max_cache_len, width]. Recurrent states
+    are ``conv_0_cache_0`` and ``recurrent_0_cache_0``, [max_batch, …].
     """
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
@@ -60,7 +59,7 @@ class Decoder(torch.nn.Module):
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
-        """The buffers as transformers' cache, for tokens from ``start`` on and the mask of all positions."""
+        """Return the buffers as transformers' cache, for tokens from ``start`` on and the mask of all positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
         rows, length = input_ids.shape
@@ -76,7 +75,7 @@ class Decoder(torch.nn.Module):
         wanted: torch.Tensor | None,
         **inputs: torch.Tensor | Encoded | None,
     ) -> torch.Tensor:
-        """What the model computes of these inputs, by the names that it has for them."""
+        """Return the model's logits for these inputs, passed by the model's own names."""
         places = {self.places: position_ids} if self.places else {}
         keep = {"logits_to_keep": 1 if wanted is None else wanted} if takes(self.model, "logits_to_keep") else {}
         out = self.model(**inputs, **places, **keep, **{self.cache_name: cache}, use_cache=True)
@@ -100,12 +99,12 @@ class Decoder(torch.nn.Module):
 
 
 class SeeingDecoder(Decoder):
-    """A step of a decoder whose tokens are ids, or, where ``seen`` [batch, length] holds, what the model's own code has
-    made of them and of images: ``embedded`` [batch, length, width].
+    """A step of a multimodal decoder: its tokens are ids, or, where ``seen`` [batch, length] is True, embeddings that
+    the model's own code computed from text and images: ``embedded`` [batch, length, width].
 
     Attributes:
-        kinds: the kinds of layers in which tokens attend ahead, as `Sight.ahead` has them.
-        apart: whether the model's own code embeds some ids in another way than by its table.
+        kinds: the kinds of layers in which tokens attend to later ones, as in `Sight.ahead`.
+        apart: True if the model's own code embeds some ids otherwise than by its table.
     """
 
     kinds: tuple[str, ...] = ()
@@ -124,9 +123,9 @@ class SeeingDecoder(Decoder):
         by_layer: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `Decoder.forward`; ``added`` [layers, batch, length, width] is what the first layers add, ``ahead``
-        [batch, length, positions] says which later positions tokens attend to, and ``by_layer`` [batch, length, layers,
-        width] is what each layer takes beside embeddings."""
+        """Run as `Decoder.forward`. The first layers add ``added`` [layers, batch, length, width]; ``ahead`` [batch,
+        length, positions] is True for later positions that tokens attend to; ``by_layer`` [batch, length, layers,
+        width] is the input of each layer beside embeddings."""
         cache = self.caches(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
         own = reached(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
@@ -141,8 +140,8 @@ class SeeingDecoder(Decoder):
 
 @dataclass
 class Encoded(BaseModelOutput):
-    """What an encoder gives. Some have more: those with experts (Switch Transformers, NLLB-MoE), for training, and some
-    of sound a mask (Moonshine)."""
+    """The output of an encoder, with the additional fields of some: of those with experts (Switch Transformers,
+    NLLB-MoE) for training, and a mask of some for sound (Moonshine)."""
 
     attention_mask: None = None
     router_logits: None = None
@@ -166,7 +165,7 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
+        """Run as `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs], start))
@@ -184,7 +183,8 @@ class CrossDecoder(Decoder):
 
 
 class Encoder(torch.nn.Module):
-    """An encoder: returns the last hidden state, and the keys and values that each decoder layer makes from it."""
+    """An encoder: it returns the last hidden state, and the keys and values that each decoder layer computes from
+    it."""
 
     def __init__(self, model: Pretrained, embedded: bool = False) -> None:
         super().__init__()

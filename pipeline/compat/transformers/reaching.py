@@ -1,4 +1,4 @@
-"""What a model's own code calls its language model with: taken from there, or put there."""
+"""Read or replace the inputs with which a model's own code calls its language model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = "embed_tokens_per_layer"
 
 
 class ReachedError(PipelineError):
-    """A model's own code calls its language model: with what."""
+    """A model's own code called its language model; ``given`` are the inputs of that call."""
 
     def __init__(self, given: Mapping[str, Pretrained]) -> None:
         super().__init__("the language model is called")
@@ -33,13 +33,13 @@ class ReachedError(PipelineError):
 
 
 def reach(*_: object, **given: object) -> None:
-    """Take the place of a language model's ``forward``."""
+    """Raise `ReachedError` with the inputs, in place of a language model's ``forward``."""
     raise ReachedError(given)
 
 
 @contextmanager
 def eager_attention(model: Pretrained) -> Iterator[None]:
-    """While entered, a model's masks are tensors, whichever way it attends by itself."""
+    """While entered, a model uses eager attention, so that its masks are tensors."""
     every: list[Pretrained] = [getattr(each, "config", None) for each in model.modules()]
     configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
     before = {key: each._attn_implementation_internal for key, each in configs.items()}
@@ -61,8 +61,8 @@ def reaching(
     kinds: tuple[str, ...] = (),
     by_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """While entered, what a model gives to its language model has what a prompt has beside embeddings; ``ahead`` is for
-    the masks of these kinds of layers."""
+    """While entered, the language model also gets the inputs that a multimodal prompt has beside embeddings; ``ahead``
+    changes the masks of these kinds of layers."""
 
     def give(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]
@@ -94,21 +94,21 @@ def reaching(
 
 
 def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """A mask [rows, 1, length, positions] that lets tokens attend ahead as well."""
+    """Return a mask [rows, 1, length, positions] that lets tokens attend to later ones too, where ``ahead`` is True."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]
     return mask.masked_fill(ahead[:, None], 0)
 
 
 class Passed(BaseModelOutputWithPast):
-    """What a language model would give, of which nothing is read: what its own model makes of it is dropped."""
+    """An output in place of the language model's, which nothing uses: every missing field is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """What a model's own code calls its language model with for these inputs. It may be traced: nothing is raised."""
+    """Return the inputs with which a model's own code calls its language model. It can be traced: it raises nothing."""
     found: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> Passed:
@@ -128,7 +128,7 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
 
 
 def embeds_apart(model: Pretrained) -> bool:
-    """Whether a model's own code makes other embeddings of some ids than its table has (Gemma 3n, Gemma 4)."""
+    """Return whether a model's own code embeds some ids otherwise than by its table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
     with torch.no_grad(), suppress(Exception):  # where ids alone are nothing that it takes, there are none of these
         for ids in torch.arange(table.weight.shape[0], device=model.device).split(CHUNK):

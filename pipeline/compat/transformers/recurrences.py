@@ -1,7 +1,7 @@
-"""The functions by which transformers' models compute recurrent states, over states that a program keeps.
+"""Replace the functions by which transformers' models compute recurrent states: a program stores the states.
 
-They become operators, `pipeline.aten.recurrences`, which are the same for one token and for several: the model sees a
-cache in which no state is filled, and the functions add those that are.
+They become operators, `pipeline.aten.recurrences`, which are the same for one token and for several: the model gets a
+cache whose states seem empty, and the functions add the stored states.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from pipeline.errors import CaptureError
 Function: TypeAlias = Callable[..., Argument]
 
 WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type("WithStates", (), {}))
-"""transformers' class of layers with states; one of no layers where it has none (before 5.8)."""
+"""The class of layers with states in transformers; a class without instances before 5.8, which has none."""
 
 _turn = threading.RLock()
 
 
 class States(WithStates):  # type: ignore[misc, valid-type]
-    """A layer's states by name, which the functions read and write: ``conv_0`` [rows, channels, width - 1], the inputs
-    of a convolution that are read again, and ``recurrent_0``, of any shape, in float32; zeros where a sequence starts.
+    """A layer's states by name, which the functions read and write: ``conv_0`` [rows, channels, width - 1], the last
+    inputs of a convolution, and ``recurrent_0``, of any shape, in float32. They are zeros where a sequence starts.
 
     Args:
-        own: the states; None if they are to be found out by a call, and are made.
-        start: where the tokens of this call start, a tensor.
-        mask: bool [rows, length], which of the call's tokens count: others leave zeros as they are. None: all.
-        count: how many convolutions the layer has.
+        own: the states; None if the first call creates them.
+        start: the position of this call's first token, a tensor.
+        mask: bool [rows, length], False for padding, which does not change states. None: no padding.
+        count: the number of convolutions in the layer.
         model: the name of the model.
 
-    ``is_initialized`` says that it has no keys: layers that attend to an image ask (Mllama), and have none without one.
+    ``is_initialized`` is False: there are no keys. Layers that attend to an image (Mllama) ask, and have none without
+    one.
     """
 
     is_initialized = False
@@ -66,13 +67,13 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         """Do nothing: the states are there."""
 
     def before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The state of this name before the call's tokens."""
+        """Return the state of this name before the call's tokens."""
         if self.is_new and name not in self.own:
             self.own[name] = like.new_zeros(shape)
         return torch.where(self.start > 0, self.own[name], 0.0)
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Argument, **kwargs: Argument) -> Tensor:
-        """Return the convolution's inputs [rows, channels, width - 1 + length], and keep the last."""
+        """Return the convolution's inputs [rows, channels, width - 1 + length], and store the last ones."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
             raise self._own_way()
@@ -84,7 +85,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return joined
 
     def counted(self, x: Tensor) -> Tensor:
-        """Zeros in place of what is of tokens that do not count; ``x`` is [rows, channels, length]."""
+        """Return ``x`` [rows, channels, length] with zeros for padding."""
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -94,7 +95,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return recurrent_states
 
     def scan(self, operator: Target, shape: tuple[int, ...], *given: Tensor | None) -> Tensor:
-        """What an operator gives for tokens and the state before them; the state behind them is kept."""
+        """Return an operator's result for tokens and the state before them; store the state after them."""
         name, like = f"recurrent_{self.scans}", given[0]
         assert like is not None
         output, last = operator(*given, self.before(name, shape, like))
@@ -120,8 +121,8 @@ def convolved(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """As ``causal_conv1d_fn``, of inputs that begin with those before: a sum of products for each place of the kernel,
-    of float32, which TensorRT computes in one kernel with what is around it."""
+    """Compute ``causal_conv1d_fn`` on inputs that begin with the stored ones: an elementwise sum in float32 over the
+    positions of the kernel, which TensorRT fuses with its neighbours."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
         return original(hidden_states, weight, bias, activation=activation, **kwargs)  # type: ignore[no-any-return]
@@ -144,7 +145,7 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Argument,
 ) -> tuple[Tensor, Tensor | None]:
-    """As ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention``: queries, keys, values
+    """Compute ``torch_chunk_gated_delta_rule`` or ``chunk_kimi_delta_attention``: queries, keys, values
     [rows, length, heads, width], each key for as many heads of values."""
     states = _current.get()
     if states is None:
@@ -173,7 +174,7 @@ def mamba2(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **kwargs: Argument,
 ) -> Argument:
-    """As ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
+    """Compute ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
     [rows, length, groups, state]."""
     states = _current.get()
     if states is None:
@@ -203,7 +204,7 @@ def mamba(
     delta_softplus: bool = False,
     **kwargs: Argument,
 ) -> Argument:
-    """As ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
+    """Compute ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
     states = _current.get()
     if states is None:
         how = {"z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
@@ -226,8 +227,8 @@ def no_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """As ``create_recurrent_attention_mask``: none where the cache has states of ours, which know the mask. A model
-    would multiply what its first product reads, which then has a slow kernel."""
+    """Compute ``create_recurrent_attention_mask``; return None if the cache has our `States`, which have the mask.
+    Otherwise the model would multiply the input of its first matmul by the mask, and that matmul gets a slow kernel."""
     if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
@@ -251,8 +252,8 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
 
 @contextmanager
 def over_states(model: torch.nn.Module) -> Iterator[None]:
-    """While entered, the functions of these names are ours in the modules of transformers that a model is made of. One
-    thread at a time."""
+    """While entered, functions of this module replace those of the same names in the modules of transformers that
+    define a model. One thread at a time."""
     with _turn:
         paths = dict.fromkeys(type(each).__module__ for each in model.modules())
         modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]

@@ -1,4 +1,4 @@
-"""Models that see or hear beside their text: what their own code makes of a prompt, up to their language model."""
+"""Multimodal models: the inputs that their own code computes from a prompt for their language model."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embe
 
 @frozen
 class Sight:
-    """How a model's prompt reaches its language model.
+    """The form in which a multimodal model passes a prompt to its language model.
 
     Attributes:
-        width: of what a token becomes.
-        dtype: of the same.
-        positions: how many a token has, if it is no single one.
-        layers: how many of the first add something at the places of images.
+        width: the width of a token's embedding.
+        dtype: the dtype of embeddings.
+        positions: the number of position ids of a token, as in M-RoPE; None for a single one without a dim of its own.
+        layers: the number of first layers that add features at the tokens of images (DeepStack).
         ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
-            "" where there is one mask; none if no tokens do.
-        by_layer: how many layers take something of each token beside its embedding, and its width; none if none does.
-        places: the dtype of positions.
-        padded: whether the model counts hidden tokens where it is given no positions.
+            "" if there is a single mask; empty if attention is causal.
+        by_layer: the number of layers that take an additional input for each token, and its width; empty if none does.
+        places: the dtype of position ids.
+        padded: True if the model's default position ids count padding.
     """
 
     width: int
@@ -48,9 +48,10 @@ class Sight:
 
 @frozen
 class Prompt:
-    """A prompt as it reaches the language model: embeddings [rows, length, width], positions [rows, length] or
-    [positions, rows, length], what layers add [layers, rows, length, width], which later tokens each token attends to
-    [rows, length, length], in which kinds of layers, and what each layer takes beside [rows, length, layers, width]."""
+    """The inputs that the language model gets for a prompt: embeddings [rows, length, width], position ids [rows,
+    length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a mask of
+    the later tokens that each token attends to [rows, length, length], the kinds of layers with that mask, and each
+    layer's additional input [rows, length, layers, width]."""
 
     embeds: torch.Tensor
     places: torch.Tensor | None
@@ -61,7 +62,7 @@ class Prompt:
 
     @property
     def sight(self) -> Sight:
-        """What a program has to take for this prompt and others like it."""
+        """Return the form of this prompt, which a program must accept."""
         positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
         dtype = torch.int64 if self.places is None else self.places.dtype
@@ -69,7 +70,7 @@ class Prompt:
         return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
 
     def is_like(self, sight: Sight) -> bool:
-        """Whether a program that was made so takes it."""
+        """Return whether a program for this form takes the prompt."""
         positions = self.places is not None and self.places.dim() == 3
         own = self.sight
         at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
@@ -78,8 +79,8 @@ class Prompt:
 
 @frozen
 class Sample:
-    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, what its towers are
-    called with, and whether the model counts hidden tokens where it is given no positions."""
+    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, the calls of its
+    towers, and whether the model's default position ids count padding."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -90,7 +91,7 @@ class Sample:
 
 
 def sight_of(samples: Sequence[Sample]) -> Sight | None:
-    """What a program has to take for the prompts of all examples; None if there are none."""
+    """Return the form that covers the prompts of all examples; None if there are no examples."""
     if not samples:
         return None
     every = [sample.prompt.sight for sample in samples]
@@ -106,10 +107,10 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
 
 
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
-    """How a prompt with what is beside its text reaches a model's language model: it generates a token.
+    """Return the sample of a multimodal example, observed while the model generates one token for it.
 
     Raises:
-        CaptureError: more reaches it than a step takes, or nothing does.
+        CaptureError: the language model gets inputs that a step does not take, or no embeddings.
     """
     name = type(model).__name__
     with noting(*(each for _, each in beside(model))) as seen:
@@ -127,7 +128,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
 
 
 def _counts_padding(model: Pretrained) -> bool:
-    """Whether a model that is given no positions of text counts hidden tokens: they are from 0 on in each row."""
+    """Return whether a model's default position ids of text count padding, from 0 on in each row."""
     ids = torch.arange(1, 4, device=model.device)[None]
     mask = torch.tensor([[0, 1, 1]], device=model.device)
     with noting(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
@@ -137,7 +138,7 @@ def _counts_padding(model: Pretrained) -> bool:
 
 
 def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
-    """The ids of a prompt's tokens [rows, length]: zeros, which nothing reads, for one that is embeddings."""
+    """Return the ids of a prompt's tokens [rows, length]; zeros, which nothing reads, for a prompt of embeddings."""
     ids: torch.Tensor | None = given.get("input_ids")
     embeds: torch.Tensor | None = given.get("inputs_embeds")
     if embeds is not None and (ids is None or ids.shape[1] != embeds.shape[1]):
@@ -147,7 +148,7 @@ def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
 
 
 def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The logits [rows, vocabulary] of the first token that a model generates."""
+    """Return the logits [rows, vocabulary] of the first token that a model generates."""
     how = copy.deepcopy(model.generation_config)
     how.max_new_tokens, how.num_beams, how.num_return_sequences, how.do_sample = 1, 1, 1, False
     how.output_logits, how.return_dict_in_generate, how.cache_implementation = True, True, None
@@ -162,11 +163,11 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
 
 
 def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
-    """Whether a step gives the logits that the model gives for its example: whatever else reaches the language model
-    would be missing.
+    """Check that a step returns the model's logits for the example: they differ if the language model gets other inputs
+    that the step lacks.
 
     Raises:
-        CaptureError: it does not.
+        CaptureError: the logits differ.
         ValueError: the example has more tokens than the cache has positions.
     """
     length, prompt = sample.tokens.shape[1], sample.prompt
@@ -190,10 +191,10 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
 
 
 def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | None) -> Prompt:
-    """A prompt, from what a language model is called with; ``real`` [rows, length] says which tokens are no padding.
+    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding.
 
     Raises:
-        CaptureError: it is called with more.
+        CaptureError: there are other inputs.
     """
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEP}
     if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
@@ -209,8 +210,8 @@ def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | 
 
 
 def _ahead(mask: object, real: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    """Which later tokens each token attends to, by one mask or those of each kind of layer, and the kinds in which it
-    does; None if none does. What padding attends to does not matter."""
+    """Return a mask of the later tokens that each token attends to, and the kinds of layers in which it does; None if
+    none does. ``mask`` is one mask, or one for each kind of layer. Attention of padding is ignored."""
     masks = mask if isinstance(mask, Mapping) else {"": mask}
     every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
     later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
@@ -226,8 +227,8 @@ def _has_tensors(value: object) -> bool:
 
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
-    """Give a model's shell all that is not its language model: towers, projections, and the embedding of tokens. The
-    shell of a decoder then says what its own code calls the language model with."""
+    """Copy all modules but the language model to a model's shell: towers, projections, and the embedding of tokens. The
+    shell of a decoder then raises `ReachedError` with the inputs of its language model."""
     embed = model.get_input_embeddings()
     for path in {path.rpartition(".")[0] for path, _ in beside(model)}:
         own, real = shell.get_submodule(path), model.get_submodule(path)
@@ -250,7 +251,7 @@ def _let_reach(shell: Pretrained, model: Pretrained) -> None:
 
 
 def that_are_seen(given: Mapping[str, Pretrained]) -> list[str]:
-    """The names of inputs that are no text: pixels and features are floats."""
+    """Return the names of inputs that are no text: pixels and features are floats."""
     return [name for name, value in given.items() if name not in OF_TEXT and any(_floats(value))]
 
 
@@ -265,8 +266,8 @@ def _floats(value: object) -> Iterator[bool]:
 
 
 def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt | None:
-    """What a model's own code makes of a prompt and of what is beside its text: of new tokens alone, as if there were
-    none before them. None if it leaves ids to its language model."""
+    """Return the prompt that a model's own code computes from text and other inputs, for the new tokens alone, as if
+    there were none before them. None if it passes ids to its language model."""
     length = tokens_of(given).shape[1]
     by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
     own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
@@ -280,39 +281,47 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
     raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
 
 
-def sight_inputs(
-    sight: Sight | None, tokens: torch.Tensor, ends: Sequence[tuple[int, int]], cache: int, prompt: Prompt | None
+def multimodal_inputs(
+    spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Of each call what a program takes of what is seen: nothing, if it does not see. Calls are from a token of these
-    to another; the first is at the position of the cache where the first call begins.
+    """Yield the decoder's image or audio inputs for each prefill chunk; empty for text-only models.
+
+    Args:
+        spec: the form of prompts that the program takes; None for a text-only model.
+        tokens: the ids [rows, length].
+        chunks: the start and end of each chunk, as positions of the cache.
+        cache_len: the positions of the cache.
+        prompt: the prompt; None if ``tokens`` are only text.
 
     Raises:
-        ExecutionError: an image is in two calls, and its tokens attend to all of it; or the example had no such prompt.
+        ExecutionError: an image is in two chunks, and its tokens attend to all of it; or the prompt has another form.
     """
-    if sight is None:
-        yield from repeat({}, len(ends))
+    if spec is None:
+        yield from repeat({}, len(chunks))
         return
-    if prompt is not None and not prompt.is_like(sight):
+    if prompt is not None and not prompt.is_like(spec):
         why = "a prompt reaches the language model in another way than that of encoder_example"
         raise ExecutionError(why, "compile with a prompt that has an image, or sound")
-    for start, end in ends:
+    for start, end in chunks:
         if prompt is None:
-            yield _nothing(sight, (tokens.shape[0], end - start), cache, tokens.device)
+            yield _text_inputs(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
         else:
-            yield _part(sight, prompt, start, end, ends[0][0], cache)
+            yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
 
 
-def _part(sight: Sight, prompt: Prompt, start: int, end: int, first: int, cache: int) -> dict[str, torch.Tensor]:
-    """What a program takes of a part of a prompt, which begins at the position ``first`` of the cache."""
+def _chunk_inputs(
+    spec: Sight, prompt: Prompt, start: int, end: int, first: int, cache_len: int
+) -> dict[str, torch.Tensor]:
+    """Return the inputs for a chunk of a prompt, which begins at the position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = {"embedded": prompt.embeds[:, part].contiguous(), "seen": prompt.embeds.new_ones(shape, dtype=torch.bool)}
-    if sight.layers:
-        zeros = made["embedded"].new_zeros(sight.layers, *shape, sight.width)
+    if spec.layers:
+        zeros = made["embedded"].new_zeros(spec.layers, *shape, spec.width)
         made["added"] = zeros if prompt.added is None else prompt.added[:, :, part].contiguous()
     if prompt.by_layer is not None:
         made["by_layer"] = prompt.by_layer[:, part].contiguous()
-    if sight.ahead:
-        made["ahead"] = made["seen"].new_zeros(*shape, cache)
+    if spec.ahead:
+        made["ahead"] = made["seen"].new_zeros(*shape, cache_len)
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
@@ -322,28 +331,29 @@ def _part(sight: Sight, prompt: Prompt, start: int, end: int, first: int, cache:
 
 
 @functools.lru_cache(maxsize=8)
-def _nothing(sight: Sight, shape: tuple[int, int], cache: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """What a program takes of a single token: nothing is seen. Nobody writes to it."""
-    zeros = torch.zeros((), dtype=sight.dtype, device=device)
-    made = {"embedded": zeros.new_zeros(*shape, sight.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
-    if sight.layers:
-        made["added"] = zeros.new_zeros(sight.layers, *shape, sight.width)
-    if sight.by_layer:
-        made["by_layer"] = zeros.new_zeros(*shape, *sight.by_layer)
-    if sight.ahead:
-        made["ahead"] = zeros.new_zeros(*shape, cache, dtype=torch.bool)
+def _text_inputs(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the inputs for tokens of text: zeros, shared by all calls, so that nothing may write to them."""
+    zeros = torch.zeros((), dtype=spec.dtype, device=device)
+    made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
+    if spec.layers:
+        made["added"] = zeros.new_zeros(spec.layers, *shape, spec.width)
+    if spec.by_layer:
+        made["by_layer"] = zeros.new_zeros(*shape, *spec.by_layer)
+    if spec.ahead:
+        made["ahead"] = zeros.new_zeros(*shape, cache_len, dtype=torch.bool)
     return made
 
 
 def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """How many positions a token has, if it is no single one, and their dtype."""
+    """Return the additional leading dim of position ids, (positions,) or () for a single one, and their dtype."""
     if sight is None:
         return (), torch.int64
     return (() if sight.positions is None else (sight.positions,)), sight.places
 
 
 def as_in(model: Pretrained, ours: Callable[..., object]) -> Callable[..., object]:
-    """Our ``forward`` with what the model's own takes beside: ``generate`` looks there for what may be passed."""
+    """Return our ``forward`` with the parameters of the model's own in its signature, where ``generate`` looks for
+    them."""
     own = dict(inspect.signature(ours).parameters)
     rest = own.pop("kwargs")
     for name, each in inspect.signature(type(model).forward).parameters.items():

@@ -1,4 +1,4 @@
-"""``Sizes``: the most that a compiled language model is for, and the profiles of its engines."""
+"""``Sizes``: the limits of a compiled language model, and the profiles of its engines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Along: TypeAlias = dict[int, int | Tuned]
 
 @frozen
 class Sizes:
-    """The most that a compiled model is for: positions of the cache, rows, tokens of a call, drafted tokens, tokens
-    that are encoded; and the lengths of prompts that have engines of fixed sizes."""
+    """The limits of a compiled model: positions of the cache, rows, tokens of a call, drafted tokens, tokens that are
+    encoded; and the lengths of prompts that have engines of fixed sizes."""
 
     cache: int
     batch: int
@@ -40,12 +40,12 @@ class Sizes:
 
     @property
     def rows(self) -> Along:
-        """The rows of a call: engines are tuned for all of them."""
+        """Return the dim of rows in a call: engines are tuned for the most rows."""
         return {0: up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
-        """Of each profile the rows, the tokens, and of how many of them there are logits: single tokens, drafts, all
-        rows of prompts of each fixed length, and all prompts. Engines are tuned for the longest."""
+        """Return for each profile the rows, the tokens, and the number of tokens with logits. The profiles are: single
+        tokens, drafts, all rows of prompts of each fixed length, and all prompts. Engines are tuned for the longest."""
         every: Along = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
         drafts = _range("tokens", self.draft + 1, least=2), _range("wanted", self.draft + 1)
@@ -56,15 +56,15 @@ class Sizes:
 
     @property
     def limits(self) -> Limits:
-        """Those that calls of the decoder have."""
+        """Return the limits of the decoder's calls."""
         return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 
 def up_to(name: str, most: int, least: int = 1) -> Tuned:
-    """A dim that engines are tuned for at its greatest size."""
+    """Return a dim that engines are tuned for at its greatest size."""
     return Tuned(name, least, most, most)
 
 
 def _range(name: str, most: int, least: int = 1) -> int | Tuned:
-    """The same, or the size if there is one only."""
+    """Return the same dim, or the size if there is only one."""
     return up_to(name, most, least) if most > least else most

@@ -1,7 +1,7 @@
-"""Towers that cut sound into chunks of one length (Qwen2.5-Omni, Qwen3-Omni): one program for sounds of every length.
+"""Audio towers that cut sound into chunks of one length (Qwen2.5-Omni, Qwen3-Omni): one program for every length.
 
-Chunks attend to themselves, or to those of one window. How features are cut, and what each position attends to, is
-computed before, by transformers, and is input to the program.
+Chunks attend to themselves, or to those of one window. The cut of features into chunks, and the windows, are computed
+before, by transformers, and are inputs of the program.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ ALONG: Final = {
 }
 """The dim along which each input varies."""
 LONG: Final = 20_000
-"""Frames of a sound whose chunks and windows are whole."""
+"""The frames of a sound that has full chunks and windows."""
 
 
 @frozen
 class Heard:
-    """What a tower is called with: ``features`` [bins, frames] of all sounds, and ``lengths``, the frames of each."""
+    """The inputs of a tower: ``features`` [bins, frames] of all sounds, and ``lengths``, the frames of each."""
 
     features: torch.Tensor
     lengths: tuple[int, ...]
 
     @classmethod
     def of(cls, call: TowerCall) -> Heard | None:
-        """That of a call; None if it has others."""
+        """Return the inputs of a call; None if it has others."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -53,7 +53,7 @@ class Heard:
         return cls(floats[0], found) if min(found, default=0) > 0 and sum(found) == floats[0].shape[1] else None
 
     def asked(self, tower: torch.nn.Module) -> Answers:
-        """What a tower asks of sounds, as transformers answers it."""
+        """Return what a tower computes from the lengths of sounds, as transformers computes it."""
         lengths = torch.tensor(self.lengths, device=self.features.device)
         found: dict[str, Argument] = {"input_features": self.features, LENGTHS: lengths}
         assert packed.precompute is not None
@@ -65,7 +65,7 @@ _GIVEN: Final = ("input_features", LENGTHS)
 
 
 class Chunks(torch.nn.Module):
-    """A tower of the answers to what it asks of sounds; ``example`` is one of its calls."""
+    """A tower that takes the answers computed from the lengths of sounds; ``example`` is one of its calls."""
 
     def __init__(self, tower: torch.nn.Module, example: TowerCall) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Chunks(torch.nn.Module):
         self.args, self.kwargs = tree_map_only(torch.Tensor, lambda x: None, (example.args, dict(example.kwargs)))
 
     def forward(self, answers: Mapping[str, torch.Tensor]) -> Argument:
-        """As the tower's."""
+        """Run the tower on the answers."""
         given = {name: x for name, x in answers.items() if name not in WINDOWS}
         windows = Windows(*(answers[name] for name in WINDOWS))
         with attending(self.tower, NAME, of_patches):
@@ -82,14 +82,15 @@ class Chunks(torch.nn.Module):
 
 @frozen
 class Sounds:
-    """Calls of a tower with sounds: one program is for all that have a whole chunk, and no more chunks.
+    """Calls of a tower with sounds: one program runs all that have at least one full chunk, and at most ``most``
+    chunks.
 
     Attributes:
-        path: of the tower.
-        example: a call.
-        chunk: frames of a chunk.
-        most: chunks of all sounds of a call.
-        window: positions of the largest window.
+        path: the path of the tower.
+        example: an example call.
+        chunk: the number of frames in a chunk.
+        most: the largest number of chunks in a call, over all its sounds.
+        window: the number of positions in the largest window.
     """
 
     path: str
@@ -99,7 +100,7 @@ class Sounds:
     window: int
 
     def takes(self, call: TowerCall) -> bool:
-        """Whether a call is like the example."""
+        """Return whether a call is like the example, with enough frames and no more chunks."""
         heard, own = Heard.of(call), Heard.of(self.example)
         if call.path != self.path or heard is None or own is None or call.flat[1] != self.example.flat[1]:
             return False
@@ -109,15 +110,15 @@ class Sounds:
         return alike and same and max(heard.lengths) >= self.chunk and self.chunks(heard.lengths) <= self.most
 
     def chunks(self, lengths: Sequence[int]) -> int:
-        """How many chunks sounds have."""
+        """Return the number of chunks in sounds of these lengths."""
         return sum(-(-length // self.chunk) for length in lengths)
 
     def module(self, tower: torch.nn.Module) -> torch.nn.Module:
-        """What becomes a program."""
+        """Return the module to compile."""
         return Chunks(tower, self.example).eval()
 
     def answers(self, tower: torch.nn.Module, heard: Heard) -> Answers:
-        """What a tower asks of sounds, by the names of its program's inputs.
+        """Return what a tower computes from the lengths of sounds, by the names of its program's inputs.
 
         Raises:
             ValueError: a window is larger than those of long sounds.
@@ -130,7 +131,7 @@ class Sounds:
         return found | {name: getattr(windows, name).to(heard.features.device) for name in WINDOWS}
 
     def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
-        """``args`` and ``dynamic_shapes`` of a program."""
+        """Return ``args`` and ``dynamic_shapes`` for the capture."""
         own = Heard.of(self.example)
         assert own is not None
         frames = self.most * self.chunk
@@ -146,7 +147,7 @@ class Sounds:
         return {"args": (answers,), "dynamic_shapes": (shapes,)}
 
     def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
-        """A call of the tower."""
+        """Return a function that runs a call of the tower."""
 
         def run(*args: Argument, **kwargs: Argument) -> Argument:
             heard = Heard.of(TowerCall(self.path, args, kwargs))
@@ -160,11 +161,13 @@ class Sounds:
 
 
 def sounds_of(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Sounds | None:
-    """Return how a tower takes sounds of any length; None if its outputs are not those for the chunks."""
+    """Return the `Sounds` of a tower; None if its outputs are not those for the chunks."""
     heard = [each for call in calls if (each := Heard.of(call)) is not None]
     if packed.precompute is None or not heard or len(heard) < len(calls):
         return None
-    return offered(tower, calls, lambda: _sounds_of(tower, calls[0], heard), lambda x: _others(x, heard[0].features))
+    return offered(
+        tower, calls, lambda: _sounds_of(tower, calls[0], heard), lambda x: _test_calls(x, heard[0].features)
+    )
 
 
 def _sounds_of(tower: torch.nn.Module, example: TowerCall, heard: Sequence[Heard]) -> Sounds:
@@ -177,8 +180,8 @@ def _sounds_of(tower: torch.nn.Module, example: TowerCall, heard: Sequence[Heard
     return evolve(one, most=most)
 
 
-def _others(found: Sounds, features: torch.Tensor) -> Iterator[tuple[Argument, Argument]]:
-    """A call with a sound of another length, and one with two, of features like the example's in another order."""
+def _test_calls(found: Sounds, features: torch.Tensor) -> Iterator[tuple[Argument, Argument]]:
+    """Yield a call with a sound of another length, and one with two sounds; features are the example's, shuffled."""
     longest = found.most * found.chunk
     for lengths in (longest - found.chunk // 3,), (longest - found.chunk, found.chunk // 2 + 1):
         order = torch.randint(features.shape[1], (sum(lengths),), generator=torch.Generator().manual_seed(0))

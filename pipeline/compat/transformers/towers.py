@@ -1,4 +1,4 @@
-"""The tower of a model that sees or hears: programs for what is seen in its examples, and the module for the rest."""
+"""The towers (vision and audio encoders) of multimodal models: programs for the examples' calls, PyTorch for others."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pipeline.inputs import Constant
 log = logging.getLogger(__name__)
 
 SMALL: Final = 8
-"""A module with so many times fewer parameters than the largest tower is no tower: a projection."""
-MOST_TOLD: Final = 8
-"""So many kinds of calls are said to run in PyTorch."""
+"""The factor by which a projection has fewer parameters than the largest tower."""
+MOST_REPORTED: Final = 8
+"""The most kinds of calls that are reported to run in PyTorch."""
 
 Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
-"""A module, and what it was called with."""
+"""A module, and the args and kwargs that it was called with."""
 Compile: TypeAlias = Callable[[torch.nn.Module, torch.nn.Module, dict[str, Argument]], Compiled]
-"""How a module, most of which is a tower, becomes a program for ``args``, ``kwargs`` and ``dynamic_shapes``."""
+"""A function that compiles a module, most of which is the tower, for ``args``, ``kwargs``, ``dynamic_shapes``."""
 
 
 @frozen
 class TowerCall:
-    """What a model calls its tower with, for an example: its path, and tensors and other values."""
+    """A model's call of its tower for an example: the tower's path, and the arguments."""
 
     path: str
     args: tuple[Argument, ...] = field(repr=False)
@@ -42,12 +42,12 @@ class TowerCall:
 
     @property
     def flat(self) -> tuple[list[Argument], Spec]:
-        """The values one behind the other, and how they are nested."""
+        """Return the arguments as a flat list, and their pytree structure."""
         leaves, spec = tree_flatten((self.args, dict(self.kwargs)))
         return leaves, spec
 
     def is_like(self, other: TowerCall) -> bool:
-        """Whether another call differs in what floats are alone, and in their sizes."""
+        """Return whether another call differs only in the values and sizes of floating-point tensors."""
         (own, nested), (leaves, spec) = self.flat, other.flat
         return (self.path, nested) == (other.path, spec) and all(map(alike, own, leaves))
 
@@ -56,15 +56,15 @@ class TowerCall:
 
 
 def _shown(x: torch.Tensor) -> str:
-    """What programs are for: the sizes of floats, and numbers, where they are few."""
+    """Return a tensor as text: up to 12 integers, else dtype and shape."""
     few = not x.is_floating_point() and x.numel() <= 12
     return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
 
 
 @frozen
 class LaidOut:
-    """What a tower is called with: ``floats``, and whole ``numbers`` that say how they lie there; at two places among
-    ``leaves`` that are otherwise no tensors."""
+    """The arguments of a tower with two tensors: ``floats``, and integers, ``numbers``, that describe their layout.
+    ``places`` are their indices in ``leaves``; no other leaf is a tensor."""
 
     leaves: tuple[Argument, ...] = field(repr=False)
     nested: Spec = field(repr=False)
@@ -72,7 +72,7 @@ class LaidOut:
 
     @classmethod
     def of(cls, call: TowerCall) -> LaidOut | None:
-        """Those of a call; None if it has other tensors."""
+        """Return the arguments of a call; None if it has other tensors."""
         leaves, nested = call.flat
         tensors = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         at, *more = sorted(tensors, key=lambda i: not leaves[i].is_floating_point()) or [0]
@@ -81,25 +81,25 @@ class LaidOut:
 
     @property
     def floats(self) -> torch.Tensor:
-        """The larger tensor."""
+        """Return the floating-point tensor: pixels, patches or features."""
         found: torch.Tensor = self.leaves[self.places[0]]
         return found
 
     @property
     def numbers(self) -> torch.Tensor:
-        """The smaller one."""
+        """Return the tensor of integers: sizes or grids."""
         found: torch.Tensor = self.leaves[self.places[1]]
         return found
 
     def replaced(self, floats: torch.Tensor, numbers: torch.Tensor | None) -> tuple[Argument, Argument]:
-        """``args`` and ``kwargs`` of a call with others."""
+        """Return ``args`` and ``kwargs`` of a call with these tensors instead."""
         leaves = list(self.leaves)
         leaves[self.places[0]], leaves[self.places[1]] = floats, numbers
         args, kwargs = tree_unflatten(leaves, self.nested)
         return args, kwargs
 
     def is_like(self, other: LaidOut) -> bool:
-        """Whether another call differs in these two alone, and in one dim of the floats or more, but the second."""
+        """Return whether another call differs only in these two tensors; dim 1 of the floats has one size."""
         x, y = self.floats, other.floats
         if (self.nested, self.places, x.dim(), x.shape[1]) != (other.nested, other.places, y.dim(), y.shape[1]):
             return False
@@ -108,33 +108,33 @@ class LaidOut:
 
 
 class Kind(Protocol):
-    """Calls of a tower that a program is for."""
+    """A set of calls of a tower that one program runs."""
 
     @property
     def path(self) -> str:
-        """That of the tower."""
+        """Return the path of the tower."""
 
     def takes(self, call: TowerCall) -> bool:
-        """Whether the program may be for a call."""
+        """Return whether the program may run a call."""
 
     def module(self, tower: torch.nn.Module) -> torch.nn.Module:
-        """What becomes the program."""
+        """Return the module to compile."""
 
     def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
-        """``args``, ``kwargs`` and ``dynamic_shapes`` of the program."""
+        """Return ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture."""
 
     def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
-        """What takes a call of the tower by the program."""
+        """Return a function that runs a call of the tower by the program."""
 
 
 @frozen
 class TowerSizes:
-    """Calls of a tower that differ in sizes of floats alone: one program may be for all of them."""
+    """Calls of a tower that differ only in sizes of floats: one program may run all of them."""
 
     calls: tuple[TowerCall, ...]
 
     def inputs(self, tower: torch.nn.Module) -> dict[str, Argument]:
-        """``args``, ``kwargs`` and ``dynamic_shapes`` of a program: whole numbers, such as grids, are constants."""
+        """Return ``args``, ``kwargs``, ``dynamic_shapes`` for the capture; integers, such as grids, are constants."""
         seen = Calls(tower, [Call.of(bound(tower, c.args, c.kwargs), None) for c in self.calls])
         seen.example = self.calls[0].args, dict(self.calls[0].kwargs)
         found = seen.inputs
@@ -143,19 +143,19 @@ class TowerSizes:
 
     @property
     def path(self) -> str:
-        """That of the tower."""
+        """Return the path of the tower."""
         return self.calls[0].path
 
     def module(self, tower: torch.nn.Module) -> torch.nn.Module:
-        """The tower."""
+        """Return the tower."""
         return tower
 
     def runner(self, tower: torch.nn.Module, program: Callable[..., Argument]) -> Callable[..., Argument]:
-        """The program itself."""
+        """Return the program itself."""
         return program
 
     def takes(self, call: TowerCall) -> bool:
-        """Whether the program may be for a call: it is like those, and its sizes are between theirs."""
+        """Return whether the program may run a call: it is like these, and its sizes are between theirs."""
         if not self.calls[0].is_like(call):
             return False
         every = zip(*(each.flat[0] for each in self.calls), strict=True)
@@ -170,7 +170,7 @@ def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
 
 
 def alike(own: Argument, other: Argument) -> bool:
-    """Whether two values are the same, but for numbers and sizes of floats."""
+    """Return whether two arguments are equal; floating-point tensors may differ in values and sizes."""
     if not isinstance(own, torch.Tensor):
         return bool(type(own) is type(other) and own == other)
     if not isinstance(other, torch.Tensor) or (own.dim(), own.dtype) != (other.dim(), other.dtype):
@@ -179,13 +179,13 @@ def alike(own: Argument, other: Argument) -> bool:
 
 
 def _between(x: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
-    """Whether each size is between those of some tensors."""
+    """Return whether each size of ``x`` is between those of some tensors."""
     sizes = zip(*(each.shape for each in own), strict=True)
     return all(min(known) <= size <= max(known) for size, known in zip(x.shape, sizes, strict=True))
 
 
 def kinds_of(calls: Sequence[TowerCall]) -> list[TowerSizes]:
-    """The calls by what one program may be for, in order."""
+    """Group calls that one program may run, in order."""
     found: list[TowerSizes] = []
     for call in calls:
         place = next((i for i, each in enumerate(found) if each.calls[0].is_like(call)), None)
@@ -197,7 +197,7 @@ def kinds_of(calls: Sequence[TowerCall]) -> list[TowerSizes]:
 
 
 def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules of a model that are neither its language model nor its head, and in no other of them; by path."""
+    """Yield the outermost modules, by path, that are neither the language model, its encoder nor its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     encoder = model.get_encoder() if model.config.is_encoder_decoder else None
     path = next(name for name, each in model.named_modules() if each is decoder)
@@ -211,7 +211,7 @@ def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
 
 @contextmanager
 def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
-    """While entered, what modules are called with is noted, if floats are among it."""
+    """While entered, record the calls of modules that have floating-point tensors among their arguments."""
     found: list[Called] = []
 
     def note(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
@@ -228,7 +228,7 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
 
 
 def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
-    """The calls of the largest modules that were called; none if none was."""
+    """Return the calls of the largest modules that were called; none if none was."""
     sizes = {id(each): _size(each) for each, _, _ in called}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}
@@ -242,8 +242,8 @@ def _size(module: torch.nn.Module) -> int:
 def tower_programs(
     model: Pretrained, kinds: Sequence[Kind], compile: Compile, whole: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """The programs of a model's towers, by name. What cannot be captured is said, and is an error if the ``whole``
-    model is to be compiled."""
+    """Return the programs of a model's towers, by name. A tower that cannot be captured is logged; with ``whole`` (full
+    compilation) it is an error."""
     found: list[tuple[Kind, Compiled]] = []
     for kind in kinds:
         found += _programs(model, kind, compile, whole)
@@ -251,7 +251,7 @@ def tower_programs(
 
 
 def _programs(model: Pretrained, kind: Kind, compile: Compile, whole: bool) -> list[tuple[Kind, Compiled]]:
-    """A program for all sizes, or if none can be for all, one for each."""
+    """Return a program for all sizes, or one for each size if that fails."""
     tower = model.get_submodule(kind.path)
     try:
         return [(kind, compile(tower, kind.module(tower), kind.inputs(tower)))]
@@ -268,13 +268,13 @@ def _programs(model: Pretrained, kind: Kind, compile: Compile, whole: bool) -> l
 
 
 class Tower(torch.nn.Module):
-    """A tower whose programs run the calls that they are for."""
+    """A tower whose programs run the calls that they were compiled for; the module runs others."""
 
     def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
         super().__init__()
         self.real = real
         runners = tuple((kind, kind.runner(real, program)) for kind, program in programs)
-        self.__dict__.update(path=path, programs=runners, told=set())
+        self.__dict__.update(path=path, programs=runners, reported=set())
 
     def __getattr__(self, name: str) -> Argument:
         if name == "real":
@@ -282,20 +282,20 @@ class Tower(torch.nn.Module):
         return getattr(super().__getattr__("real"), name)
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
-        """As the module's."""
+        """Run a program, or the module for other calls."""
         call = TowerCall(self.__dict__["path"], args, kwargs)
         for kind, run in self.__dict__["programs"]:
             if kind.takes(call):
                 with suppress(ShapeError):  # sizes between those of examples, and no multiple of a patch, say
                     return run(*args, **kwargs)
-        self._say(str(call))
+        self._report_once(str(call))
         return self.real(*args, **kwargs)
 
-    def _say(self, call: str) -> None:
-        """That a call runs in PyTorch, once for each kind."""
-        told = self.__dict__["told"]
-        if call not in told and len(told) < MOST_TOLD:
-            told.add(call)
+    def _report_once(self, call: str) -> None:
+        """Log that a call runs in PyTorch, once for each kind."""
+        reported = self.__dict__["reported"]
+        if call not in reported and len(reported) < MOST_REPORTED:
+            reported.add(call)
             known = "; ".join(str(kind) for kind, _ in self.__dict__["programs"])
             log.warning(
                 "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
@@ -307,7 +307,7 @@ class Tower(torch.nn.Module):
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
-    """Let a model's shell run its towers' programs."""
+    """Replace the towers of a model's shell by those that run programs."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
         parent = shell.get_submodule(within)

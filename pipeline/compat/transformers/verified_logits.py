@@ -27,15 +27,15 @@ Inputs: TypeAlias = Mapping[str, torch.Tensor]
 Example: TypeAlias = torch.Tensor | Inputs | Sequence[Inputs] | None
 
 PROMPT: Final = 32
-"""The most tokens of a prompt that is made up."""
+"""The most tokens of a random prompt."""
 STEPS: Final = 8
-"""The most tokens after it."""
+"""The most tokens that are generated after the prompt."""
 HINT: Final = "verify='warn' goes on; torch_executed_ops runs an operator in PyTorch; pipeline.bisect finds which"
 
 
 @frozen
 class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
-    """Chooses the tokens that another model chose."""
+    """A logits processor that forces the tokens that another model chose."""
 
     tokens: torch.Tensor
 
@@ -45,8 +45,8 @@ class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
 
 
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
-    """Set the compiled model's ``agreement``: of the logits of a prompt's last token and of the tokens after it. The
-    compiled model chooses these, and the model itself reads them, in its own dtype and in a wider one.
+    """Set the compiled model's ``agreement``: the errors of the logits of a prompt's last token and of the tokens after
+    it. The compiled model chooses these tokens; the original runs on them, in its own dtype and in a wider one.
 
     Raises:
         AgreementError: the errors are beyond the bound of `pipeline.verify`, and ``failing`` is ``"raise"``.
@@ -76,7 +76,7 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
 def _prompt(
     model: Pretrained, sizes: Sizes, example: Inputs | Sequence[Inputs] | torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    """What logits are compared for: the example, or random tokens of the vocabulary, or sound like noise."""
+    """Return the prompt for the comparison: the example, or random tokens of the vocabulary, or noise as sound."""
     if isinstance(example, Mapping):
         return dict(example)
     if isinstance(example, Sequence):
@@ -95,7 +95,7 @@ def _prompt(
 
 
 def _length(inputs: Inputs) -> int:
-    """The tokens of a prompt; one where a decoder begins by itself."""
+    """Return the number of tokens in a prompt; 1 if the decoder starts without one."""
     tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
     return 1 if tokens is None else tokens.shape[1]
 
@@ -103,8 +103,8 @@ def _length(inputs: Inputs) -> int:
 def _generated(
     model: Pretrained, inputs: Inputs, steps: int, forced: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that a model is given and generates [rows, length], and the logits of each step [steps, rows,
-    vocabulary]; ``forced``: the tokens that it takes instead of its own."""
+    """Return a model's prompt and generated tokens [rows, length], and the logits of each step [steps, rows,
+    vocabulary]; ``forced``: tokens that replace its own choices."""
     how = copy.deepcopy(model.generation_config)
     how.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
     how.update(output_logits=True, return_dict_in_generate=True)

@@ -117,7 +117,7 @@ def _elementwise(draw: Draw, target: object) -> Call:
         for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True))
     }
     given = {a.name: specs.get(a.name) for a in arguments(target) if a.tensor}
-    call = by_name(target, given | _others(draw, target, dtype))
+    call = by_name(target, given | _plain_arguments(draw, target, dtype))
     return draw(common.named(call, least=draw(st.sampled_from([1, 0]))))
 
 
@@ -136,7 +136,7 @@ def _along(draw: Draw, target: object) -> Call:
     given = {
         a.name: draw(_dims(a, len(shape))) for a in arguments(target) if a.dim and (a.required or draw(st.booleans()))
     }
-    given |= _others(draw, target, dtype)
+    given |= _plain_arguments(draw, target, dtype)
     spec = draw(common.tensors(shape, dtype, common.values(dtype, _held(target, dtype, given.get("dtype")))))
     return draw(common.named(by_name(target, {tensor: spec} | given)))
 
@@ -153,7 +153,7 @@ def _dims(argument: Argument, rank: int) -> st.SearchStrategy[Any]:
     return chosen | st.none() if argument.type.startswith("Optional") else chosen
 
 
-def _others(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
+def _plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
     """The plain arguments; those with defaults may be absent."""
     plain = [a for a in arguments(target) if a.plain and (a.required or draw(st.booleans()))]
     return {a.name: draw(_value(a, dtype)) for a in plain}

@@ -1,5 +1,5 @@
 """The building blocks of Torch-TensorRT's converters, by family, with its signatures: each names the ATen calls that it
-stands for, and our converters of those make the layers."""
+stands for, and our converters of those add the layers."""
 
 from pipeline.compat.torch_tensorrt.impl import (
     activation,

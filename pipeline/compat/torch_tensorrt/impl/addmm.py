@@ -1,4 +1,4 @@
-"""A product of matrices, and a tensor added to it."""
+"""Matmul with an added tensor."""
 
 from __future__ import annotations
 

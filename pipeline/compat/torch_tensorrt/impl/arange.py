@@ -1,4 +1,4 @@
-"""Numbers at equal steps."""
+"""Ranges of numbers."""
 
 from __future__ import annotations
 

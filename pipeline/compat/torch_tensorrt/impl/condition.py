@@ -1,4 +1,4 @@
-"""A choice between two tensors."""
+"""Elementwise selection between two tensors."""
 
 from __future__ import annotations
 

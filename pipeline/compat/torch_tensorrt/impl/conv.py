@@ -14,7 +14,7 @@ aten = torch.ops.aten
 Sizes = int | Sequence[int] | None
 
 
-def _each(value: Sizes, dims: int, default: int) -> list[int]:
+def _per_dim(value: Sizes, dims: int, default: int) -> list[int]:
     values = [default] if value is None else [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
@@ -31,8 +31,8 @@ def convolution(
     plain = ranges == (None, None)
     unless(plain, name, "dynamic ranges are set by quantize and dequantize layers", "leave scale and zero_point out")
     dims = len(tensors[1].shape) - 2
-    stride, padding, dilation = (_each(v, dims, d) for v, d in zip(spatial, (1, 0, 1), strict=True))
-    transposed, added = output_padding is not None, _each(output_padding, dims, 0)
+    stride, padding, dilation = (_per_dim(v, dims, d) for v, d in zip(spatial, (1, 0, 1), strict=True))
+    transposed, added = output_padding is not None, _per_dim(output_padding, dims, 0)
     return call(aten.convolution.default, *tensors, stride, padding, dilation, transposed, added, groups or 1)
 
 

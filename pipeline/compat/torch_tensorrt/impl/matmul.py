@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matmuls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE = trt.MatrixOperation.NONE
 
 
 def _as(value: Argument, operation: Argument) -> Expression:
-    """A matrix as it is multiplied: transposed, or as it is (a vector, too)."""
+    """Return a matrix transposed if the operation is TRANSPOSE; else unchanged, as a vector is."""
     return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
 
 

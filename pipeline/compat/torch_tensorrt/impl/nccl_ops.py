@@ -1,4 +1,4 @@
-"""Collectives, which programs on one GPU do not have."""
+"""Collectives, refused: programs run on one GPU."""
 
 from __future__ import annotations
 

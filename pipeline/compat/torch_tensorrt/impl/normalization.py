@@ -69,7 +69,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> Expression:
-    """aten.group_norm.default -> [tensor, None, None]; the sizes are read off ``input``"""
+    """aten.group_norm.default -> [tensor, None, None]; the sizes are those of ``input``"""
     return [call(aten.group_norm.default, input, group, weight, bias, eps), None, None]
 
 
@@ -83,7 +83,7 @@ def group_norm(
 
 @block
 def softmax(input: Argument, dim: int, half_to_float: bool = False) -> Expression:
-    """aten.softmax.int; ``half_to_float`` gives float32"""
+    """aten.softmax.int; ``half_to_float`` returns float32"""
     return call(aten.softmax.int, input, dim, torch.float32 if half_to_float else None)
 
 

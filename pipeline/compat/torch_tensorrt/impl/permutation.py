@@ -1,4 +1,4 @@
-"""Dims in another order, and elements moved along them."""
+"""Permutation and rolling of dims."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ ADAPTIVE: Final = {
 Sizes = int | Sequence[int]
 
 
-def _each(value: Sizes, dims: int) -> list[int]:
-    """A number for each dim."""
+def _per_dim(value: Sizes, dims: int) -> list[int]:
+    """Return a number for each dim."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
@@ -42,7 +42,7 @@ def avg_poolNd(  # noqa: N802 - Torch-TensorRT's name
 ) -> Expression:
     """aten.avg_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
     dims = len(kernel_size)
-    spatial = (list(kernel_size), _each(stride, dims), _each(padding, dims))
+    spatial = (list(kernel_size), _per_dim(stride, dims), _per_dim(padding, dims))
     unless(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "a row has no divisor_override", "scale it")
     own = () if dims == 1 else (divisor_override,)
     return call(AVERAGE[dims], input, *spatial, ceil_mode, count_include_pad, *own)
@@ -59,7 +59,7 @@ def max_poolNd(  # noqa: N802 - Torch-TensorRT's name
 ) -> Expression:
     """aten.max_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
     dims = len(kernel_size)
-    spatial = (list(kernel_size), _each(stride, dims), _each(padding, dims), _each(dilation, dims))
+    spatial = (list(kernel_size), _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims))
     return call(LARGEST[dims], input, *spatial, ceil_mode)
 
 
@@ -72,4 +72,4 @@ def adaptive_avg_poolNd(input: Argument, output_size: Sequence[int]) -> Expressi
 @block
 def adaptive_avg_pool1d(input: Argument, output_size: Sizes) -> Expression:
     """aten.adaptive_avg_pool1d.default"""
-    return call(ADAPTIVE[1], input, _each(output_size, 1))
+    return call(ADAPTIVE[1], input, _per_dim(output_size, 1))

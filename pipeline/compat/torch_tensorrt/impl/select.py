@@ -1,4 +1,4 @@
-"""Elements by index."""
+"""Indexing and scattering."""
 
 from __future__ import annotations
 

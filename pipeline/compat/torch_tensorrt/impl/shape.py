@@ -16,7 +16,7 @@ from pipeline.trt import trt
 def shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, input_val: Argument, dim: int | None = None
 ) -> trt.ITensor:
-    """The size of a dim as an int64 tensor of shape [1]; without ``dim`` all sizes, of shape [rank]."""
+    """Return the size of a dim as an int64 tensor of shape [1]; without ``dim`` all sizes, of shape [rank]."""
     ctx = context_of(ctx)
     x = base.tensor(ctx, name, input_val)
     if dim is None:
@@ -27,7 +27,7 @@ def shape(
 def get_shape_with_dynamic_shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, shape: Sequence[int], input_val: Argument
 ) -> trt.ITensor:
-    """A shape as an int64 tensor, each -1 replaced by the size that ``input_val`` has there."""
+    """Return a shape as an int64 tensor, each -1 replaced by the size of ``input_val`` in that dim."""
     ctx = context_of(ctx)
     sizes = [base.size(ctx, name, input_val, dim) if size < 0 else size for dim, size in enumerate(shape)]
     return base.shape_tensor(ctx, name, sizes)

@@ -29,7 +29,7 @@ def slice(input: Argument, start: Sequence[Argument], shape: Sequence[Argument],
 
 @block
 def expand(input_t: Argument, shape: Sequence[Argument]) -> Expression:
-    """aten.expand.default: broadcast to a shape; -1 keeps a size"""
+    """aten.expand.default: broadcast to a shape; -1 leaves a size unchanged"""
     return call(aten.expand.default, input_t, list(shape))
 
 
@@ -70,5 +70,5 @@ def diagonal(input: Argument, offset: int = 0, dim1: int = 0, dim2: int = 1) -> 
 def as_strided(
     input: Argument, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Expression:
-    """aten.as_strided.default, of a tensor that lies in memory without gaps"""
+    """aten.as_strided.default, of a contiguous tensor"""
     return call(aten.as_strided.default, input, list(size), list(stride), storage_offset)

@@ -65,7 +65,7 @@ def convert_unary(operation_type: Argument, input_val: Argument) -> Expression:
 
 @block
 def sym_not(input_val: Argument) -> Expression:
-    """The negation of a bool, or of the only element of a tensor of bools."""
+    """Return the negation of a bool, or of the only element of a bool tensor."""
     return call(aten.logical_not.default, input_val)
 
 
@@ -77,7 +77,7 @@ def scalar_tensor(scalar: Argument, dtype: Argument = None) -> Expression:
 
 @block
 def native_dropout(input_val: Argument, p: float, train: bool | None = False) -> Expression:
-    """Outside training the tensor is unchanged, and the mask is True. -> [tensor, mask]"""
+    """Return [tensor, mask]: outside training the tensor is unchanged, and the mask is True."""
     unless(not train, "impl.unary.native_dropout", "random numbers are never frozen into an engine", "pass train=False")
     mask = call(aten.full_like.default, input_val, True, dtype=torch.bool)
     return [call(aten.clone.default, input_val), mask]
