@@ -37,7 +37,7 @@ from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.guards import fixes_numbers
+from pipeline.shapes.guards import fixed_numbers
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +132,12 @@ def _export(
         fixed = exported is not None and ranges.specialised(exported, shapes)
         first = First(model, shapes, way, error, ours, fixed, bool(violations) and not derived)
         if exported is not None and error is None:
-            has_numbers = way == "python" and fixes_numbers(exported.graph)
-            return (_attempted(first, export, is_taken) if has_numbers else None) or exported, shapes
+            count = fixed_numbers(exported.graph) if way == "python" else 0
+
+            def has_fewer(other: ExportedProgram) -> bool:
+                return is_taken(other) and fixed_numbers(other.graph) < count
+
+            return (_attempted(first, export, has_fewer) if count else None) or exported, shapes
     assert error is not None
     found = _attempted(first, export, is_taken)
     if found is None:
@@ -167,7 +171,7 @@ def _attempted(first: First, export: Export, is_taken: Callable[[ExportedProgram
         for shapes, way in attempt.tries(first):
             try:
                 exported = export(shapes, way)
-                if is_taken(exported) and (first.error is not None or not fixes_numbers(exported.graph)):
+                if is_taken(exported):
                     log.info("%s is exported by the attempt %r: %s", name, attempt.name, attempt.changes)
                     return exported
                 log.debug("%s: the attempt %r gave other ranges, or fixed a number", name, attempt.name)

@@ -132,6 +132,19 @@ def noting(dispatch: Function) -> Callable[..., object]:
     return dispatch_and_note
 
 
+def left_out(specialize: Callable[..., object]) -> Callable[..., object]:
+    """Wrap Dynamo's search for floats that are inputs: it takes each number of a tensor for a symbol."""
+
+    def specialize_symbols(graph: Argument) -> object:
+        values = [node.meta.get("example_value") for node in graph.graph.nodes]
+        for value in values:
+            if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
+                value.item_memo = None
+        return specialize(graph)
+
+    return specialize_symbols
+
+
 def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Number | None:
     """The largest element of a call's result, if it is known."""
     if not isinstance(made, FakeTensor) or made.dtype not in (torch.int64, torch.int32, torch.bool):

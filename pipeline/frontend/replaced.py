@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 from torch._decomp import decomposition_table, decompositions
+from torch._dynamo.output_graph import OutputGraph
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses import fake_utils, meta_utils
@@ -157,6 +158,13 @@ TABLE: Final = (
         "dispatch",
         lambda own: held_numbers.reading(known_numbers.noting(constant_inputs.following(own))),
         "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
+    ),
+    Replacement(
+        OutputGraph,
+        "remove_tensorify_specialized_graphargs",
+        known_numbers.left_out,
+        "takes the known number of a tensor for a symbol, in Dynamo",
+        during="export",
     ),
     Replacement(
         symbolic_shapes.ShapeEnv,

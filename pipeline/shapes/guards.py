@@ -50,18 +50,19 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
         yield from of_one_query(graph)
 
 
-def fixes_numbers(graph: torch.fx.Graph) -> bool:
-    """Return whether the trace fixed an int that the model computes from a quotient of sizes, such as ``int(rows / (h *
+def fixed_numbers(graph: torch.fx.Graph) -> int:
+    """Return how many ints that the model computes from quotients of sizes the trace fixed, such as ``int(rows / (h *
     w / 16))`` or ``int(h // 14)``."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     found = [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
-    return any((_is_quotient(a) and b.is_number) or (_is_quotient(b) and a.is_number) for a, b in equal)
+    return sum((_has_quotient(a) and b.is_number) or (_has_quotient(b) and a.is_number) for a, b in equal)
 
 
-def _is_quotient(expr: object) -> bool:
-    """Whether an expression is a quotient of sizes, rounded to an int."""
-    return on_host(expr) or type(expr).__name__ == "FloorDiv"
+def _has_quotient(expr: sympy.Basic) -> bool:
+    """Whether an expression is made of a quotient of sizes that is rounded to an int, and is no remainder."""
+    parts = sympy.preorder_traversal(expr)
+    return "Mod" not in type(expr).__name__ and any(on_host(p) or type(p).__name__ == "FloorDiv" for p in parts)
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:

@@ -95,6 +95,10 @@ def repeated(x: torch.Tensor) -> torch.Tensor:
     return x.repeat(torch.tensor(x.shape[0]).item(), 1)
 
 
+def read_by_dynamo(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat(int((x.shape[0] + 6) // 2), 1) * torch.full((), 2)
+
+
 def put(x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     y[: torch.tensor(x.shape[0]) - 1] = 0
@@ -378,6 +382,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_check_alias_info": lambda: fails(lambda: pipeline.capture(Halves(), (ROW,), settings=BY_EXAMPLE)),
     "set_real_tensor_prop_unbacked_vals": by_the_example(differs),
     "_log_real_tensor_propagation": by_the_example(lambda program: len(program.outputs) == 1),
+    "remove_tensorify_specialized_graphargs": lambda: least(read_by_dynamo) == 4,
     "sqrt": lambda: fails(exported, lambda x: x * math.sqrt(x.shape[0])),
     "len": counts_alike,
     "forward": padding_has_values,

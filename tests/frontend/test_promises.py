@@ -82,7 +82,15 @@ class Halves(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "count", [lambda n: int(n / 2), lambda n: int(n * 0.7), lambda n: math.ceil(n / 3), lambda n: int(n**0.5)]
+    "count",
+    [
+        lambda n: int(n / 2),
+        lambda n: int((n + 6) // 4),
+        lambda n: int(math.sqrt(n)),
+        lambda n: int(n * 0.7),
+        lambda n: math.ceil(n / 3),
+        lambda n: int(n**0.5),
+    ],
 )
 def test_numbers_that_do_not_divide_evenly_vary_too(count: Callable[[Any], Any]) -> None:
     promised(Halves(count), torch.randn(6, 4), {0: (1, 9)}, 1)
