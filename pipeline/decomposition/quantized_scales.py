@@ -1,8 +1,7 @@
-"""Forms of several results: scales and zero points that PT2E makes of the numbers of each call, and fake quantizers
-that give a mask for their gradients, as torch decomposes its own to.
+"""Define forms with several results: PT2E's scales and zero points that are computed at each call, and fake quantizers
+that also return a mask for gradients, to which torch decomposes its own.
 
-Scales are float32 here, where the library has them in float64, which TensorRT lacks; so are zero points, which are
-whole.
+Scales are float32, while the library has them in float64, which TensorRT lacks; zero points are integers in float32.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def of_tokens_asymmetric(known: Known, input: Tensor, dtype: torch.dtype) -> Res
 
 
 def _ends(least: Tensor, most: Tensor) -> Results:
-    """A range that has 0."""
+    """Return the range extended to include 0."""
     return least.clamp(max=0), most.clamp(min=0)
 
 
@@ -66,11 +65,11 @@ SCALES: Final[MappingProxyType[str, Function]] = MappingProxyType(
         "quantized_decomposed::choose_qparams_per_token_asymmetric": of_tokens_asymmetric,
     }
 )
-"""The forms that make scales and zero points, by operator."""
+"""The forms that compute scales and zero points, by operator."""
 
 
 def without_mask(form: Function) -> Function:
-    """A form of a fake quantizer that gives a mask as well, which nothing reads."""
+    """Return the form of a fake quantizer that also returns a mask, which nothing may read."""
 
     def of(known: Known, *args: Argument) -> Argument:
         return form(known, *args), None
@@ -80,7 +79,7 @@ def without_mask(form: Function) -> Function:
 
 
 def where_enabled(form: Function) -> Function:
-    """The same, with a switch that is known to be on or off before the last two arguments."""
+    """Return the form of a fake quantizer with a constant on/off switch before its last two arguments."""
 
     def of(known: Known, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int) -> Argument:
         if not isinstance(on, int):
@@ -92,8 +91,8 @@ def where_enabled(form: Function) -> Function:
 
 
 def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Whether what reads an operator of several results allows for a form: scales and zero points are read by steps
-    of forms, which take them in float32, and nothing reads a mask."""
+    """Return whether the readers of an operator's results allow a form: only forms, which accept float32, read scales
+    and zero points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)
