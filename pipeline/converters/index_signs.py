@@ -15,16 +15,16 @@ from pipeline.aten.traits import PART, Does, does
 aten = torch.ops.aten
 
 DEEP = 12
-"""How many operators are looked through."""
+"""The most operators in a row that are examined."""
 
 
 def counted(indices: Sequence[Any]) -> frozenset[int]:
-    """The positions of the index tensors that are known not to be negative."""
+    """Return the positions of the index tensors that are provably non-negative."""
     return frozenset(i for i, each in enumerate(indices) if each is not None and not_negative(each))
 
 
 def not_negative(value: Any, depth: int = DEEP) -> bool:
-    """Whether a node or a number is known not to be negative."""
+    """Return whether a node or a number is provably non-negative."""
     if isinstance(value, (bool, int, torch.SymInt)):
         return statically_known_true(value >= 0)
     if not isinstance(value, torch.fx.Node) or depth == 0:
@@ -53,12 +53,12 @@ def _arange(node: torch.fx.Node, depth: int) -> bool:
 
 
 def _all(node: torch.fx.Node, depth: int) -> bool:
-    """Both terms or factors, none of which is subtracted (``alpha``)."""
+    """Return whether both operands are non-negative and neither is subtracted (``alpha``)."""
     return not node.kwargs and all(not_negative(value, depth) for value in node.args[:2])
 
 
 def _copied(node: torch.fx.Node, depth: int) -> bool:
-    """A cast to an integer type that holds what was there."""
+    """Return whether a cast is to an integer type that represents all non-negative values of its input."""
     return node.meta["val"].dtype in (torch.int32, torch.int64) and not_negative(node.args[0], depth)
 
 

@@ -1,4 +1,4 @@
-"""Adaptive pooling: any input size to a given output size."""
+"""Convert adaptive pooling: any input size to a given output size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RANKS = {**AVERAGE, **MAX}
 
 
 Sizes = tuple[list[Any], list[Any]]
-"""Of the pooled dims, before and after: ints or expressions."""
+"""The sizes of the pooled dims before and after: ints or expressions."""
 
 
 def _sizes(node: torch.fx.Node, rank: int) -> Sizes:
@@ -62,7 +62,7 @@ def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -
 
 
 def _places(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """The windows of each dim; None where each element is one."""
+    """Return the windows of each dim; None if each element is one window."""
     return [None if b == a else adaptive_places(b, a) for b, a in zip(before, after, strict=True)]
 
 
@@ -71,7 +71,7 @@ def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
 
 
 def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
-    """Ordinary windows, where the sizes are multiples of one another."""
+    """Return equal windows, if each input size is a multiple of the output size; else None."""
     if not all(
         isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
     ):
@@ -82,7 +82,7 @@ def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
 
 
 def _whole(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
-    """One window a dim: a reduction, of the dims that have more than one element."""
+    """Reduce the dims that have more than one element, if each dim has a single window."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:
@@ -95,7 +95,7 @@ def _whole(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -
 
 
 def _without_dynamic(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
-    """``x`` with those dims reduced to their one window of which only the engine knows the size; and the sizes then."""
+    """Return ``x`` with the dynamic dims, which have a single window, reduced; and the sizes of the others."""
     rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
     before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
     return _whole(net, x, operation, (dynamic, one)), (before, after)

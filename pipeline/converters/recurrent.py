@@ -1,4 +1,4 @@
-"""Recurrent layers: LSTM, GRU and the plain ones of tanh or relu, of a length that may be dynamic."""
+"""Convert recurrent layers of a length that may be dynamic: LSTM, GRU, and plain layers with tanh or relu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 
 def _weights(params: Sequence[Value], has_biases: bool, projected: bool) -> Iterator[impl.Weights]:
-    """For each layer, for each direction: input, hidden, biases of both, projection."""
+    """Yield the weights for each layer and direction: input, hidden, biases of both, projection."""
     count = 2 + 2 * has_biases + projected
     for at in range(0, len(params), count):
         own = params[at : at + count]
@@ -68,7 +68,7 @@ def recurrent(
 
 
 def _own(hx: Value, params: Sequence[Value], has_biases: bool) -> tuple[Sequence[Value], list[impl.Weights]]:
-    """The first states, and the weights."""
+    """Return the initial states and the weights."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
     return states, list(_weights(params, has_biases, projected))

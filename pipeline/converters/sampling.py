@@ -1,4 +1,4 @@
-"""Sampling of volumes, where TensorRT's layer samples images only."""
+"""Decompose sampling of volumes: TensorRT's layer samples images only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 NEAREST: Final = 1
 BORDER, REFLECTION = 1, 2
-"""ATen's integers for the mode and the padding; 0 is bilinear, and zeros."""
+"""ATen's integers for the interpolation and padding modes; 0 is bilinear, and zeros."""
 
 
 @register_torch_trt_decomposition(aten.grid_sampler_3d.default)
@@ -42,19 +42,19 @@ def _product(factors: list[Tensor]) -> Tensor:
 
 
 def _place(x: Tensor, size: int, align_corners: bool) -> Tensor:
-    """From -1 … 1 to the places of elements."""
+    """Map grid coordinates from -1 … 1 to element positions."""
     return (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
 
 
 def _inside(place: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Where a place beyond the ends is read; the places of zeros stay."""
+    """Return the position that is read for one beyond the ends; with zero padding it stays."""
     if padding_mode == REFLECTION:
         place = _reflected(place, 0.0, size - 1) if align_corners else _reflected(place, -0.5, size)
     return place.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else place
 
 
 def _reflected(place: Tensor, low: float, span: int) -> Tensor:
-    """A place beyond ``low`` or ``low + span`` mirrored there, as often as it takes."""
+    """Reflect positions beyond ``low`` or ``low + span`` until they are inside."""
     if span == 0:
         return torch.zeros_like(place)
     beyond = (place - low).abs()
@@ -63,7 +63,7 @@ def _reflected(place: Tensor, low: float, span: int) -> Tensor:
 
 
 def _read(input: Tensor, at: list[Tensor], sizes: list[int]) -> Tensor:
-    """The elements at whole places [N, …] of [N, C, D, H, W], as [N, C, …]: zeros outside."""
+    """Return the elements at integer positions [N, …] of [N, C, D, H, W], as [N, C, …]: zeros outside."""
     within, index = None, None
     for place, size in reversed(list(zip(at, sizes, strict=True))):
         here = (place >= 0) & (place <= size - 1)

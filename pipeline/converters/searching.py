@@ -1,4 +1,4 @@
-"""Searching in sorted tensors, and order statistics, in terms of operators that have converters."""
+"""Decompose searches in sorted tensors, and order statistics, to operators that have converters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 COMPARED: Final = 64
-"""Up to so many sorted integers, or of a dynamic number, each is compared; more are halved until one is left."""
+"""The most sorted integers that are all compared (also if their number is dynamic); more are searched by bisection."""
 
 LONGEST: Final = (1 << 31) - 1
-"""A dim without a bound is taken to be at most so long: a tensor of TensorRT has no more elements."""
+"""The assumed length of a dim without a bound: a TensorRT tensor has no more elements."""
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Tensor)
@@ -44,7 +44,7 @@ def searchsorted(
 
 
 def _before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Whether the position of a sorted value is before that of a value; NaN's is after all."""
+    """Return whether a sorted value comes before the searched value; NaN comes after all."""
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
@@ -66,7 +66,7 @@ def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def _taken(ascending: Tensor, at: Tensor) -> Tensor:
-    """The elements at these places, which may be a single one: it would be a number of Python's as an index."""
+    """Return the elements at these positions; a 0-d index tensor would become a Python number."""
     if ascending.dim() > 1:
         return ascending.gather(-1, at)
     return ascending.index_select(0, at.flatten()).reshape(at.shape)
@@ -76,7 +76,7 @@ def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     """Search with eager's own steps: NaN at the end of a sequence, where sorting puts it, is compared as eager does."""
     length = ascending.shape[-1]
     varies = not isinstance(length, int)
-    if varies:  # it may be 0, though a fake tensor's is not; of nothing no element can be read
+    if varies:  # the length may be 0 at run time, where no element can be read
         ascending = torch.cat((ascending, ascending.new_zeros((*ascending.shape[:-1], 1))), -1)
     place = torch.zeros_like(values, dtype=torch.int64)
     left = torch.full_like(values, length, dtype=torch.int64)
@@ -129,7 +129,8 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
 
 
 def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
-    """The lower of the two middle values. NaN, which is sorted behind all, is the median unless it is ignored."""
+    """Return the lower of the two middle values and its index. NaN, which sorts last, is the median unless it is
+    ignored."""
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
@@ -139,14 +140,14 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
 
 
 def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
-    """The position of the median among so many sorted elements; 0 without any."""
+    """Return the position of the median among this many sorted elements; 0 if there are none."""
     others: Tensor = length - nans
     middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
     return middle.clamp(min=0)
 
 
 def _of_all(self: Tensor, ignore_nan: bool) -> Argument:
-    """The median of all elements: NaN without any, which a NaN behind the last element gives."""
+    """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
     row = self.reshape(-1)
     length = row.shape[0]
     if not self.is_floating_point() and isinstance(length, int) and length == 0:
