@@ -65,12 +65,12 @@ def converts(
 def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
     """Return the function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are computed
     once, not at each call."""
-    known = {target: _places(function, target, len(row)) for target, row in rows.items()}
+    known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
     def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
         row = rows.get(target, ())
-        places, takes_all = known[target] if target in known else _places(function, target, len(row))
+        places, takes_all = known[target] if target in known else _argument_positions(function, target, len(row))
         values = bind(target, args, kwargs) if places or takes_all else []
         more = values if takes_all else ()
         return function(Net(ctx, name), *row, *more, **{key: values[place] for key, place in places})
@@ -78,7 +78,7 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
     return convert
 
 
-def _places(function: Converter, target: Any, rows: int) -> Places:
+def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
     """Return the positions of a function's parameters, after the network and the row, among the operator's
     arguments."""
     parameters = list(inspect.signature(function).parameters.values())

@@ -112,8 +112,8 @@ def chosen(
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
     """
     given, left = _keys(enabled, "enabled"), _keys(disabled, "disabled")
-    on, off = _meant(given) - torch_enabled_decompositions, _meant(left)
-    if both := sorted(map(str, _meant(given) & off)):
+    on, off = _operators_of_keys(given) - torch_enabled_decompositions, _operators_of_keys(left)
+    if both := sorted(map(str, _operators_of_keys(given) & off)):
         raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
     off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
     if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):
@@ -122,14 +122,14 @@ def chosen(
             "decompositions=pipeline.DECOMPOSITIONS.register(…) adds one of your own"
         )
     for key in left:
-        if not any(op in decompositions or _taken_apart(op) for op in _operators(key)):
+        if not any(op in decompositions or _torch_decomposes(op) for op in _operators(key)):
             why = "nothing takes it apart: no decomposition of it is registered, and torch has none"
             warn(f"{key} in torch_disabled_decompositions is not used: {why}", UnreachedWarning)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
     return theirs | decompositions, off
 
 
-def _taken_apart(op: Op) -> bool:
+def _torch_decomposes(op: Op) -> bool:
     """Return whether torch decomposes an operator: by a decomposition, or as a composite."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
@@ -141,7 +141,7 @@ def _keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
     return tuple(ops or ())
 
 
-def _meant(keys: Iterable[Any]) -> frozenset[Op]:
+def _operators_of_keys(keys: Iterable[Any]) -> frozenset[Op]:
     return frozenset(op for key in keys for op in _operators(key))
 
 

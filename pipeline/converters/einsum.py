@@ -26,7 +26,7 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
     1 that broadcasts.
     """
-    read = _read(equation, [tensor.dim() for tensor in tensors])
+    read = _parse(equation, [tensor.dim() for tensor in tensors])
     if read is None:
         return NotImplemented
     (left, right), out = read
@@ -50,13 +50,13 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     return _ordered(product, (*batch, *rows, *columns), out)
 
 
-def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
+def _parse(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
     """Return the letters of both operands and of the result; each dim of ``...`` has a unique name."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or len(ranks) != 2:
         return None
-    spread = [_spread(operand, rank) for operand, rank in zip(operands, ranks, strict=True)]
+    spread = [_expand_ellipsis(operand, rank) for operand, rank in zip(operands, ranks, strict=True)]
     if any(len({*letters}) != len(letters) for letters in spread):
         return None
     more = max(spread, key=lambda letters: sum(x.startswith(".") for x in letters))
@@ -70,7 +70,7 @@ def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters],
     return (spread[0], spread[1]), out
 
 
-def _spread(operand: str, rank: int) -> Letters:
+def _expand_ellipsis(operand: str, rank: int) -> Letters:
     """Return an operand's letters with ``...`` replaced by the names of its dims, counted from the last."""
     head, found, tail = operand.partition("...")
     count = rank - len(head) - len(tail) if found else 0

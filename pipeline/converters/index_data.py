@@ -50,13 +50,13 @@ def nonzero(net: Net, input: Value) -> ITensor:
 @converts(aten.nonzero_numpy.default, validator=runs_nonzero, requires_output_allocator=True)
 def nonzero_numpy(net: Net, input: Value) -> list[Any]:
     """nonzero_numpy(Tensor self) -> Tensor[]. The coordinates in each dim."""
-    return _places(net, base.tensor(net, input, rank=1))
+    return _coordinates(net, base.tensor(net, input, rank=1))
 
 
 @converts(aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
 def where(net: Net, condition: Value) -> list[Any]:
     """where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
-    return _places(net, base.tensor(net, condition, rank=1))
+    return _coordinates(net, base.tensor(net, condition, rank=1))
 
 
 @converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
@@ -68,11 +68,11 @@ def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> IT
         if each is None or node.meta["val"].dtype not in MASKS:
             given.append(each)
         else:
-            given += _places(net, each)
+            given += _coordinates(net, each)
     return index(net, base.tensor(net, input), given)
 
 
-def _places(net: Net, mask: Any) -> list[Any]:
+def _coordinates(net: Net, mask: Any) -> list[Any]:
     """Return, for each dim of a mask, the coordinates at which it is true."""
     found = _nonzero(net, mask)
     return [base.squeeze(net, found_at(net, found, i), [0]) for i in range(base.rank(mask))]
@@ -90,7 +90,7 @@ def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
     x, mask = (base.tensor(net, value, rank=1) for value in (input, mask))
     sizes = broadcast(net, [x, mask])
     mask = base.expand(net, mask, sizes)
-    return index(net, base.expand(net, x, sizes), _places(net, mask))
+    return index(net, base.expand(net, x, sizes), _coordinates(net, mask))
 
 
 READERS: Mapping[Any, tuple[int, ...]] = {
@@ -123,13 +123,13 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
         if not _reads(user, node):
             why = f"and {user.name} needs its value to be known"
             return Rejection(
-                f"{node.name} is read by Python from what {_maker(node)} makes, {why}",
+                f"{node.name} is read by Python from what {_producer(node)} makes, {why}",
                 "keep it a tensor: do not call item()",
             )
     return True
 
 
-def _maker(node: torch.fx.Node) -> str:
+def _producer(node: torch.fx.Node) -> str:
     """Return in words the producer of the tensor from which a node reads a number."""
     source = node.all_input_nodes[0]
     while moves(source) or source.target is operator.getitem:

@@ -37,7 +37,7 @@ def not_negative(value: Any, depth: int = DEEP) -> bool:
     kind = does(value.args[0].target) if _is_piece(value) else does(value.target)  # type: ignore[union-attr]
     if kind in PART:
         return not_negative(value.args[0], depth - 1)
-    rule = RULES.get(value.target, _copied if kind is Does.CASTS else None)
+    rule = RULES.get(value.target, _is_safe_cast if kind is Does.CASTS else None)
     return kind is Does.PLACES or (rule is not None and rule(value, depth - 1))
 
 
@@ -52,12 +52,12 @@ def _arange(node: torch.fx.Node, depth: int) -> bool:
     return not_negative(start, depth) and not_negative(step, depth)
 
 
-def _all(node: torch.fx.Node, depth: int) -> bool:
+def _both_not_negative(node: torch.fx.Node, depth: int) -> bool:
     """Return whether both operands are non-negative and neither is subtracted (``alpha``)."""
     return not node.kwargs and all(not_negative(value, depth) for value in node.args[:2])
 
 
-def _copied(node: torch.fx.Node, depth: int) -> bool:
+def _is_safe_cast(node: torch.fx.Node, depth: int) -> bool:
     """Return whether a cast is to an integer type that represents all non-negative values of its input."""
     return node.meta["val"].dtype in (torch.int32, torch.int64) and not_negative(node.args[0], depth)
 
@@ -71,10 +71,10 @@ RULES: Mapping[Any, Callable[[torch.fx.Node, int], bool]] = {
     aten.arange.default: _arange,
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,
-    aten.add.Tensor: _all,
-    aten.mul.Tensor: _all,
+    aten.add.Tensor: _both_not_negative,
+    aten.mul.Tensor: _both_not_negative,
     aten.maximum.default: lambda node, depth: any(not_negative(a, depth) for a in node.args[:2]),
-    aten.minimum.default: _all,
+    aten.minimum.default: _both_not_negative,
     aten.clamp.default: _bounded,
     aten.clamp_min.default: _bounded,
     aten.full.default: lambda node, depth: not_negative(node.args[1], depth),

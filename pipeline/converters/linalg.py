@@ -27,7 +27,7 @@ def _is_large(a: Tensor) -> bool:
     return not isinstance(rows, int) or not 0 < rows <= LARGEST
 
 
-def _picked(column: Tensor, free: Tensor) -> Tensor:
+def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
     """Return a mask of the row of [..., n, 1] with the largest magnitude, the first of equal ones; NaN counts as
     infinite."""
     size = torch.where(free, torch.where(column.isnan(), torch.inf, column.abs()), -1.0)
@@ -46,7 +46,7 @@ def _eliminated(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     pivots, rows = [], []
     for _ in range(a.shape[-1]):
         column = rest[..., :1]
-        here = _picked(column, free)
+        here = _pivot_row(column, free)
         row = torch.where(here, rest, 0.0).sum(-2, keepdim=True)
         pivot = row[..., :1]
         row = row[..., 1:] / (pivot if b is not None else torch.where(pivot == 0, 1.0, pivot))
@@ -67,7 +67,7 @@ def _sign(order: Tensor) -> Tensor:
     return 1 - 2 * swapped.to(torch.int32).sum((-2, -1), dtype=torch.int32).remainder(2)
 
 
-def _first(fails: Tensor) -> Tensor:
+def _first_failure(fails: Tensor) -> Tensor:
     """Return the number of the first step that fails, from 1; 0 if none does."""
     steps = torch.arange(1, fails.shape[-1] + 1, device=fails.device)
     first = torch.where(fails, steps, fails.shape[-1] + 1).amin(-1)
@@ -81,7 +81,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - 
         return NotImplemented
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     pivots, _, inverse = _eliminated(A, one.expand(A.shape))
-    return inverse, _first(pivots == 0)
+    return inverse, _first_failure(pivots == 0)
 
 
 @register_torch_trt_decomposition(aten._linalg_solve_ex.default)
@@ -97,7 +97,7 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
     pivots, _, x = _eliminated(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
     assert x is not None
     x = x if left else x.mT
-    return x.squeeze(-1) if is_vector else x, None, None, _first(pivots == 0)
+    return x.squeeze(-1) if is_vector else x, None, None, _first_failure(pivots == 0)
 
 
 @register_torch_trt_decomposition(aten._linalg_det.default)
@@ -131,7 +131,7 @@ def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False
         columns.append(pad(column, (0, 0, done, 0)))
         squares.append(square[..., 0, 0])
     factor = torch.cat(columns, -1)
-    return factor.mT if upper else factor, _first(~(torch.stack(squares, -1) > 0))
+    return factor.mT if upper else factor, _first_failure(~(torch.stack(squares, -1) > 0))
 
 
 def _substituted(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:

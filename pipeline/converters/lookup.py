@@ -77,14 +77,14 @@ class Lookup(Mapping[Any, Entry]):
             if isinstance(found, Refusal):
                 raise KeyError(f"{key.name}: {found}")
             return found.entry()
-        if not (candidates := self._found(key)):
+        if not (candidates := self._candidates_of(key)):
             raise KeyError(f"no converter for {qualified_name(key)}")
         return _choice(candidates[0]).entry()
 
     def __contains__(self, key: object) -> bool:
-        return bool(self.choose(key)) if isinstance(key, Node) else bool(self._found(key))
+        return bool(self.choose(key)) if isinstance(key, Node) else bool(self._candidates_of(key))
 
-    def _found(self, key: object) -> tuple[Declaration, ...]:
+    def _candidates_of(self, key: object) -> tuple[Declaration, ...]:
         """Return the candidates of a target, of a packet or of a name."""
         if not isinstance(key, OpOverloadPacket | str):
             return self.candidates.get(key, ())
@@ -134,7 +134,7 @@ class Lookup(Mapping[Any, Entry]):
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
         """Return the candidates of a target in order, validated or not; with registry info, also the number per
         module."""
-        converters = tuple(declaration.support for declaration in self._found(target))
+        converters = tuple(declaration.support for declaration in self._candidates_of(target))
         return (converters, _origins(converters)) if return_registry_info else converters
 
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
@@ -231,7 +231,7 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
     try:
         verdict: object = validator(node, settings) if _takes_settings(validator) else validator(node)  # type: ignore[call-arg]
     except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
-        _say(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
+        _log_once(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
     if isinstance(verdict, Rejection):
         return verdict
@@ -258,7 +258,7 @@ def _takes_settings(validator: object) -> bool:
 
 
 @lru_cache
-def _say(text: str) -> None:
+def _log_once(text: str) -> None:
     """Log a text once: another converter may accept the node, and then the reason appears nowhere else."""
     log.warning("%s", text)
 

@@ -42,7 +42,7 @@ def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     return [impl.transposed(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
-def _passed(node: object) -> object:
+def _source(node: object) -> object:
     """Return the node behind reshapes, casts and repetitions."""
     while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
         node = node.args[0]
@@ -51,7 +51,7 @@ def _passed(node: object) -> object:
 
 def _are_weights(product: torch.fx.Node | None) -> bool:
     """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
-    node = _passed(product.args[0]) if product is not None and product.args else None
+    node = _source(product.args[0]) if product is not None and product.args else None
     return isinstance(node, torch.fx.Node) and does(node.target) is Does.SOFTENS
 
 

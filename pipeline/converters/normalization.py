@@ -166,10 +166,12 @@ def native_batch_norm(
         affine = _vector(weight), _vector(bias)
         result: Statistics = aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
         return result
-    return _inference(x, weight, bias, running_mean, running_var, eps), *_kept(x, running_mean, running_var, eps)
+    return _inference(x, weight, bias, running_mean, running_var, eps), *_saved_statistics(
+        x, running_mean, running_var, eps
+    )
 
 
-def _kept(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the statistics that accompany a result computed from running ones: empty on the CPU, the running ones on a
     GPU."""
     if x.device.type == "cpu":

@@ -59,7 +59,7 @@ _HOW: Final = (
 _DEFAULT_SETTINGS: Final = CompilationSettings()
 
 
-def _in_order(declarations: Iterable[Declaration]) -> Candidates:
+def _by_priority(declarations: Iterable[Declaration]) -> Candidates:
     """Return the declarations by target: the newest HIGH first, then STANDARD, the oldest first, without duplicates."""
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
@@ -85,7 +85,7 @@ class ConverterRegistry(Lookup):
     A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
     """
 
-    candidates: Candidates = attrs.field(alias="declarations", converter=_in_order, factory=tuple)
+    candidates: Candidates = attrs.field(alias="declarations", converter=_by_priority, factory=tuple)
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:

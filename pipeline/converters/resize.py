@@ -42,7 +42,7 @@ TARGETS: dict[Any, str] = {
 }
 
 
-def _how(node: torch.fx.Node, mode: str) -> Resize:
+def _parameters(node: torch.fx.Node, mode: str) -> Resize:
     """Return the parameters of a node's resize."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     aligned = "align_corners" in names and bool(argument(node, "align_corners"))
@@ -77,7 +77,7 @@ def _static(row: Row) -> bool:
     return isinstance(row[0], int) and isinstance(row[1], int)
 
 
-def _short(scale: float | None) -> bool:
+def _is_exact_scale(scale: float | None) -> bool:
     """Return whether sizes times the scale are exact in the layer's float32."""
     return scale is not None and (scale * 1024).is_integer()
 
@@ -90,21 +90,21 @@ def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
     even = after % before == 0 or before % after == 0  # otherwise rounding may decide which element is the nearest
     by_sizes = scale is None or how.align_corners or before * scale == after
     alike = by_sizes and (even or not how.nearest)
-    return how.antialias or not alike or (by_scales and not _short(after / before))
+    return how.antialias or not alike or (by_scales and not _is_exact_scale(after / before))
 
 
 def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
     """Return whether to set the layer's scales, which saves computing sizes at run time."""
     dynamic = [row for row in rows if not _static(row)]
     if dynamic:
-        return all(_short(scale) for _, _, scale in dynamic)
-    return dynamic_batch and all(_short(after / before) for before, after, _ in rows)
+        return all(_is_exact_scale(scale) for _, _, scale in dynamic)
+    return dynamic_batch and all(_is_exact_scale(after / before) for before, after, _ in rows)
 
 
 def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT resizes floats only; it resizes dynamic dims to sizes, or by scales whose products are exact in
     float32."""
-    x, how = node.all_input_nodes[0].meta["val"], _how(node, TARGETS[node.target])
+    x, how = node.all_input_nodes[0].meta["val"], _parameters(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.nearest:
         return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
     rows = _rows(node)
@@ -127,7 +127,7 @@ def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings)
 def upsample(net: Net, mode: str, input: Value) -> ITensor:
     """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
     -> Tensor"""
-    x, how = base.tensor(net, input), _how(net.node, mode)
+    x, how = base.tensor(net, input), _parameters(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
     return base.cast(net, _resized(net, wide, how, _rows(net.node)), dtype)

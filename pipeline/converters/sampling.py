@@ -25,28 +25,28 @@ def grid_sampler_3d(
     sizes = list(input.shape[:1:-1])  # width, height, depth: the order of the grid's coordinates
     points = grid.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else grid
     places = [
-        _inside(_place(x, size, align_corners), size, padding_mode, align_corners)
+        _padded_positions(_element_positions(x, size, align_corners), size, padding_mode, align_corners)
         for x, size in zip(points.unbind(-1), sizes, strict=True)
     ]
     if interpolation_mode == NEAREST:
-        return _read(input, [p.round() for p in places], sizes)
+        return _elements_at(input, [p.round() for p in places], sizes)
     corners = torch.arange(8, device=input.device).reshape(8, 1, 1, 1)
     raised = [p.unsqueeze(1) for p in places]
     at = [p.floor() + (corners >> axis & 1) for axis, p in enumerate(raised)]
     weight = _product([1 - (p - a).abs() for p, a in zip(raised, at, strict=True)])
-    return (_read(input, at, sizes) * weight.unsqueeze(1)).sum(2).to(input.dtype)
+    return (_elements_at(input, at, sizes) * weight.unsqueeze(1)).sum(2).to(input.dtype)
 
 
 def _product(factors: list[Tensor]) -> Tensor:
     return factors[0] * factors[1] * factors[2]
 
 
-def _place(x: Tensor, size: int, align_corners: bool) -> Tensor:
+def _element_positions(x: Tensor, size: int, align_corners: bool) -> Tensor:
     """Map grid coordinates from -1 … 1 to element positions."""
     return (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
 
 
-def _inside(place: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
+def _padded_positions(place: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
     """Return the position that is read for one beyond the ends; with zero padding it stays."""
     if padding_mode == REFLECTION:
         place = _reflected(place, 0.0, size - 1) if align_corners else _reflected(place, -0.5, size)
@@ -62,7 +62,7 @@ def _reflected(place: Tensor, low: float, span: int) -> Tensor:
     return torch.minimum(over, 2 * span - over) + low
 
 
-def _read(input: Tensor, at: list[Tensor], sizes: list[int]) -> Tensor:
+def _elements_at(input: Tensor, at: list[Tensor], sizes: list[int]) -> Tensor:
     """Return the elements at integer positions [N, …] of [N, C, D, H, W], as [N, C, …]: zeros outside."""
     within, index = None, None
     for place, size in reversed(list(zip(at, sizes, strict=True))):

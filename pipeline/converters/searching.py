@@ -36,23 +36,25 @@ def searchsorted(
     ascending = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
     right, length = right or side == "right", ascending.shape[-1]
     if ascending.is_floating_point():
-        found = _bisected(ascending, self, right)
+        found = _binary_search_like_eager(ascending, self, right)
     else:
         few = not isinstance(length, int) or length <= COMPARED
-        found = (_compared if few else _halved)(ascending, self, right)
+        found = (_compared if few else _binary_search)(ascending, self, right)
     return found.to(torch.int32) if out_int32 else found
 
 
-def _before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     """Return whether a sorted value comes before the searched value; NaN comes after all."""
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
 def _compared(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    return _before(ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending, values.unsqueeze(-1), right).sum(-1)
+    return _is_before(ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending, values.unsqueeze(-1), right).sum(
+        -1
+    )
 
 
-def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     """Search by halving: the position grows by powers of two, the largest first, as long as the element before it lies
     before the value."""
     length = ascending.shape[-1]
@@ -60,19 +62,19 @@ def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     for bit in reversed(range(length.bit_length())):
         further = place + (1 << bit)
         at = (further - 1).clamp(max=length - 1)
-        there = _taken(ascending, at)
-        place = torch.where((further <= length) & _before(there, values, right), further, place)
+        there = _elements_at(ascending, at)
+        place = torch.where((further <= length) & _is_before(there, values, right), further, place)
     return place
 
 
-def _taken(ascending: Tensor, at: Tensor) -> Tensor:
+def _elements_at(ascending: Tensor, at: Tensor) -> Tensor:
     """Return the elements at these positions; a 0-d index tensor would become a Python number."""
     if ascending.dim() > 1:
         return ascending.gather(-1, at)
     return ascending.index_select(0, at.flatten()).reshape(at.shape)
 
 
-def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     """Search with eager's own steps: NaN at the end of a sequence, where sorting puts it, is compared as eager does."""
     length = ascending.shape[-1]
     varies = not isinstance(length, int)
@@ -83,8 +85,8 @@ def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     for _ in range(int(min(largest(length), LONGEST)).bit_length()):
         half = left // 2
         at = place + half if varies else (place + half).clamp(max=length - 1)
-        there = _taken(ascending, at)
-        after = _before(there, values, right) & (left > 0)
+        there = _elements_at(ascending, at)
+        after = _is_before(there, values, right) & (left > 0)
         place = torch.where(after, place + half + 1, place)
         left = torch.where(after, left - half - 1, half)
     return place
@@ -146,7 +148,7 @@ def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
     return middle.clamp(min=0)
 
 
-def _of_all(self: Tensor, ignore_nan: bool) -> Argument:
+def _median_of_all(self: Tensor, ignore_nan: bool) -> Argument:
     """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
     row = self.reshape(-1)
     length = row.shape[0]
@@ -173,10 +175,10 @@ def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
 @register_torch_trt_decomposition(aten.median.default)
 def median_of_all(self: Tensor) -> Argument:
     """median(Tensor self) -> Tensor"""
-    return _of_all(self, ignore_nan=False)
+    return _median_of_all(self, ignore_nan=False)
 
 
 @register_torch_trt_decomposition(aten.nanmedian.default)
 def nanmedian_of_all(self: Tensor) -> Argument:
     """nanmedian(Tensor self) -> Tensor"""
-    return _of_all(self, ignore_nan=True)
+    return _median_of_all(self, ignore_nan=True)

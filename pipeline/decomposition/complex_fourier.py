@@ -90,10 +90,10 @@ def _factor(size: int) -> int | None:
 def _along(z: Argument, dim: int, forward: bool) -> Pair:
     """Return the unnormalized transform of a pair or a real tensor along a dim."""
     last = Pair(*(p.movedim(dim, -1) for p in z)) if isinstance(z, Pair) else z.movedim(dim, -1)
-    return Pair(*(p.movedim(-1, dim) for p in _last(last, -1 if forward else 1)))
+    return Pair(*(p.movedim(-1, dim) for p in _along_last(last, -1 if forward else 1)))
 
 
-def _last(z: Argument, sign: int) -> Argument:
+def _along_last(z: Argument, sign: int) -> Argument:
     """Return the transform along the last dim. A long dim is split into (a, b): elements with stride b are transformed
     first, then the results."""
     like = z.real if isinstance(z, Pair) else z
@@ -104,8 +104,8 @@ def _last(z: Argument, sign: int) -> Argument:
     assert a is not None
     b = size // a
     apart = _each(z, lambda p: p.unflatten(-1, (a, b)).mT)
-    turned = times(_last(apart, sign), _roots(size, b, a, sign, like))
-    return _each(_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
+    turned = times(_along_last(apart, sign), _roots(size, b, a, sign, like))
+    return _each(_along_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
 
 
 def _each(z: Argument, function: Target) -> object:

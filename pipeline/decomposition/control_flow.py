@@ -47,7 +47,9 @@ def obstacle(node: Node) -> str:
     name = _name(node)
     found: str = _OBSTACLES[name](node) if name in _OBSTACLES else ""
     if not found and name in _OBSTACLES:
-        found = next(filter(None, (_unwritten(n, graph) for graph in branches(node) for n in graph.graph.nodes)), "")
+        found = next(
+            filter(None, (_inline_obstacle(n, graph) for graph in branches(node) for n in graph.graph.nodes)), ""
+        )
     return found or next((f"{each}, of {n.name} in its graph" for n in _inner(node) if (each := _strange(n))), "")
 
 
@@ -74,7 +76,9 @@ def _of_condition(node: Node) -> str:
         return "its branches return numbers, not tensors"
     if _data_sizes(values) - _data_sizes([x.meta.get("val") for x in node.all_input_nodes]):
         return "its branches return tensors of different sizes"
-    return next(filter(None, (_alone(inner) for graph in branches(node) for inner in graph.graph.nodes)), "")
+    return next(
+        filter(None, (_branch_only_reason(inner) for graph in branches(node) for inner in graph.graph.nodes)), ""
+    )
 
 
 def _data_sizes(values: Iterable[object]) -> set[object]:
@@ -82,7 +86,7 @@ def _data_sizes(values: Iterable[object]) -> set[object]:
     return {size for value in values if isinstance(value, torch.Tensor) for size in free_unbacked_symbols(value)}
 
 
-def _alone(node: Node) -> str:
+def _branch_only_reason(node: Node) -> str:
     """Return why an operator must not run unless its branch is taken; empty if it may."""
     if node.op != "call_function" or _name(node):
         return ""
@@ -98,7 +102,7 @@ def _of_scan(node: Node) -> str:
     return f"its {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
 
 
-def _unwritten(node: Node, module: torch.fx.GraphModule) -> str:
+def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
     """Return why a node of a nested graph cannot become a node of the program; empty if it can."""
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return f"{node.name} in its graph writes in place"

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 def read_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
     """Change a graph so that no operator is computed for its sizes alone, if the inputs determine these."""
-    places = _places(inputs)
+    places = _size_sources(inputs)
     live, sizes = _live(graph, places)
     for node in sizes:
         if any(is_operator(n) and n not in live for n in node.all_input_nodes):
@@ -35,7 +35,7 @@ Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
 """An input and its dim (None for a number), and the slope and offset of its size as an expression of a symbol."""
 
 
-def _places(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
+def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
     """Return the place to read each symbol from, preferably one that is the symbol itself."""
     found: dict[str, Place] = {}
     for node in inputs:
@@ -60,7 +60,7 @@ def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch
         node = waiting.pop()
         if node in live or node in sizes:
             continue
-        if _is_told(node, places):
+        if _is_readable(node, places):
             sizes.add(node)
         else:
             live.add(node)
@@ -68,7 +68,7 @@ def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch
     return live, [node for node in graph.nodes if node in sizes]
 
 
-def _is_told(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
+def _is_readable(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
         return False

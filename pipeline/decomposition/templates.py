@@ -45,7 +45,7 @@ class Templates:
         if key not in self.known:
             self.known[key] = _trace(function, flat, spec, target, self.mode)
         template = self.known[key]
-        return None if template is None or _bakes_in(template, expected) else Template(key, template.graph)
+        return None if template is None or _fixes_sizes(template, expected) else Template(key, template.graph)
 
 
 def nodes_of(args: object, kwargs: object) -> list[torch.fx.Node]:
@@ -58,12 +58,12 @@ def _trace(
 ) -> torch.fx.GraphModule | None:
     """Return the decomposition's graph over the nodes among ``flat``; None if it returns a call of the operator
     itself."""
-    fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
+    fakes = _distinct_fakes([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
 
     def call(*values: object) -> Argument:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
-        result = function(*map(_own_lists, args), **kwargs)
+        result = function(*map(_copied_lists, args), **kwargs)
         if result is NotImplemented:
             raise _DoesNotApply
         return tuple(result) if isinstance(result, tuple) else result  # fx would turn named tuples into calls
@@ -83,9 +83,9 @@ def _trace(
     return traced
 
 
-def _own_lists(value: object) -> object:
+def _copied_lists(value: object) -> object:
     """Return an argument with its lists copied, since torch's decompositions write to lists of indices."""
-    return list(map(_own_lists, value)) if isinstance(value, list) else value
+    return list(map(_copied_lists, value)) if isinstance(value, list) else value
 
 
 def _makes_symbols(node: torch.fx.Node) -> bool:
@@ -97,7 +97,7 @@ def _makes_symbols(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and not symbols([node]) <= symbols(node.all_input_nodes)
 
 
-def _told_apart(fakes: list[object]) -> list[object]:
+def _distinct_fakes(fakes: list[object]) -> list[object]:
     """Return a distinct fake tensor object for each placeholder: tracing identifies tensors by identity, and nodes from
     one template share theirs."""
     return [
@@ -109,7 +109,7 @@ class _DoesNotApply(Exception):  # noqa: N818 - not an error
     """A decomposition returned NotImplemented."""
 
 
-def _bakes_in(template: torch.fx.GraphModule, expected: object) -> bool:
+def _fixes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
     """Return whether the trace fixed the size of a dynamic dim, as some of torch's decompositions do."""
     output = next(iter(reversed(template.graph.nodes)))
     made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_flatten(output.args)[0]]
