@@ -32,33 +32,33 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
     kind = does(target)
-    if kind is Does.DRAWS and not _is_at_rest(target, args):
+    if kind is Does.DRAWS and not _is_inference_dropout(target, args):
         return "draws random numbers"
     if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):
         return "has an effect"
     if kind is Does.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
         return "reads data"
-    if name in BY_POSITIONS and not _is_by_mask(args):
+    if name in BY_POSITIONS and not _indexes_by_mask(args):
         return "reads or writes at positions that may be valid only there"
-    if name in _DIVIDES and _divides_whole_numbers(args, value):
+    if name in _DIVIDES and _divides_by_integer_data(args, value):
         return "divides by whole numbers that may be 0 elsewhere"
     return ""
 
 
-def _is_by_mask(args: Argument) -> bool:
+def _indexes_by_mask(args: Argument) -> bool:
     """Return whether the positions are those where a boolean mask is true: ``x[mask] = 0``."""
     places = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     values = [place.meta.get("val") if isinstance(place, torch.fx.Node) else place for place in places]
     return bool(values) and all(isinstance(v, torch.Tensor) and v.dtype == torch.bool for v in values)
 
 
-def _is_at_rest(target: Target, args: Argument) -> bool:
+def _is_inference_dropout(target: Target, args: Argument) -> bool:
     """Return whether a dropout is in inference mode."""
     names = [argument.name for argument in target._schema.arguments]
     at = names.index("train") if "train" in names else len(args)
     return len(args) > at and args[at] is False
 
 
-def _divides_whole_numbers(args: Argument, value: object) -> bool:
+def _divides_by_integer_data(args: Argument, value: object) -> bool:
     by_data = isinstance(args[1], torch.fx.Node | torch.Tensor)
     return by_data and isinstance(value, torch.Tensor) and not value.is_floating_point()

@@ -85,22 +85,22 @@ def callee(target: Target) -> Argument:
 def power(base: Argument, exponent: Argument) -> Argument:
     """Return ``base ** exponent`` of numbers. `TooLargeError` if an integer would have more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
-        _check(abs(base) > 1)
+        _raise_if_too_large(abs(base) > 1)
     return base**exponent
 
 
 def shifted(number: Argument, places: Argument) -> Argument:
     """Return ``number << places``. `TooLargeError` if it would have more than `MOST_BITS` bits."""
-    _check(isinstance(places, int) and places > MOST_BITS)
+    _raise_if_too_large(isinstance(places, int) and places > MOST_BITS)
     return number << places
 
 
-def _check(too_large: bool) -> None:
+def _raise_if_too_large(too_large: bool) -> None:
     if too_large:
         raise TooLargeError(f"a number computed from sizes has more than {MOST_BITS} bits")
 
 
-def _of_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
+def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
     """Return the function restricted to numbers: it raises TypeError for strings and lists, which it would concatenate
     or repeat."""
 
@@ -109,30 +109,30 @@ def _of_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
         if strange := next((a for a in args if isinstance(a, (str, bytes, list, tuple, dict))), None):
             raise TypeError(f"{function.__name__} takes numbers here, not a {type(strange).__name__}")
         result = function(*args)
-        _check(type(result) is int and result.bit_length() > MOST_BITS)
+        _raise_if_too_large(type(result) is int and result.bit_length() > MOST_BITS)
         return result
 
     return call
 
 
-def _rounded(number: Argument, digits: int = 0) -> Argument:
+def _round_limited(number: Argument, digits: int = 0) -> Argument:
     """Return ``round(number)``, to at most 64 digits before or after the point."""
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
 
-def _item(values: Argument, index: Argument) -> Argument:
+def _getitem(values: Argument, index: Argument) -> Argument:
     """Return ``values[index]`` of an operator's results."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"getitem takes the results of an operator here, not a {type(values).__name__}")
     return values[index]
 
 
-def _zeroed(target: Target) -> Target:
+def _zero_filled(target: Target) -> Target:
     """Return the operator with its new memory filled with zeros."""
     return wraps(target)(lambda *args, **kwargs: target(*args, **kwargs).zero_())
 
 
-def _resized(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
+def _resize_padded(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
     """Return ``x.resize_(size)`` in new memory, padded with zeros."""
     count = math.prod(size)
     flat = x.reshape(-1)[:count]
@@ -141,21 +141,21 @@ def _resized(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
 
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
 _NEW: Final[Mapping[Argument, Argument]] = {
-    op: _zeroed(op)
+    op: _zero_filled(op)
     for packet in (getattr(aten, name) for name in _EMPTY.split())
     for op in (getattr(packet, overload) for overload in packet.overloads() if "out" not in overload)
 }
 _ON_NUMBERS: Final[Mapping[Argument, Argument]] = {
-    **{function: _of_numbers(function) for name, function in FUNCTIONS.items() if not name.startswith("torch.")},
-    **dict.fromkeys((operator.pow, pow), _of_numbers(power)),
-    operator.lshift: _of_numbers(shifted),
-    round: _of_numbers(_rounded),
-    operator.getitem: _item,
+    **{function: _numbers_only(function) for name, function in FUNCTIONS.items() if not name.startswith("torch.")},
+    **dict.fromkeys((operator.pow, pow), _numbers_only(power)),
+    operator.lshift: _numbers_only(shifted),
+    round: _numbers_only(_round_limited),
+    operator.getitem: _getitem,
 }
 RUNS: Final[Mapping[Argument, Argument]] = {
     **ANY_LAYOUT,
     **_ON_NUMBERS,
     **_NEW,
-    aten.resize.default: _resized,
+    aten.resize.default: _resize_padded,
 }
 """The function that runs instead of each operator or function."""

@@ -91,20 +91,20 @@ def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")
-    rows = [row for each in ALIKE.get(name, ()) for row in _tensors(node, each)]
+    rows = [row for each in ALIKE.get(name, ()) for row in _tensors_of_argument(node, each)]
     for one, value, dtype in rows:
         other = next((row for row in rows if row[2] != dtype), None)
         if other is not None:
             yield Misfit(value, dtype, short(other[2]), f"takes {one} and {other[0]} of one dtype")
     words, *only = ONLY.get(name, ("",))
-    for one, value, dtype in (row for name in only for row in _tensors(node, name)):
+    for one, value, dtype in (row for name in only for row in _tensors_of_argument(node, name)):
         if not _TAKES[words](dtype) and not _tensors_are_cast(node):
             yield Misfit(value, dtype, words, f"takes {one} of {words}")
 
 
-def _tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
+def _tensors_of_argument(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
     """Return the tensors of one argument of a call: the argument's name, the node and its dtype."""
-    if name not in _names(node):
+    if name not in _argument_names(node):
         return []
     values = [v for v in tree_leaves(argument(node, name)) if isinstance(v, torch.fx.Node)]
     fakes = [(v, v.meta.get("val")) for v in values]
@@ -113,10 +113,10 @@ def _tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, t
 
 def _tensors_are_cast(node: torch.fx.Node) -> bool:
     """Return whether the call states the dtype to compute in, like ``softmax(x, dtype=…)``."""
-    return "dtype" in _names(node) and argument(node, "dtype") is not None
+    return "dtype" in _argument_names(node) and argument(node, "dtype") is not None
 
 
-def _names(node: torch.fx.Node) -> list[str]:
+def _argument_names(node: torch.fx.Node) -> list[str]:
     """Return the names of an operator's arguments."""
     return [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
 

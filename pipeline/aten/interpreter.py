@@ -55,7 +55,7 @@ class Interpreter:
     @_rows.default
     def _make_rows(self) -> tuple[tuple[Argument, ...], ...]:
         """Return the steps as tuples, which a call reads fastest."""
-        return tuple((s.call, _getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
+        return tuple((s.call, _slot_getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
         """Return the graph's results, in its own structure. An error raised by a step gets a note with its node."""
@@ -76,7 +76,7 @@ class Interpreter:
         return slots[self.returned]
 
 
-def _getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
+def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
     """Return a function that picks the values of these slots."""
     if len(places) > 1:
         return itemgetter(*places)

@@ -15,7 +15,7 @@ LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default}
 
 
 def is_pointwise(node: torch.fx.Node) -> bool:
-    """Whether each element of the result comes from one element of each input."""
+    """Return whether each element of the result comes from one element of each input."""
     kind = does(node.target)
     return kind is Does.POINTWISE or (kind is Does.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 

@@ -51,7 +51,7 @@ def _run(
     return tuple(each.index_select(1, back) for each in (padded, *last))
 
 
-def _shapes(
+def _result_shapes(
     input: Tensor, lengths: Tensor, hx: Argument, params: Sequence[Tensor], *rest: Argument
 ) -> tuple[Tensor, ...]:
     """Return meta tensors with the shapes of the output and the last states."""
@@ -60,17 +60,20 @@ def _shapes(
     return (output, *map(torch.empty_like, states))
 
 
-def _operator(layer: Target) -> Target:
+def _padded_operator(layer: Target) -> Target:
     """Return the operator on padded rows for a layer's overload on packed data."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
     made = torch.library.custom_op(f"pipeline::packed_{name}", partial(_run, layer), mutates_args=(), schema=schema)
-    made.register_fake(_shapes)
+    made.register_fake(_result_shapes)
     return getattr(torch.ops.pipeline, f"packed_{name}").default
 
 
 LAYERS: Final[Mapping[Target, Target]] = FrozenDict(
-    {layer: _operator(layer) for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)}
+    {
+        layer: _padded_operator(layer)
+        for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
+    }
 )
 """For each layer on packed data, its counterpart ``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx,
 Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional) -> (Tensor, Tensor,

@@ -1,6 +1,7 @@
-"""The converters: ``DYNAMO_CONVERTERS`` has those that the families declare, ``DECOMPOSITIONS`` our own decompositions.
+"""Collect the converters: ``DYNAMO_CONVERTERS`` has those that the families declare, ``DECOMPOSITIONS`` our own
+decompositions.
 
-A family is a file of functions that `converts` declares. Each is named after its operator, takes a `Net` and the
+A family is a file of functions declared by `converts`. Each is named after its operator, takes a `Net` and the
 operator's arguments by their names in the schema, and appends layers with building blocks of `pipeline.impl`:
 
     @converts(aten.permute.default)
@@ -39,13 +40,14 @@ _MECHANISM: Final = frozenset(
 
 
 def families() -> tuple[ModuleType, ...]:
-    """The modules of this package that declare converters, sorted by name."""
+    """Return the modules of this package that declare converters, sorted by name."""
     found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM)
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
 
 
 DYNAMO_CONVERTERS: Final = ConverterRegistry.of(*families())
-"""Every converter of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` give new registries."""
+"""Every converter of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` return new
+registries."""
 
 DECOMPOSITIONS: Final = DecompositionTable.of(*families())
 """Our own decompositions."""

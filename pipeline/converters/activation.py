@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Convert activation functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaled dot product attention."""
+"""Convert scaled dot product attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pipeline.shapes.environment import shape_of
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 LONG = 1024
-"""Queries and keys from which PyTorch's attention was faster on an H200 (docs/notes/2026-11-29-real-sizes.md)."""
+"""The number of queries and keys from which PyTorch's attention was faster on an H200
+(docs/notes/2026-11-29-real-sizes.md)."""
 
 
 def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -43,19 +44,19 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 
 def _is_long(node: torch.fx.Node) -> bool:
-    """Whether an attention is of halves, and over many queries and keys in the example that was captured."""
+    """Return whether an attention is in halves and has many queries and keys in the captured example."""
     query, key = (argument(node, name).meta["val"] for name in ("query", "key"))
     return query.dtype in HALVES and all(_hint(x.shape[-2]) >= LONG for x in (query, key))
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """The size in the example; 0 if data decides it."""
+    """Return the size in the example; 0 if it depends on data."""
     found = size if isinstance(size, int) else size.node.hint
     return 0 if found is None else int(found)
 
 
 def _case(node: torch.fx.Node) -> Case:
-    """The attention of a node, as the table of conditions sees it."""
+    """Return the properties of a node's attention that the table of conditions examines."""
     mask = argument(node, "attn_mask")
     query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
     bias = None if mask is None else mask.meta["val"]
@@ -76,12 +77,12 @@ def _gqa(node: torch.fx.Node) -> bool:
 
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
-    """Whether TensorRT computes a node's attention in one kernel."""
+    """Return whether TensorRT computes a node's attention in one kernel."""
     return not settings.decompose_attention and unmet(fitted(_case(node))) is None
 
 
 def is_open(mask: Any) -> bool:
-    """Whether the program states that a mask leaves something to attend to in every row."""
+    """Return whether the program declares that a mask leaves a key to attend to in every row."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK

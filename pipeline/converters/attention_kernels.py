@@ -1,7 +1,7 @@
-"""Attention in the forms of the devices' own kernels.
+"""Decompose the attention operators of the devices' own kernels.
 
-Each is scaled dot product attention with its own arguments, and the logarithm of the sum of exponentials if it is read.
-Results that only a backward pass reads are None.
+Each is scaled dot product attention with its own arguments, and the log-sum-exp if it is read. Results that only a
+backward pass reads are None.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 def _attended(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The attention, and its log-sum-exp in float32. Causal: a query attends to keys up to its own place."""
+    """Return the attention and its float32 log-sum-exp. ``causal``: a query attends to keys up to its own position."""
     if causal and bias is not None:
         bias, causal = _with_window(query, bias, _window(query, key, 0, None, 0)), False
     gqa = query.dim() == 4 and query.shape[1] != key.shape[1]
@@ -42,13 +42,13 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
 
 
 def _added(bias: Tensor) -> Tensor:
-    """A mask as numbers to add: minus infinity where bools say no."""
+    """Return a mask as numbers to add: minus infinity where a bool mask is False."""
     added: Tensor = torch.where(bias, 0.0, -math.inf) if bias.dtype == torch.bool else bias
     return added
 
 
 def _window(query: Tensor, key: Tensor, shift: Any, left: int | None, right: int | None) -> Tensor:
-    """Which keys each query attends to: from ``left`` before its place to ``right`` after it, None being any number."""
+    """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None: no limit."""
     at = torch.arange(query.shape[-2], device=query.device)[:, None] + shift
     of = torch.arange(key.shape[-2], device=query.device)[None, :]
     bounds = [] if right is None else [of <= at + right]
@@ -63,12 +63,12 @@ def _with_window(query: Tensor, bias: Tensor | None, window: Tensor | None) -> T
 
 
 def _lower_right(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
-    """The window of a kernel to which the last query is at the place of the last key."""
+    """Return the window that aligns the last query with the last key."""
     return _window(query, key, key.shape[-2] - query.shape[-2], left, right)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Attention by the flash kernel, whose causal windows end at the last key."""
+    """Compute attention like the flash kernel, whose causal windows end at the last key."""
     square = shape_of(query)[-2] == shape_of(key)[-2]
     window = _lower_right(query, key, None, 0) if causal and not square else None
     return _attended(query, key, value, window, causal and square, scale)
@@ -117,7 +117,7 @@ def _efficient(
     scale: float | None,
     compute_log_sumexp: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by the memory-efficient kernel, whose sums of exponentials are as many as a multiple of 32."""
+    """Compute attention like the memory-efficient kernel, whose log-sum-exp is padded to a multiple of 32 queries."""
     result, sums = _attended(query, key, value, bias, causal, scale)
     if not compute_log_sumexp:
         return result, sums[..., :0]
@@ -189,7 +189,7 @@ def overrideable(
 
 
 def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """``[batch, length, heads, size]`` as ``[batch, heads, length, size]``."""
+    """Transpose ``[batch, length, heads, size]`` to ``[batch, heads, length, size]``."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
 

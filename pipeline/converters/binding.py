@@ -1,4 +1,5 @@
-"""``converts``: declares a converter of ours, a function of a ``Net`` and of the operator's arguments by name."""
+"""Define ``converts``, which declares one of our converters: a function of a ``Net`` and of the operator's arguments by
+name."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pipeline.recipes import qualified_name
 
 Converter: TypeAlias = Callable[..., Any]
 Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
-"""A function's parameters with their places among an operator's arguments; whether it takes all of them."""
+"""A function's parameters with their positions among an operator's arguments; whether it takes all arguments."""
 
 
 def converts(
@@ -31,8 +32,8 @@ def converts(
             return base.permute(net, base.tensor(net, input), dims)
 
     The function receives the operator's arguments by their names in the schema, defaults filled in, `self` as `input`:
-    those that it has parameters for, or all in order as `*operands`. A parameter that a schema lacks keeps its default.
-    A mapping assigns each operator a row, passed as the second parameter. The declared and returned function has the
+    those that it has parameters for, or all in order as `*operands`. A parameter that a schema lacks has its default. A
+    mapping assigns each operator a row, passed as the second parameter. The declared and returned function has the
     public signature `(ctx, target, args, kwargs, name)`.
 
     Args:
@@ -62,14 +63,14 @@ def converts(
 
 
 def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """The function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are found now, not
-    at each call."""
-    known = {target: _places(function, target, len(row)) for target, row in rows.items()}
+    """Return the function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are computed
+    once, not at each call."""
+    known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
     def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
         row = rows.get(target, ())
-        places, takes_all = known[target] if target in known else _places(function, target, len(row))
+        places, takes_all = known[target] if target in known else _argument_positions(function, target, len(row))
         values = bind(target, args, kwargs) if places or takes_all else []
         more = values if takes_all else ()
         return function(Net(ctx, name), *row, *more, **{key: values[place] for key, place in places})
@@ -77,8 +78,9 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
     return convert
 
 
-def _places(function: Converter, target: Any, rows: int) -> Places:
-    """The positions of a function's parameters, after the network and the row, among the operator's arguments."""
+def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
+    """Return the positions of a function's parameters, after the network and the row, among the operator's
+    arguments."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True

@@ -1,4 +1,4 @@
-"""Cache updates: rows of a key or value cache written at positions given at the call."""
+"""Convert cache updates: rows of a key or value cache, written at positions that a tensor holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Casts, and operators that return their argument: memory, storage and autograd have no meaning in an engine."""
+"""Convert casts, and operators that return their argument: memory, storage and autograd have no meaning in an
+engine."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ prims = torch.ops.prims
 
 
 def _converted(net: Net, x: Any) -> Any:
-    """``x`` in the dtype of the node's result; bytes stay as they are."""
+    """Return ``x`` in the dtype of the node's result; bytes stay unchanged."""
     value = base.tensor(net, x)
     if result_of(net).dtype == torch.uint8 and _is_byte(net):
         return value
@@ -27,7 +28,7 @@ def _converted(net: Net, x: Any) -> Any:
 
 
 def _is_byte(net: Net) -> bool:
-    """Whether what the node copies is of bytes already."""
+    """Return whether the node's argument is a tensor of bytes already."""
     given: torch.Tensor = net.node.all_input_nodes[-1].meta["val"]
     return given.dtype == torch.uint8
 

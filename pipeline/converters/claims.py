@@ -23,8 +23,8 @@ BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
 class Claims:
     """The user's converters and decompositions, under given settings.
 
-    Users' validators are called in `validate` only, where the graph is complete: until then, a call that a user's
-    converter may take counts as taken.
+    Users' validators are called in `validate` only, where the graph is complete: until then, a call counts as accepted
+    if a user's converter may accept it.
     """
 
     lookup: BoundRegistry = field(repr=False)
@@ -42,7 +42,7 @@ class Claims:
 
     @cached_property
     def decomposed(self) -> frozenset[Op]:
-        """The operators that a user's decomposition takes apart."""
+        """The operators with a user's decomposition."""
         own: DecompositionTable = self.decompositions
         return frozenset(op for op, function in own.items() if DECOMPOSITIONS.get(op) is not function)
 
@@ -57,32 +57,32 @@ class Claims:
 
     @cached_property
     def targets(self) -> frozenset[Target]:
-        """The operators for whose sake composites are taken apart."""
+        """The operators for which composites are decomposed."""
         return frozenset(self.high) | self.decomposed
 
     def keeps(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
-        """Whether a user's HIGH converter may take a call, which therefore stays as it is."""
+        """Return whether a user's HIGH converter may accept a call, which therefore is not decomposed."""
         return any(
             static_only(d.support, self.lookup.settings, args, kwargs, value) is None for d in self.high.get(target, ())
         )
 
     def is_users(self, choice: Choice | None) -> bool:
-        """Whether a converter that takes a node is one of the user's."""
+        """Return whether a chosen converter is the user's."""
         users = ((declaration.support, declaration.priority) for declaration in self.declarations)
         return choice is not None and (choice.support, choice.priority) in users
 
     def accepts(self, node: Node, users: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
-        """Whether a converter takes a node: one of ours, or one of these user's converters that may."""
+        """Return whether a converter accepts a node: one of ours, or one of these user's converters."""
         if kept_in_torch(node.target, node.meta, self.lookup.settings):
             return False
         return any(self._takes(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
 
     def accepts_surely(self, node: Node) -> bool:
-        """Whether a converter takes a node regardless of the user's validators."""
+        """Return whether a converter accepts a node regardless of the user's validators."""
         return self.accepts(node, lambda declaration: declaration.support.capability_validator is None)
 
     def accepts_without_users(self, node: Node) -> bool:
-        """Whether a converter of ours takes a node."""
+        """Return whether a converter of ours accepts a node."""
         return self.accepts(node, lambda declaration: False)
 
     def _takes(self, declaration: Declaration, node: Node, users: Callable[[Declaration], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""Functions of numbers that TensorRT has no layer for, composed of a few of its layers."""
+"""Decompose elementwise functions without a TensorRT layer into operators that have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Convert convolutions."""
 
 from __future__ import annotations
 

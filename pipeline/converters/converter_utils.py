@@ -1,4 +1,4 @@
-"""Helpers that converters from Torch-TensorRT import beside the decorator, under their names there.
+"""Provide, under their names there, the helpers that converters from Torch-TensorRT import.
 
 A converter from Torch-TensorRT that builds its layers on ``ctx.net`` needs only another import line
 (docs/migrating.md). For new converters, use ``pipeline.impl.base``, to which these are aliases.
@@ -32,15 +32,15 @@ __all__ = [
 
 
 def args_bounds_check(args: Sequence[Any], i: int, replacement: Any = None) -> Any:
-    """The argument at a position, or the replacement where it is absent or None."""
+    """Return the argument at a position, or the replacement if it is absent or None."""
     return args[i] if len(args) > i and args[i] is not None else replacement
 
 
 def get_trt_tensor(
     ctx: ConversionContext, input_val: Any, name: str, dtype: Any = None, min_rank: int = 0
 ) -> trt.ITensor:
-    """Convert any argument to an ``ITensor``: a layer's output stays as it is, a constant or a number becomes a
-    constant layer, a size known at run time an int64 tensor.
+    """Convert any argument to an ``ITensor``: a layer's output is unchanged, a constant or a number becomes a constant
+    layer, a size known at run time an int64 tensor.
 
     Args:
         ctx: the conversion.
@@ -63,7 +63,7 @@ def set_layer_name(layer: trt.ILayer, target: Any, name: str, *_: Any) -> None:
 
 
 def get_positive_dim(dim: int | Sequence[int], dim_size: int) -> int | tuple[int, ...]:
-    """Dims counted from the end as dims counted from the start, of a tensor of rank ``dim_size``."""
+    """Return negative dims as non-negative dims of a tensor of rank ``dim_size``."""
     return base.axis(dim, dim_size) if isinstance(dim, int) else tuple(base.axis(d, dim_size) for d in dim)
 
 

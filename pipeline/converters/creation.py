@@ -1,4 +1,4 @@
-"""Tensors made from sizes and numbers."""
+"""Convert operators that create tensors from sizes and numbers."""
 
 from __future__ import annotations
 

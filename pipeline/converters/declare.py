@@ -19,7 +19,7 @@ __all__ = ["Rejection", "attach", "attached", "declarations_of", "dynamo_tensorr
 F = TypeVar("F", bound=Callable[..., Any])
 
 ATTRIBUTE: Final = "__converter_declarations__"
-"""Where a function carries its declarations: a tuple, in the order in which the decorators were applied."""
+"""The attribute of a function with its declarations: a tuple, in the order in which the decorators were applied."""
 
 
 def dynamo_tensorrt_converter(
@@ -31,7 +31,7 @@ def dynamo_tensorrt_converter(
     supports_dynamic_shapes: bool = False,
     requires_output_allocator: bool = False,
 ) -> Callable[[F], F]:
-    """Declare a function as a converter of `key`; the function itself is returned, and no registry knows of it yet.
+    """Declare a function as a converter of `key` and return the function itself; no registry has it yet.
 
     Stackable, one decorator a target. `key` is an `OpOverload`, an `OpOverloadPacket` that leaves no choice, or a
     Python function such as `operator.getitem`; anything else is a `TypeError`. `enabled=False` declares nothing.
@@ -46,15 +46,16 @@ def dynamo_tensorrt_converter(
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """The declarations attached to a function; they name that function even if `functools.wraps` copied them to it."""
+    """Return the declarations attached to a function; they name that function even if `functools.wraps` copied them to
+    it."""
     if not callable(function) or (carried := attached(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.on(function) for declaration in carried)
 
 
 def target_of(key: object) -> Target:
-    """The target that a key stands for: an operator, by itself or by name (`"aten.relu.default"`, `"aten::relu"`), or a
-    Python function; a packet must have one overload, or two of which one is `out`."""
+    """Return the target of a key: an operator, itself or its name (`"aten.relu.default"`, `"aten::relu"`), or a Python
+    function; a packet must have one overload, or two of which one is `out`."""
     if isinstance(key, str):
         key = named(key)
     if isinstance(key, OpOverload):
@@ -84,7 +85,7 @@ def named(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
 
 
 def _instead(name: str) -> str:
-    """The operator that a function or module of torch's is traced to, by its name."""
+    """Return the operator to which a torch function or module of this name is traced; empty if there is none."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     spelled = (name, name.lower(), snake, re.sub(r"_?[123]d$", "", snake))
     packet = next((p for n in spelled if (p := getattr(torch.ops.aten, n, None)) is not None), None)
@@ -97,7 +98,7 @@ def _instead(name: str) -> str:
 
 
 def targets_of(key: object) -> tuple[Target, ...]:
-    """Every target that a key may mean in a lookup: for a packet, all its overloads."""
+    """Return every target that a key may mean in a lookup: for a packet, all its overloads."""
     key = named(key) if isinstance(key, str) else key
     if isinstance(key, OpOverloadPacket):
         return tuple(getattr(key, name) for name in key.overloads())
@@ -124,7 +125,7 @@ def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
 
 
 def attached(function: object, attribute: str) -> tuple[Any, ...] | None:
-    """The records that `attach` left on this very object (not on its class); None if there are none."""
+    """Return the records that `attach` added to this object itself (not to its class); None if there are none."""
     found = getattr(function, "__dict__", {}).get(attribute)
     return found if isinstance(found, tuple) else None
 
@@ -132,7 +133,7 @@ def attached(function: object, attribute: str) -> tuple[Any, ...] | None:
 def gather(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
     """Collect the functions with attached records that modules define: by module name, then in the order of definition.
 
-    Functions kept in a module's lists, tuples and dicts count, those imported from another module do not.
+    Functions in a module's lists, tuples and dicts count, those imported from another module do not.
     """
     for module in sorted({*map(_checked, modules)}, key=lambda module: module.__name__):
         for value in _values(module):
@@ -159,6 +160,6 @@ def _values(module: ModuleType) -> Iterator[Any]:
 
 
 def _defined_in(module: ModuleType, function: Any) -> bool:
-    """Whether a function counts as a module's own; those that another module's factory made for it do."""
+    """Return whether a module defines a function, itself or through another module's factory."""
     made = "<locals>" in getattr(function, "__qualname__", "<locals>")
     return made or getattr(function, "__module__", None) == module.__name__

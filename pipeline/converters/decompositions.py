@@ -1,4 +1,4 @@
-"""Decompositions: our own, declared like converters, and the ones of torch that we use."""
+"""Declare decompositions, like converters, and list the ones of torch that we use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ATTRIBUTE: Final = "__decomposition_declarations__"
 
 @attrs.frozen
 class DecompositionDeclaration:
-    """Declares a function to be a decomposition of this operator."""
+    """The record that a function is a decomposition of this operator."""
 
     key: Op = attrs.field(validator=attrs.validators.instance_of(OpOverload))
 
@@ -35,9 +35,9 @@ def register_torch_trt_decomposition(
 ) -> Callable[[F], F]:
     """Declare a function as a decomposition of `op`, and return the function. No table changes.
 
-    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket`: all its overloads that only give tensors.
-    `registry` is a dict of the caller's, to which the function is added too (`DecompositionTable(registry)` makes a
-    table of it). A table is immutable: its method `register` gives one with the function.
+    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket`: all its overloads that only return tensors.
+    `registry` is a dict of the caller's, to which the function is added too (`DecompositionTable(registry)` converts it
+    to a table). A table is immutable: its method `register` returns one with the function.
     """
     declarations = tuple(map(DecompositionDeclaration, _operators(op)))
     if registry is not None and not isinstance(registry, MutableMapping):
@@ -63,8 +63,8 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
     @classmethod
     def of(cls, *modules: ModuleType) -> DecompositionTable:
-        """Collect the decompositions that modules declare, in whatever order they are passed or imported. `ValueError`
-        for two of one operator."""
+        """Collect the decompositions that modules declare; the order of the modules does not matter. `ValueError` for
+        two of one operator."""
         found: dict[Op, Decomposition] = {}
         for op, function in _pairs(gather(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
@@ -73,7 +73,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return cls(found)
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
-        """Return a table with these declared functions, in place of others for the same operators."""
+        """Return a table with these declared functions, replacing others for the same operators."""
         return self | DecompositionTable(_pairs(functions))
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
@@ -82,7 +82,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
 
     def __or__(self, other: DecompositionTable) -> DecompositionTable:
-        """Associative; for an operator that both have, `other`'s."""
+        """Return a table of both; for an operator that both have, `other`'s. Associative."""
         return DecompositionTable({**self, **other}) if isinstance(other, DecompositionTable) else NotImplemented
 
     def __hash__(self) -> int:
@@ -93,7 +93,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
 
 def _operators(key: object) -> tuple[Op, ...]:
-    """The operators that a key means: a packet, all its overloads of tensors that write to none."""
+    """Return the operators of a key: for a packet, all its overloads that only return tensors and write to none."""
     if isinstance(key, OpOverloadPacket):
         overloads = (getattr(key, name) for name in key.overloads())
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
@@ -105,14 +105,15 @@ def _operators(key: object) -> tuple[Op, ...]:
 def chosen(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """The decompositions including those of torch that the user enables, and the operators that the user keeps whole.
+    """Return the decompositions including those of torch that the user enables, and the operators that the user
+    disables.
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
     """
     given, left = _keys(enabled, "enabled"), _keys(disabled, "disabled")
-    on, off = _meant(given) - torch_enabled_decompositions, _meant(left)
-    if both := sorted(map(str, _meant(given) & off)):
+    on, off = _operators_of_keys(given) - torch_enabled_decompositions, _operators_of_keys(left)
+    if both := sorted(map(str, _operators_of_keys(given) & off)):
         raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
     off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
     if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):
@@ -121,15 +122,15 @@ def chosen(
             "decompositions=pipeline.DECOMPOSITIONS.register(…) adds one of your own"
         )
     for key in left:
-        if not any(op in decompositions or _taken_apart(op) for op in _operators(key)):
+        if not any(op in decompositions or _torch_decomposes(op) for op in _operators(key)):
             why = "nothing takes it apart: no decomposition of it is registered, and torch has none"
             warn(f"{key} in torch_disabled_decompositions is not used: {why}", UnreachedWarning)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
     return theirs | decompositions, off
 
 
-def _taken_apart(op: Op) -> bool:
-    """Whether torch decomposes an operator: by a decomposition, or as a composite."""
+def _torch_decomposes(op: Op) -> bool:
+    """Return whether torch decomposes an operator: by a decomposition, or as a composite."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
 
@@ -140,7 +141,7 @@ def _keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
     return tuple(ops or ())
 
 
-def _meant(keys: Iterable[Any]) -> frozenset[Op]:
+def _operators_of_keys(keys: Iterable[Any]) -> frozenset[Op]:
     return frozenset(op for key in keys for op in _operators(key))
 
 
@@ -158,8 +159,8 @@ NOT_CORE: Final = """
     aten.permute_copy.default aten.tril_indices.default aten.triu_indices.default aten.unbind_copy.int
     aten.view_copy.default
 """
-"""What torch holds to be core ATen, or leaves open, and can still say in other ATen: second best where no converter
-takes the node, and better than an engine cut in two."""
+"""Operators that torch counts as core ATen, or does not classify, but can decompose: used only if no converter accepts
+the node, to avoid a cut in an engine."""
 
 DISABLED: Final = {
     "TensorRT has a layer for it, which takes every case": """
@@ -191,18 +192,19 @@ DISABLED: Final = {
         aten.normal.float_Tensor aten.normal.float_float aten.uniform.default
     """,
 }
-"""torch's decompositions that are worse than the operator itself, by reason."""
+"""Operators whose decomposition by torch is worse than the operator itself, by reason."""
 
 
 def _named(names: str) -> frozenset[Op]:
-    """The operators of these names, except those that this version of torch does not have."""
+    """Return the operators of these names, except those that this version of torch lacks."""
     table = torch._decomp.decomposition_table
     by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
     return frozenset(by_name[name] for name in names.split() if name in by_name)
 
 
 def _core() -> frozenset[Op]:
-    """The operators that torch decomposes to core ATen, composites aside; mutation is gone when we decompose."""
+    """Return the operators, composites aside, that torch decomposes to core ATen; the graph is already functional
+    then."""
     core = torch._decomp._core_aten_decompositions_post_autograd()
     return frozenset(op for op in core if isinstance(op, OpOverload) and not op._schema.is_mutable)
 
@@ -213,16 +215,16 @@ _WHOLE: Final = (
 )
 
 torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
-"""Operators that torch could decompose, and that we keep whole: for a converter, or else for PyTorch."""
+"""Operators that torch could decompose and that we do not decompose: a converter or PyTorch runs them."""
 
 torch_whole_decompositions: Final = _named(" ".join(DISABLED[why] for why in _WHOLE))
-"""Those decompositions among them that are right, and are used if they lead to a user's converter."""
+"""The operators among them whose decomposition is right, and is used if it leads to a user's converter."""
 
 torch_enabled_decompositions: Final = (_core() | _named(NOT_CORE)) - torch_disabled_decompositions
-"""Operators that torch decomposes for us if no converter takes the node: converters still take precedence."""
+"""Operators that torch decomposes for us if no converter accepts the node."""
 
 
 def get_decompositions(own: DecompositionTable) -> Mapping[Op, Decomposition]:
-    """Our own decompositions, and torch's enabled ones for the other operators."""
+    """Return our own decompositions, and torch's enabled ones for the other operators."""
     torchs = {op: torch._decomp.decomposition_table[op] for op in sorted(torch_enabled_decompositions, key=str)}
     return FrozenDict({**torchs, **own})

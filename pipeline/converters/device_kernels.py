@@ -1,4 +1,4 @@
-"""Operators that stand for a kernel of one device: each is decomposed to the operator for all devices."""
+"""Decompose operators of one device's kernel to the operator for all devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = list[int]
 
 
 def _declared(name: str, function: Callable[..., Any], overload: str = "default") -> Callable[..., Any]:
-    """A decomposition of the operator of this name, which has its schema as docstring."""
+    """Return a decomposition of the operator of this name, with its schema as docstring."""
     op = getattr(getattr(aten, name), overload)
 
     def decomposition(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def _convolution(
     transposed: bool = False,
     **of_the_kernel: Any,
 ) -> Tensor:
-    """A convolution: the kernel's other arguments say how to compute it, not what."""
+    """Compute a convolution: the kernel's other arguments do not affect the result."""
     output_padding = output_padding or [0] * (weight.dim() - 2)
     rest = (bias, stride, padding, dilation, transposed, output_padding, groups)
     result: Tensor = aten.convolution(self, weight, *rest)
@@ -98,7 +98,7 @@ def _not_updated(
 
 
 CELLS: Final = (aten.rnn_relu.input, aten.rnn_tanh.input, aten.lstm.input, aten.gru.input)
-"""By cuDNN's number of a recurrent layer."""
+"""The recurrent layers, indexed by cuDNN's mode number."""
 
 
 def _recurrent(
@@ -117,7 +117,7 @@ def _recurrent(
     batch_sizes: Ints,
     **of_the_kernel: Any,
 ) -> Any:
-    """A recurrent layer: without sequences of several lengths packed into one, which engines know no steps of."""
+    """Compute a recurrent layer; packed sequences of several lengths are not supported."""
     if batch_sizes:
         return NotImplemented
     biased = weight_stride0 - bool(proj_size) == 4

@@ -1,4 +1,4 @@
-"""Distances between vectors and sums of products, in terms of operators that have converters."""
+"""Decompose distances between vectors, and sums of products, to operators that have converters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 def _norm(difference: Tensor, p: float) -> Tensor:
-    """The p-norm over the last dim, as cdist and pdist define it: 0 of nothing."""
+    """Return the p-norm over the last dim, as cdist and pdist define it: 0 for an empty dim."""
     if difference.shape[-1] == 0:
         return difference.sum(-1)
     if p == 0:

@@ -1,6 +1,6 @@
-"""Einsum of two tensors as a product of matrices, with as few dims as the equation allows.
+"""Decompose einsum of two tensors to a matmul with as few dims as the equation allows.
 
-torch's own decomposition makes tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails to build
+torch's own decomposition creates tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails to build
 some of those in float16 (CvT), and does not recognise attention in them.
 """
 
@@ -26,7 +26,7 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
     1 that broadcasts.
     """
-    read = _read(equation, [tensor.dim() for tensor in tensors])
+    read = _parse(equation, [tensor.dim() for tensor in tensors])
     if read is None:
         return NotImplemented
     (left, right), out = read
@@ -50,13 +50,13 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     return _ordered(product, (*batch, *rows, *columns), out)
 
 
-def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
-    """The letters of both operands and of the result; dims behind ``...`` have names of their own."""
+def _parse(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
+    """Return the letters of both operands and of the result; each dim of ``...`` has a unique name."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or len(ranks) != 2:
         return None
-    spread = [_spread(operand, rank) for operand, rank in zip(operands, ranks, strict=True)]
+    spread = [_expand_ellipsis(operand, rank) for operand, rank in zip(operands, ranks, strict=True)]
     if any(len({*letters}) != len(letters) for letters in spread):
         return None
     more = max(spread, key=lambda letters: sum(x.startswith(".") for x in letters))
@@ -70,15 +70,15 @@ def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters],
     return (spread[0], spread[1]), out
 
 
-def _spread(operand: str, rank: int) -> Letters:
-    """``...`` as the names of the dims that it stands for, counted from the last."""
+def _expand_ellipsis(operand: str, rank: int) -> Letters:
+    """Return an operand's letters with ``...`` replaced by the names of its dims, counted from the last."""
     head, found, tail = operand.partition("...")
     count = rank - len(head) - len(tail) if found else 0
     return (*head, *(f".{i}" for i in range(count, 0, -1)), *tail)
 
 
 def _summed(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
-    """Without the dims that nothing else has."""
+    """Sum over the dims that neither the other operand nor the result has."""
     gone = [i for i, letter in enumerate(letters) if letter not in needed]
     kept = tuple(letter for letter in letters if letter in needed)
     return (x.sum(gone) if gone else x), kept
@@ -93,7 +93,8 @@ def _matrices(
     shape: list[Any],
     sizes: dict[str, Any],
 ) -> Tensor:
-    """[*batch, rows, columns], each of the last two as one dim, of size 1 if there are none."""
+    """Return a tensor as [*batch, rows, columns]; rows and columns are flattened to one dim each, of size 1 if there
+    are none."""
     x = _ordered(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x

@@ -1,4 +1,4 @@
-"""Elementwise operators of two tensors: arithmetic, comparison, logic, selection."""
+"""Convert elementwise operators of two tensors: arithmetic, comparison, logic, selection."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
-    """Convert numbers and 0-d integers beside tensors of bytes to bytes, which wrap: -3 is 253. Networks hold bytes as
-    int32, so only the node shows which they are."""
+    """Convert numbers and 0-d integers that are combined with tensors of bytes to bytes, which wrap: -3 is 253.
+    Networks represent bytes as int32, so only the node shows which tensors are bytes."""
     node = net.node
     inputs = (n.meta["val"] for n in node.all_input_nodes)
     if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):

@@ -1,4 +1,4 @@
-"""Bitwise operators of two tensors."""
+"""Convert bitwise operators of two tensors."""
 
 from __future__ import annotations
 

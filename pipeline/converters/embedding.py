@@ -1,4 +1,4 @@
-"""Rows of a table."""
+"""Convert embeddings: rows of a table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Evaluators: converters that add no layer. Sizes are expressions over the program's symbols; layers compute a size
-only if another layer reads it (``pipeline.impl.base.shape_tensor``)."""
+"""Define evaluators: converters that add no layer. Sizes are expressions over the program's symbols; layers compute a
+size only if another layer reads it (``pipeline.impl.base.shape_tensor``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @converts(operator.getitem)
 def getitem(net: Net, a: Sequence[Any], b: int) -> Any:
-    """getitem(sequence, index): one of an operator's results."""
+    """getitem(sequence, index). Returns one of an operator's results."""
     return a[b]
 
 
@@ -51,7 +51,7 @@ def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
     validator=_is_int,
 )
 def size(net: Net) -> Any:
-    """The node's value: an int, or its expression."""
+    """Return the node's value: an int, or its expression."""
     expr = expression(net.node.meta["val"])
     return expr if isinstance(expr, int) else SymbolicInt(expr)
 
@@ -66,7 +66,7 @@ def _is_known(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     validator=_is_known,
 )
 def condition(net: Net) -> bool:
-    """The node's value: a bool."""
+    """Return the node's value: a bool."""
     value: bool = net.node.meta["val"]
     return value
 

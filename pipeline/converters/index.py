@@ -1,4 +1,4 @@
-"""Picking elements by index tensors."""
+"""Convert reads at index tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejec
 
 
 def _dtypes(node: torch.fx.Node) -> list[tuple[object, torch.dtype]]:
-    """The indices that are given, with their dtypes."""
+    """Return the indices that are not None, with their dtypes."""
     given = (each for each in argument(node, "indices") if each is not None)
     return [(each, (each.meta["val"] if isinstance(each, torch.fx.Node) else each).dtype) for each in given]
 
@@ -48,8 +48,8 @@ def _is_mask(node: torch.fx.Node) -> bool:
 
 @converts(aten.index.Tensor, validator=_counted)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end; a mask picks as many
-    elements as the program says."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end; the number of
+    elements that a mask selects is the program's."""
     x = base.tensor(net, input)
     if _is_mask(net.node):
         dim = next(i for i, each in enumerate(indices) if each is not None)

@@ -1,4 +1,4 @@
-"""Results whose shape or value depends on data."""
+"""Convert operators whose result's shape or value depends on data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 @converts(aten.nonzero.default, validator=runs_nonzero, requires_output_allocator=True)
 def nonzero(net: Net, input: Value) -> ITensor:
-    """nonzero(Tensor self) -> Tensor. An element of rank 0 has no coordinates, and may be there or not."""
+    """nonzero(Tensor self) -> Tensor. A 0-d tensor has no coordinates: its result has 0 or 1 empty row."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
     found = found if base.rank(input) else sampled(net, found, [0], [0], [0])
     return base.permute(net, found, [1, 0])
@@ -50,35 +50,36 @@ def nonzero(net: Net, input: Value) -> ITensor:
 @converts(aten.nonzero_numpy.default, validator=runs_nonzero, requires_output_allocator=True)
 def nonzero_numpy(net: Net, input: Value) -> list[Any]:
     """nonzero_numpy(Tensor self) -> Tensor[]. The coordinates in each dim."""
-    return _places(net, base.tensor(net, input, rank=1))
+    return _coordinates(net, base.tensor(net, input, rank=1))
 
 
 @converts(aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
 def where(net: Net, condition: Value) -> list[Any]:
-    """where(Tensor condition) -> Tensor[], the same."""
-    return _places(net, base.tensor(net, condition, rank=1))
+    """where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
+    return _coordinates(net, base.tensor(net, condition, rank=1))
 
 
 @converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the places where they hold are the indices."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the coordinates at which they are true are the
+    indices."""
     given: list[Any] = []
     for each, node in zip(indices, argument(net.node, "indices"), strict=True):
         if each is None or node.meta["val"].dtype not in MASKS:
             given.append(each)
         else:
-            given += _places(net, each)
+            given += _coordinates(net, each)
     return index(net, base.tensor(net, input), given)
 
 
-def _places(net: Net, mask: Any) -> list[Any]:
-    """For each dim of a mask, the coordinates where it holds."""
+def _coordinates(net: Net, mask: Any) -> list[Any]:
+    """Return, for each dim of a mask, the coordinates at which it is true."""
     found = _nonzero(net, mask)
     return [base.squeeze(net, found_at(net, found, i), [0]) for i in range(base.rank(mask))]
 
 
 def found_at(net: Net, found: Any, dim: int) -> Any:
-    """The row of coordinates of one dim."""
+    """Return the coordinates of one dim."""
     layer = net.add("gather", found, base.constant(net, torch.tensor([dim])), 0)
     return layer.get_output(0)
 
@@ -89,7 +90,7 @@ def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
     x, mask = (base.tensor(net, value, rank=1) for value in (input, mask))
     sizes = broadcast(net, [x, mask])
     mask = base.expand(net, mask, sizes)
-    return index(net, base.expand(net, x, sizes), _places(net, mask))
+    return index(net, base.expand(net, x, sizes), _coordinates(net, mask))
 
 
 READERS: Mapping[Any, tuple[int, ...]] = {
@@ -122,14 +123,14 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
         if not _reads(user, node):
             why = f"and {user.name} needs its value to be known"
             return Rejection(
-                f"{node.name} is read by Python from what {_maker(node)} makes, {why}",
+                f"{node.name} is read by Python from what {_producer(node)} makes, {why}",
                 "keep it a tensor: do not call item()",
             )
     return True
 
 
-def _maker(node: torch.fx.Node) -> str:
-    """What computes the tensor that a node reads a number from, in words."""
+def _producer(node: torch.fx.Node) -> str:
+    """Return in words the producer of the tensor from which a node reads a number."""
     source = node.all_input_nodes[0]
     while moves(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]
@@ -137,7 +138,7 @@ def _maker(node: torch.fx.Node) -> str:
 
 
 def _reads(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether a node's use of an int is one that a tensor serves as well."""
+    """Return whether a user of an int also accepts a tensor in its place."""
     places = [i for i, given in enumerate(user.args) if given is node]
     return bool(places) and not user.kwargs and set(places) <= set(READERS.get(user.target, ()))
 

@@ -1,4 +1,4 @@
-"""Masks: triangles, one-hot, and elements that replace those that a mask selects."""
+"""Convert mask operators: triangles, one-hot, and masked scatter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing elements by index tensors and masks."""
+"""Convert writes at index tensors and masks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
-    """The index tensors, each with its place."""
+    """Return the index tensors, each with its position."""
     given = argument(node, "indices")
     return [(i, each.meta["val"]) for i, each in enumerate(given) if each is not None]
 

@@ -15,16 +15,16 @@ from pipeline.aten.traits import PART, Does, does
 aten = torch.ops.aten
 
 DEEP = 12
-"""How many operators are looked through."""
+"""The most operators in a row that are examined."""
 
 
 def counted(indices: Sequence[Any]) -> frozenset[int]:
-    """The positions of the index tensors that are known not to be negative."""
+    """Return the positions of the index tensors that are provably non-negative."""
     return frozenset(i for i, each in enumerate(indices) if each is not None and not_negative(each))
 
 
 def not_negative(value: Any, depth: int = DEEP) -> bool:
-    """Whether a node or a number is known not to be negative."""
+    """Return whether a node or a number is provably non-negative."""
     if isinstance(value, (bool, int, torch.SymInt)):
         return statically_known_true(value >= 0)
     if not isinstance(value, torch.fx.Node) or depth == 0:
@@ -37,7 +37,7 @@ def not_negative(value: Any, depth: int = DEEP) -> bool:
     kind = does(value.args[0].target) if _is_piece(value) else does(value.target)  # type: ignore[union-attr]
     if kind in PART:
         return not_negative(value.args[0], depth - 1)
-    rule = RULES.get(value.target, _copied if kind is Does.CASTS else None)
+    rule = RULES.get(value.target, _is_safe_cast if kind is Does.CASTS else None)
     return kind is Does.PLACES or (rule is not None and rule(value, depth - 1))
 
 
@@ -52,13 +52,13 @@ def _arange(node: torch.fx.Node, depth: int) -> bool:
     return not_negative(start, depth) and not_negative(step, depth)
 
 
-def _all(node: torch.fx.Node, depth: int) -> bool:
-    """Both terms or factors, none of which is subtracted (``alpha``)."""
+def _both_not_negative(node: torch.fx.Node, depth: int) -> bool:
+    """Return whether both operands are non-negative and neither is subtracted (``alpha``)."""
     return not node.kwargs and all(not_negative(value, depth) for value in node.args[:2])
 
 
-def _copied(node: torch.fx.Node, depth: int) -> bool:
-    """A cast to an integer type that holds what was there."""
+def _is_safe_cast(node: torch.fx.Node, depth: int) -> bool:
+    """Return whether a cast is to an integer type that represents all non-negative values of its input."""
     return node.meta["val"].dtype in (torch.int32, torch.int64) and not_negative(node.args[0], depth)
 
 
@@ -71,10 +71,10 @@ RULES: Mapping[Any, Callable[[torch.fx.Node, int], bool]] = {
     aten.arange.default: _arange,
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,
-    aten.add.Tensor: _all,
-    aten.mul.Tensor: _all,
+    aten.add.Tensor: _both_not_negative,
+    aten.mul.Tensor: _both_not_negative,
     aten.maximum.default: lambda node, depth: any(not_negative(a, depth) for a in node.args[:2]),
-    aten.minimum.default: _all,
+    aten.minimum.default: _both_not_negative,
     aten.clamp.default: _bounded,
     aten.clamp_min.default: _bounded,
     aten.full.default: lambda node, depth: not_negative(node.args[1], depth),

@@ -1,7 +1,7 @@
-"""Inverses, determinants and solutions for small matrices, step by step.
+"""Decompose inverses, determinants and solutions of small matrices into elementwise steps.
 
-TensorRT has no layers for them. The steps are elementwise operators over whole matrices, so only matrices of at most
-`LARGEST` rows, as cameras, poses and filters have, are taken apart. Where eager raises an error for a singular matrix,
+TensorRT has no layers for them. The steps are elementwise operators over all elements, so only matrices of at most
+`LARGEST` rows, as for cameras, poses and filters, are decomposed. Where eager raises an error for a singular matrix,
 the inverse or solution is not finite.
 """
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 LARGEST: Final = 8
-"""Rows of a matrix that is taken apart."""
+"""The most rows of a matrix that is decomposed."""
 
 
 def _is_large(a: Tensor) -> bool:
@@ -27,8 +27,9 @@ def _is_large(a: Tensor) -> bool:
     return not isinstance(rows, int) or not 0 < rows <= LARGEST
 
 
-def _picked(column: Tensor, free: Tensor) -> Tensor:
-    """Which row of [..., n, 1] has the largest magnitude, NaN being infinite: the first of equal ones."""
+def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
+    """Return a mask of the row of [..., n, 1] with the largest magnitude, the first of equal ones; NaN counts as
+    infinite."""
     size = torch.where(free, torch.where(column.isnan(), torch.inf, column.abs()), -1.0)
     others = size.transpose(-2, -1)
     is_first = torch.ones(column.shape[-2], column.shape[-2], dtype=torch.bool, device=column.device).triu()
@@ -36,16 +37,16 @@ def _picked(column: Tensor, free: Tensor) -> Tensor:
 
 
 def _eliminated(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gauss-Jordan elimination with partial pivoting, in which rows stay where they are.
+    """Run Gauss-Jordan elimination with partial pivoting, without swapping rows.
 
-    Returns the pivots [..., n]; which row each is in [..., n, n, 1]; and the solution of ``a @ x == b``.
+    Return the pivots [..., n]; a mask of the row of each [..., n, n, 1]; and the solution of ``a @ x == b``.
     """
     rest = a if b is None else torch.cat([a, b], -1)
     free = torch.ones_like(a[..., :1], dtype=torch.bool)
     pivots, rows = [], []
     for _ in range(a.shape[-1]):
         column = rest[..., :1]
-        here = _picked(column, free)
+        here = _pivot_row(column, free)
         row = torch.where(here, rest, 0.0).sum(-2, keepdim=True)
         pivot = row[..., :1]
         row = row[..., 1:] / (pivot if b is not None else torch.where(pivot == 0, 1.0, pivot))
@@ -59,15 +60,15 @@ def _eliminated(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
 
 
 def _sign(order: Tensor) -> Tensor:
-    """The sign of a permutation of rows: -1 for an odd number of pairs that changed places."""
+    """Return the sign of a permutation of rows: -1 for an odd number of inversions."""
     at = torch.arange(order.shape[-2], device=order.device, dtype=torch.float32)
     place = torch.where(order[..., 0], at, 0.0).sum(-1)
     swapped = (place.unsqueeze(-1) > place.unsqueeze(-2)) & (at.unsqueeze(-1) < at)
     return 1 - 2 * swapped.to(torch.int32).sum((-2, -1), dtype=torch.int32).remainder(2)
 
 
-def _first(fails: Tensor) -> Tensor:
-    """The number of the first step that fails, from 1; 0 if none does."""
+def _first_failure(fails: Tensor) -> Tensor:
+    """Return the number of the first step that fails, from 1; 0 if none does."""
     steps = torch.arange(1, fails.shape[-1] + 1, device=fails.device)
     first = torch.where(fails, steps, fails.shape[-1] + 1).amin(-1)
     return torch.where(first > fails.shape[-1], 0, first).to(torch.int32)
@@ -80,7 +81,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - 
         return NotImplemented
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     pivots, _, inverse = _eliminated(A, one.expand(A.shape))
-    return inverse, _first(pivots == 0)
+    return inverse, _first_failure(pivots == 0)
 
 
 @register_torch_trt_decomposition(aten._linalg_solve_ex.default)
@@ -96,7 +97,7 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
     pivots, _, x = _eliminated(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
     assert x is not None
     x = x if left else x.mT
-    return x.squeeze(-1) if is_vector else x, None, None, _first(pivots == 0)
+    return x.squeeze(-1) if is_vector else x, None, None, _first_failure(pivots == 0)
 
 
 @register_torch_trt_decomposition(aten._linalg_det.default)
@@ -130,11 +131,11 @@ def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False
         columns.append(pad(column, (0, 0, done, 0)))
         squares.append(square[..., 0, 0])
     factor = torch.cat(columns, -1)
-    return factor.mT if upper else factor, _first(~(torch.stack(squares, -1) > 0))
+    return factor.mT if upper else factor, _first_failure(~(torch.stack(squares, -1) > 0))
 
 
 def _substituted(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:
-    """The solution of ``a @ x == b`` for a triangular ``a``, row by row."""
+    """Return the solution of ``a @ x == b`` for a triangular ``a``, row by row."""
     size, rows = a.shape[-1], list[Tensor]()
     for k in range(size):
         at = size - 1 - k if upper else k

@@ -1,4 +1,4 @@
-"""Look up a converter: the candidate that takes a node, or every reason why none does."""
+"""Look up a converter: the candidate that accepts a node, or every reason why none does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @attrs.frozen
 class Refusal:
-    """The reasons why no converter takes a node. It is false."""
+    """The reasons why no converter accepts a node. Its truth value is False."""
 
     reasons: tuple[Rejection, ...]
 
@@ -52,11 +52,11 @@ class Refusal:
 
 
 class Lookup(Mapping[Any, Entry]):
-    """Converters by target, or by node, for which the settings and the node itself count.
+    """Converters by target, or by node, where the settings and the node itself decide.
 
-    A key is a node (`lookup[node]` is the converter that takes it, `node in lookup` whether one does) or a target
-    (`lookup[target]` is its first candidate, `target in lookup` whether it has any). A target may be given by its
-    packet or name, which mean the first overload that has a converter.
+    A key is a node (`lookup[node]` is the converter that accepts it, `node in lookup` whether one does) or a target
+    (`lookup[target]` is its first candidate, `target in lookup` whether it has any). An operator packet or a name means
+    its first overload that has a converter.
     """
 
     __slots__ = ()
@@ -64,12 +64,12 @@ class Lookup(Mapping[Any, Entry]):
     @property
     @abc.abstractmethod
     def settings(self) -> CompilationSettings:
-        """The settings that nodes are looked up with."""
+        """The settings for lookups of nodes."""
 
     @property
     @abc.abstractmethod
     def candidates(self) -> Candidates:
-        """For each target its declarations, in the order in which they are asked."""
+        """For each target its declarations, in the order in which they are tried."""
 
     def __getitem__(self, key: Node | Target) -> Entry:
         if isinstance(key, Node):
@@ -77,15 +77,15 @@ class Lookup(Mapping[Any, Entry]):
             if isinstance(found, Refusal):
                 raise KeyError(f"{key.name}: {found}")
             return found.entry()
-        if not (candidates := self._found(key)):
+        if not (candidates := self._candidates_of(key)):
             raise KeyError(f"no converter for {qualified_name(key)}")
         return _choice(candidates[0]).entry()
 
     def __contains__(self, key: object) -> bool:
-        return bool(self.choose(key)) if isinstance(key, Node) else bool(self._found(key))
+        return bool(self.choose(key)) if isinstance(key, Node) else bool(self._candidates_of(key))
 
-    def _found(self, key: object) -> tuple[Declaration, ...]:
-        """The candidates of a target, which may be given by its packet or name."""
+    def _candidates_of(self, key: object) -> tuple[Declaration, ...]:
+        """Return the candidates of a target, of a packet or of a name."""
         if not isinstance(key, OpOverloadPacket | str):
             return self.candidates.get(key, ())
         try:
@@ -100,7 +100,7 @@ class Lookup(Mapping[Any, Entry]):
         return len(self.candidates)
 
     def choose(self, node: Node) -> Choice | Refusal:
-        """The first candidate that passes, else one reason or more for each candidate that does not."""
+        """Return the first candidate that accepts the node, else at least one reason for each candidate."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
         if kept_in_torch(node.target, node.meta, self.settings):
@@ -114,30 +114,31 @@ class Lookup(Mapping[Any, Entry]):
         return Refusal(tuple(reasons) or (_undeclared(node.target),))
 
     def others(self, node: Node) -> tuple[Choice, ...]:
-        """The candidates after the first one that pass as well."""
+        """Return the candidates after the first one that also accept the node."""
         candidates = self.candidates.get(node.target, ()) if node.op == "call_function" else ()
         if len(candidates) < 2:
             return ()
         return tuple(_choice(c) for c in candidates if rejection_of(c.support, node, self.settings) is None)[1:]
 
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
-        """`choose`, with the reasons of a refusal as they are."""
+        """Return `choose`'s result, with a refusal's reasons as a tuple."""
         found = self.choose(node)
         return found.reasons if isinstance(found, Refusal) else found
 
     def unique_targets(self) -> frozenset[Target]:
-        """Every target that has a converter."""
+        """All targets that have a converter."""
         return frozenset(self.candidates)
 
     def get_all_converters_with_target(
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
-        """The candidates of a target in order, validated or not; with registry info, how many each module provides."""
-        converters = tuple(declaration.support for declaration in self._found(target))
+        """Return the candidates of a target in order, validated or not; with registry info, also the number per
+        module."""
+        converters = tuple(declaration.support for declaration in self._candidates_of(target))
         return (converters, _origins(converters)) if return_registry_info else converters
 
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
-        """For each target, sorted by name, how many converters each module provides."""
+        """Return, for each target, sorted by name, the number of converters per module."""
         info = {
             qualified_name(target): _origins(declaration.support for declaration in declarations)
             for target, declarations in self.candidates.items()
@@ -145,7 +146,7 @@ class Lookup(Mapping[Any, Entry]):
         return dict(sorted(info.items()))
 
     def display_all_available_converters(self) -> str:
-        """The support info as text, a line a target."""
+        """Return the support info as text, one line per target."""
         info = self.get_converter_support_info()
         rows = [
             f"  {target}: {', '.join(f'{n} in {origin}' for origin, n in where.items())}"
@@ -156,7 +157,7 @@ class Lookup(Mapping[Any, Entry]):
 
 @attrs.frozen(eq=False, repr=False)
 class BoundRegistry(Lookup):
-    """A registry's lookups under given settings: `registry.bind(settings)`."""
+    """A registry bound to settings: `registry.bind(settings)`."""
 
     registry: Lookup
     settings: CompilationSettings = attrs.field(validator=attrs.validators.instance_of(CompilationSettings))
@@ -185,8 +186,8 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
 
 
 def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
-    """Whether the user's settings keep a node with this target and ``meta`` out of engines, by its operator or by its
-    module."""
+    """Return whether the user's settings exclude a node with this target and ``meta`` from engines, by its operator or
+    its module."""
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops
@@ -194,8 +195,8 @@ def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSet
 
 
 def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
-    """Why a converter does not take a node. Symbolic dims are checked first: a validator of a converter for static
-    shapes might put guards on them."""
+    """Return the reason why a converter does not accept a node; None if it does. Symbolic dims are checked first: a
+    validator of a converter for static shapes might add guards on them."""
     static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
     if static is not None:
         return static
@@ -204,7 +205,7 @@ def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSet
 
 
 def _unallocated(support: ConverterSupport) -> Rejection | None:
-    """What keeps an output whose size is data out of engines."""
+    """Return the reason why an output of data-dependent size cannot be in engines; None if it can."""
     if CAPABILITIES.nonzero or not support.requires_output_allocator:
         return None
     return Rejection(
@@ -216,7 +217,7 @@ def _unallocated(support: ConverterSupport) -> Rejection | None:
 def static_only(
     support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, value: Any
 ) -> Rejection | None:
-    """Why a converter for static shapes does not take a call with this value; None if it does."""
+    """Return the reason why a converter for static shapes does not accept a call with this value; None if it does."""
     if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
         return None
     places = ", ".join(symbolic_places(args, kwargs, value))
@@ -230,7 +231,7 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
     try:
         verdict: object = validator(node, settings) if _takes_settings(validator) else validator(node)  # type: ignore[call-arg]
     except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
-        _say(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
+        _log_once(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
     if isinstance(verdict, Rejection):
         return verdict
@@ -239,36 +240,36 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
             f"the validator {name} of {support.name} gave {verdict!r} for {node.name}: it returns True, or a reason as "
             "pipeline.Rejection(reason, hint)"
         )
-    if isinstance(verdict, _SYMBOLIC):  # its truth would put a guard on the graph's shapes
+    if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")
     return None if verdict else Rejection(f"the converter's validator {name} refuses it", summary(validator))
 
 
 @lru_cache
 def _takes_settings(validator: object) -> bool:
-    """Whether a validator has a place for the settings: those of other compilers' are functions of the node alone."""
+    """Return whether a validator has a parameter for the settings: other compilers' validators take only the node."""
     try:
         inspect.signature(validator).bind(None, None)  # type: ignore[arg-type]
     except TypeError:
         return False
-    except ValueError:  # a builtin tells no signature
+    except ValueError:  # a builtin may have no signature
         return True
     return True
 
 
 @lru_cache
-def _say(text: str) -> None:
-    """Once: another converter may take the node, and then nobody would read the reason."""
+def _log_once(text: str) -> None:
+    """Log a text once: another converter may accept the node, and then the reason appears nowhere else."""
     log.warning("%s", text)
 
 
 def summary(validator: object) -> str:
-    """The limit that a validator states: its docstring as one line."""
+    """Return the limit that a validator states: its docstring as one line."""
     return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
 
 
 def symbolic_places(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
-    """The symbolic dims of a call, in words. Only types are examined, so no guard is put on a ShapeEnv."""
+    """Yield the symbolic dims of a call, in words. Only types are examined, so no guard is added to a ShapeEnv."""
     for leaf in _leaves((args, kwargs)):
         yield from (
             _symbolic(leaf.meta.get("val"), leaf.name) if isinstance(leaf, Node) else _symbolic(leaf, "an argument")

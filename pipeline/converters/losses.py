@@ -1,4 +1,4 @@
-"""Losses that torch decomposes wrongly."""
+"""Decompose losses that torch decomposes wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products and linear layers."""
+"""Convert matmuls and linear layers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def matmul(net: Net, *factors: Value) -> ITensor:
 
 
 def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
-    """The factors of a product, which are its arguments from ``first`` on; those that are transposed before it come as
-    `impl.transposed` has them."""
+    """Return the factors of a matmul, its arguments from ``first`` on; transposed ones are wrapped by
+    `impl.transposed`."""
     node = net.node
     if node is None or does(node.target) is not Does.MULTIPLIES:
         return [*factors]
@@ -42,16 +42,16 @@ def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     return [impl.transposed(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
-def _passed(node: object) -> object:
-    """The node whose value another passes on, in another shape or dtype, or repeated."""
+def _source(node: object) -> object:
+    """Return the node behind reshapes, casts and repetitions."""
     while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
         node = node.args[0]
     return node
 
 
 def _are_weights(product: torch.fx.Node | None) -> bool:
-    """Whether the first operand comes from a softmax, as that of an attention's second product does."""
-    node = _passed(product.args[0]) if product is not None and product.args else None
+    """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
+    node = _source(product.args[0]) if product is not None and product.args else None
     return isinstance(node, torch.fx.Node) and does(node.target) is Does.SOFTENS
 
 

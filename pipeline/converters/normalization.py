@@ -1,4 +1,4 @@
-"""Normalisation: of layers, groups, instances and batches, and by the root mean square."""
+"""Convert normalisation: of layers, groups, instances and batches, and by the root mean square."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Opt: TypeAlias = torch.Tensor | None
 
 
 def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
-    """The mean and rstd that the operator gives beside its result, if anything reads them."""
+    """Return the mean and rstd that the operator also returns, if anything reads them; else None for both."""
     if all(u.target is operator.getitem and u.args[1] == 0 for u in net.node.users):
         return None, None
     dtype = base.network_dtype(net.node.meta["val"][1].dtype)
@@ -118,7 +118,7 @@ def rms_norm(
 
 
 def _inference(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """``x * scale + shift``: both depend on parameters alone, so that they are folded, in float32 for halves."""
+    """Return ``x * scale + shift``: both depend only on parameters, so they are folded, in float32 for halves."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
     weight, bias, mean, var = (_vector(each) for each in (weight, bias, mean, var))
@@ -129,7 +129,7 @@ def _inference(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps
 
 
 def _vector(of_channels: Argument) -> Argument:
-    """A number for each channel in one dim; eager takes any shape of so many elements."""
+    """Return a parameter as a 1-d tensor; eager accepts any shape with one element per channel."""
     return of_channels if of_channels is None or of_channels.dim() == 1 else of_channels.reshape(-1)
 
 
@@ -166,11 +166,14 @@ def native_batch_norm(
         affine = _vector(weight), _vector(bias)
         result: Statistics = aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
         return result
-    return _inference(x, weight, bias, running_mean, running_var, eps), *_kept(x, running_mean, running_var, eps)
+    return _inference(x, weight, bias, running_mean, running_var, eps), *_saved_statistics(
+        x, running_mean, running_var, eps
+    )
 
 
-def _kept(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The statistics beside a result that running ones made: nothing on the CPU, the running ones on a GPU."""
+def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the statistics that accompany a result computed from running ones: empty on the CPU, the running ones on a
+    GPU."""
     if x.device.type == "cpu":
         return x.new_zeros((0,)), x.new_zeros((0,))
     dtype = torch.promote_types(x.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Windows that overlap, added up: what ``istft`` ends with."""
+"""Decompose overlap-add, the last step of ``istft``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Tensor = torch.Tensor
 def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor
 
-    Windows are cut into pieces as long as a step. Pieces of one place in the windows do not overlap: they are a row,
-    and as many rows are added up as there are pieces in a window. torch adds up an element of the windows at a time, if
-    they are the same for a batch, as those of ``istft`` are.
+    Windows are cut into pieces as long as a step. Pieces at the same position in their windows do not overlap: they
+    form a row, and the rows, one per piece of a window, are added. torch's decomposition adds one element of the
+    windows at a time.
     """
     if not input_sizes:
         return grad_in.squeeze(0)

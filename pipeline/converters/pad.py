@@ -1,4 +1,4 @@
-"""Padding: constant, reflecting, replicating, circular."""
+"""Convert padding: constant, reflecting, replicating, circular."""
 
 from __future__ import annotations
 

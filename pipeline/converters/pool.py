@@ -1,4 +1,4 @@
-"""Pooling with windows of one size."""
+"""Convert pooling with windows of one size."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ AVERAGE: dict[Any, int] = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 
 
 
 def _windows(node: torch.fx.Node, rank: int) -> Windows:
-    """The windows of a pooling node, none larger than the input and its padding: TensorRT has a limit for them. Their
-    number is rounded up only where that makes a difference."""
+    """Return the windows of a pooling node, clipped to the input and its padding, since TensorRT limits them. Their
+    number is rounded up only if that makes a difference."""
 
     def each(name: str, default: list[int]) -> list[int]:
         value = list(argument(node, name)) or default
@@ -64,14 +64,14 @@ def _known(size: int | torch.SymInt) -> int | None:
 
 
 def _dynamic(node: torch.fx.Node, why: str) -> Rejection:
-    """Names the dim whose size would have to be known."""
+    """Return the rejection that names the dim whose size must be static."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
     return Rejection(f"dim {dim} of its input is {shape[dim]}; {why} needs static sizes")
 
 
 def _rounds_safely(windows: Windows) -> bool:
-    """Whether rounding up never makes a window that lies beyond the input, which eager would leave out."""
+    """Return whether rounding up never creates a window beyond the input, which eager would omit."""
     rows = zip(windows.kernel, windows.stride, windows.padding, windows.dilation, strict=True)
     return all(d * (k - 1) + 1 >= s + p for k, s, p, d in rows)
 
@@ -105,13 +105,13 @@ def max_pool(net: Net, rank: int, input: Value) -> ITensor:
 
 
 def indices_are_read(node: torch.fx.Node) -> bool:
-    """Whether max pooling returns indices, and something reads them."""
+    """Return whether max pooling returns indices that something reads."""
     given = not isinstance(node.meta["val"], torch.Tensor)
     return given and any(u.op == "output" or u.args[1] == 1 for u in node.users)
 
 
 def _takes_all(node: torch.fx.Node, windows: Windows) -> bool:
-    """Whether each dim has one window with all that it has, whatever its size in its range."""
+    """Return whether each dim has a single window that covers it, for any size in its range."""
     sizes = argument(node, "self").meta["val"].shape[-len(windows.kernel) :]
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     divided = "divisor_override" in names and argument(node, "divisor_override") is not None

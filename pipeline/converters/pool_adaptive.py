@@ -1,4 +1,4 @@
-"""Adaptive pooling: any input size to a given output size."""
+"""Convert adaptive pooling: any input size to a given output size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RANKS = {**AVERAGE, **MAX}
 
 
 Sizes = tuple[list[Any], list[Any]]
-"""Of the pooled dims, before and after: ints or expressions."""
+"""The sizes of the pooled dims before and after: ints or expressions."""
 
 
 def _sizes(node: torch.fx.Node, rank: int) -> Sizes:
@@ -61,8 +61,8 @@ def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -
     return True
 
 
-def _places(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """The windows of each dim; None where each element is one."""
+def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Return the windows of each dim; None if each element is one window."""
     return [None if b == a else adaptive_places(b, a) for b, a in zip(before, after, strict=True)]
 
 
@@ -71,7 +71,7 @@ def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
 
 
 def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
-    """Ordinary windows, where the sizes are multiples of one another."""
+    """Return equal windows, if each input size is a multiple of the output size; else None."""
     if not all(
         isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
     ):
@@ -81,8 +81,8 @@ def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
     return Windows(kernel, kernel, [0] * len(kernel), ones, list(before), list(after))
 
 
-def _whole(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
-    """One window a dim: a reduction, of the dims that have more than one element."""
+def _global_pool(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
+    """Reduce the dims that have more than one element, if each dim has a single window."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:
@@ -95,10 +95,10 @@ def _whole(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -
 
 
 def _without_dynamic(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
-    """``x`` with those dims reduced to their one window of which only the engine knows the size; and the sizes then."""
+    """Return ``x`` with the dynamic dims, which have a single window, reduced; and the sizes of the others."""
     rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
     before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
-    return _whole(net, x, operation, (dynamic, one)), (before, after)
+    return _global_pool(net, x, operation, (dynamic, one)), (before, after)
 
 
 @converts(AVERAGE, validator=pooled_dims_are_static)
@@ -106,12 +106,12 @@ def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
     x, sizes = base.tensor(net, input), _sizes(net.node, rank)
     if _one_window(*sizes):
-        return _whole(net, x, trt.ReduceOperation.AVG, sizes)
+        return _global_pool(net, x, trt.ReduceOperation.AVG, sizes)
     if (windows := _regular(*sizes)) is not None:
         return avg_pool(net, x, windows, False, None)
     wide = base.cast(net, x, torch.float32)
     wide, sizes = _without_dynamic(net, wide, trt.ReduceOperation.AVG, sizes)
-    return base.cast(net, gathered_mean(net, wide, _places(*sizes)), base.dtype_of(x))
+    return base.cast(net, gathered_mean(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
 
 
 @converts(MAX, validator=pooled_dims_are_static)
@@ -122,8 +122,8 @@ def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITens
         places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
         return gathered_argmax(net, x, places, sizes[0])
     if _one_window(*sizes):
-        return _whole(net, x, trt.ReduceOperation.MAX, sizes), None
+        return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
     if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return max_pool(net, x, windows), None
     x, sizes = _without_dynamic(net, x, trt.ReduceOperation.MAX, sizes)
-    return gathered_max(net, x, _places(*sizes)), None
+    return gathered_max(net, x, _windows_per_dim(*sizes)), None

@@ -1,4 +1,4 @@
-"""Primitives that torch's decompositions leave behind."""
+"""Convert primitives that torch's decompositions produce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ prims = torch.ops.prims
 
 @converts(prims.div.default)
 def div(net: Net, input: Value, other: Value) -> ITensor:
-    """prims::div(Tensor self, Tensor other) -> Tensor. Of integers, toward zero."""
+    """prims::div(Tensor self, Tensor other) -> Tensor. Integers are divided toward zero."""
     rounding = None if result_of(net).dtype.is_floating_point else "trunc"
     return as_result(net, elementwise_division.divide(net, input, other, rounding))
 
@@ -25,6 +25,6 @@ def div(net: Net, input: Value, other: Value) -> ITensor:
 @converts(prims.sum.default)
 def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> ITensor:
     """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
-    if dims == []:  # here nothing is reduced, and everything in aten.sum
+    if dims == []:  # reduces no dim here, all dims in aten.sum
         return as_result(net, base.tensor(net, inp))
     return as_result(net, reduce.total(net, "SUM", inp, dims, False, result_of(net).dtype))

@@ -1,5 +1,4 @@
-"""Quantization: codes of few bits and their scales (`pipeline.aten.quantized`), to which every exported form is
-rewritten."""
+"""Convert quantization: the operators of `pipeline.aten.quantized`, to which every exported form is rewritten."""
 
 from __future__ import annotations
 
@@ -77,8 +76,8 @@ def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
 
 
 def convolves_codes(node: torch.fx.Node | None) -> bool:
-    """Whether a pair's result reaches, through operators that only pass it on, a convolution whose weight is codes
-    too."""
+    """Return whether a pair's result reaches a convolution with a quantized weight through operators that do not change
+    it."""
     for user in () if node is None else node.users:
         kind = does(user.target)
         if kind is Does.CONVOLVES and (weight := argument(user, "weight")) is not node:

@@ -1,4 +1,4 @@
-"""Recurrences over tokens, of a number that may be dynamic: gated linear attention, and the selective scan."""
+"""Convert recurrences over a number of tokens that may be dynamic: gated linear attention and the selective scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: LSTM, GRU and the plain ones of tanh or relu, of a length that may be dynamic."""
+"""Convert recurrent layers of a length that may be dynamic: LSTM, GRU, and plain layers with tanh or relu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 
 def _weights(params: Sequence[Value], has_biases: bool, projected: bool) -> Iterator[impl.Weights]:
-    """For each layer, for each direction: input, hidden, biases of both, projection."""
+    """Yield the weights for each layer and direction: input, hidden, biases of both, projection."""
     count = 2 + 2 * has_biases + projected
     for at in range(0, len(params), count):
         own = params[at : at + count]
@@ -60,15 +60,17 @@ def recurrent(
 ) -> tuple[ITensor | None, ...]:
     """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train,
     bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
-    states, weights = _own(hx, params, has_biases)
+    states, weights = _states_and_weights(hx, params, has_biases)
     input = base.tensor(net, input)
     input = base.permute(net, input, [1, 0, 2]) if batch_first else input
     output, *last = impl.recurrent(net, cell, input, states, weights, bidirectional)
     return (base.permute(net, output, [1, 0, 2]) if batch_first else output, *last)
 
 
-def _own(hx: Value, params: Sequence[Value], has_biases: bool) -> tuple[Sequence[Value], list[impl.Weights]]:
-    """The first states, and the weights."""
+def _states_and_weights(
+    hx: Value, params: Sequence[Value], has_biases: bool
+) -> tuple[Sequence[Value], list[impl.Weights]]:
+    """Return the initial states and the weights."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
     return states, list(_weights(params, has_biases, projected))
@@ -95,7 +97,7 @@ def packed(
 ) -> tuple[ITensor | None, ...]:
     """packed_gru(Tensor input, Tensor lengths, Tensor hx, Tensor[] params, bool has_biases, int num_layers,
     float dropout, bool train, bool bidirectional) -> (Tensor, Tensor)"""
-    states, weights = _own(hx, params, has_biases)
+    states, weights = _states_and_weights(hx, params, has_biases)
     input = base.tensor(net, input)
     steps = iota(net, [base.size(net, input, 0), 1, 1], [1, 0, 0])
     ends = base.unsqueeze(net, base.tensor(net, lengths, torch.int64), [0, 2])

@@ -1,4 +1,4 @@
-"""Reductions along dims, and running sums."""
+"""Convert reductions along dims, and cumulative operators."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def extremum(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: 
 @converts(TESTS)
 def test(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
     """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
-    if dim == []:  # here ATen reduces nothing, and everything in sum and amax
+    if dim == []:  # ATen reduces no dim here, all dims in sum and amax
         return as_result(net, base.tensor(net, input, torch.bool))
     return as_result(net, block(net, input, dim, keepdim))
 

@@ -1,4 +1,4 @@
-"""The registry: an immutable mapping from targets to the converters that declare them."""
+"""Define the registry: an immutable mapping from targets to the converters that declare them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ _HOW: Final = (
 _DEFAULT_SETTINGS: Final = CompilationSettings()
 
 
-def _in_order(declarations: Iterable[Declaration]) -> Candidates:
-    """By target: the newest HIGH first, then STANDARD, the oldest first; the same declaration counts once."""
+def _by_priority(declarations: Iterable[Declaration]) -> Candidates:
+    """Return the declarations by target: the newest HIGH first, then STANDARD, the oldest first, without duplicates."""
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
         if not isinstance(declaration, Declaration):
@@ -79,13 +79,13 @@ def _candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
 class ConverterRegistry(Lookup):
     """An immutable mapping from target to converters: methods that change it return a new one.
 
-    Candidates of a target are asked in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
+    Candidates of a target are tried in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
     Converters registered later are newer; in `a | b`, which is associative, those in `b` are.
 
     A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
     """
 
-    candidates: Candidates = attrs.field(alias="declarations", converter=_in_order, factory=tuple)
+    candidates: Candidates = attrs.field(alias="declarations", converter=_by_priority, factory=tuple)
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
@@ -111,11 +111,11 @@ class ConverterRegistry(Lookup):
 
     @property
     def settings(self) -> CompilationSettings:
-        """Return the default settings; `bind` gives others."""
+        """Return the default settings; `bind` sets others."""
         return _DEFAULT_SETTINGS
 
     def bind(self, settings: CompilationSettings) -> BoundRegistry:
-        """Return a view of the registry whose lookups go by the given settings."""
+        """Return a view of the registry whose lookups use the given settings."""
         return BoundRegistry(self, settings)
 
     def declarations(self) -> tuple[Declaration, ...]:
@@ -142,7 +142,7 @@ class ConverterRegistry(Lookup):
         return ConverterRegistry((*self.declarations(), *other.declarations()))
 
     def __eq__(self, other: object) -> bool:
-        """By value: the same declarations in the same order for each target."""
+        """Compare by value: the same declarations in the same order for each target."""
         return (
             dict(self.candidates) == dict(other.candidates) if isinstance(other, ConverterRegistry) else NotImplemented
         )

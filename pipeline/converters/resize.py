@@ -1,4 +1,4 @@
-"""Resizing (upsample) and sampling on a grid."""
+"""Convert resizing (upsample) and sampling on a grid."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ TARGETS: dict[Any, str] = {
 }
 
 
-def _how(node: torch.fx.Node, mode: str) -> Resize:
-    """The way a node resizes."""
+def _parameters(node: torch.fx.Node, mode: str) -> Resize:
+    """Return the parameters of a node's resize."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     aligned = "align_corners" in names and bool(argument(node, "align_corners"))
     return Resize(mode, aligned, "_aa" in str(node.target))
 
 
 def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
-    """The scale of each resized dim as the call gives it; None where the sizes alone count."""
+    """Return the scale of each resized dim in the call; None if only the sizes count."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     if "scale_factors" in names:
         return list(argument(node, "scale_factors") or [None] * rank)
@@ -59,7 +59,7 @@ def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
 
 
 def _sizes(node: torch.fx.Node) -> tuple[list[Any], list[Any]]:
-    """The sizes of the resized dims before and after: ints or expressions."""
+    """Return the sizes of the resized dims before and after: ints or expressions."""
     result, x = node.meta["val"], node.all_input_nodes[0].meta["val"]
     return [expression(s) for s in x.shape[2:]], [expression(s) for s in result.shape[2:]]
 
@@ -77,34 +77,34 @@ def _static(row: Row) -> bool:
     return isinstance(row[0], int) and isinstance(row[1], int)
 
 
-def _short(scale: float | None) -> bool:
-    """Whether sizes times the scale are exact in the layer's float32."""
+def _is_exact_scale(scale: float | None) -> bool:
+    """Return whether sizes times the scale are exact in the layer's float32."""
     return scale is not None and (scale * 1024).is_integer()
 
 
 def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
-    """Whether TensorRT's layer would not place the elements of a static dim as eager does."""
+    """Return whether TensorRT's layer would sample a static dim at other positions than eager."""
     before, after, scale = row
     if not _static(row) or (before == after and scale in (None, 1.0)):
         return False
     even = after % before == 0 or before % after == 0  # otherwise rounding may decide which element is the nearest
     by_sizes = scale is None or how.align_corners or before * scale == after
     alike = by_sizes and (even or not how.nearest)
-    return how.antialias or not alike or (by_scales and not _short(after / before))
+    return how.antialias or not alike or (by_scales and not _is_exact_scale(after / before))
 
 
 def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
-    """Whether to give the layer scales, which saves it computing sizes at run time."""
+    """Return whether to set the layer's scales, which saves computing sizes at run time."""
     dynamic = [row for row in rows if not _static(row)]
     if dynamic:
-        return all(_short(scale) for _, _, scale in dynamic)
-    return dynamic_batch and all(_short(after / before) for before, after, _ in rows)
+        return all(_is_exact_scale(scale) for _, _, scale in dynamic)
+    return dynamic_batch and all(_is_exact_scale(after / before) for before, after, _ in rows)
 
 
 def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT resizes floats only; it resizes dynamic dims to sizes, or by scales whose products are exact in
     float32."""
-    x, how = node.all_input_nodes[0].meta["val"], _how(node, TARGETS[node.target])
+    x, how = node.all_input_nodes[0].meta["val"], _parameters(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.nearest:
         return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
     rows = _rows(node)
@@ -127,14 +127,14 @@ def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings)
 def upsample(net: Net, mode: str, input: Value) -> ITensor:
     """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
     -> Tensor"""
-    x, how = base.tensor(net, input), _how(net.node, mode)
+    x, how = base.tensor(net, input), _parameters(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
     return base.cast(net, _resized(net, wide, how, _rows(net.node)), dtype)
 
 
 def _resized(net: Net, x: Any, how: Resize, rows: list[Row]) -> Any:
-    """Some dims by taps, and the others by the layer."""
+    """Resize some dims by weighted gathers (taps), and the others by the layer."""
     by_scales = _by_scales(rows, -1 in base.dims(x)[:2])
     taps = [_needs_taps(how, row, by_scales) for row in rows]
     if any(taps):

@@ -14,14 +14,14 @@ from pipeline.network.net import Net
 
 
 def result_of(net: Net) -> torch.Tensor:
-    """The fake tensor of the node's result, the first if there are several."""
+    """Return the fake tensor of the node's result, the first if there are several."""
     value = net.node.meta["val"]
     first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
     return first
 
 
 def as_result(net: Net, x: ITensor) -> ITensor:
-    """``x`` in the dtype of the node's result; bytes wrap."""
+    """Return ``x`` in the dtype of the node's result; bytes wrap."""
     dtype = result_of(net).dtype
     return base.byte(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
 
@@ -32,7 +32,6 @@ def by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Targe
 
 
 def by_row(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """Convert an operator by its row of a table: a building block, and the arguments that it takes before the
-    operands."""
+    """Convert an operator by its row of a table: a building block and its arguments before the operands."""
     block, *operation = row
     return as_result(net, block(net, *operation, *operands))

@@ -1,4 +1,4 @@
-"""Writing elements by index, and reducing those that go to the same place."""
+"""Convert writes by index, and reductions of elements that have the same position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 MOST = (1 << 31) - 1
-"""Elements that a tensor of TensorRT may have."""
+"""The most elements of a TensorRT tensor."""
 
 
 @register_torch_trt_decomposition(aten.index_fill.int_Scalar)
@@ -53,7 +53,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
 
 
 def compared(*sizes: Any) -> bool | Rejection:
-    """Whether TensorRT accepts a tensor of these sizes, in which every index is compared with every place."""
+    """Return whether TensorRT accepts a tensor of these sizes, in which every index is compared with every position."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True
@@ -95,7 +95,8 @@ def scatter_reduce(
 
 
 def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reduction: str, include_self: bool) -> Any:
-    """With index and source as large as ``x`` in the other dims; places that are added name none."""
+    """Reduce with index and source padded to the size of ``x`` in the other dims; the padding's indices match no
+    position."""
     sizes, own = base.known_sizes(net, base.tensor(net, x, rank=1)), base.rank(x)
     index = base.tensor(net, index, rank=1)
     given = base.known_sizes(net, index)
@@ -137,7 +138,7 @@ def index_reduce(
 def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
 
-    Into a dim of size 1: nothing of what was there is left, so nothing reads it."""
+    Handle a dim of size 1: all elements are overwritten, so ``self`` is not read."""
     return src.unsqueeze(dim).to(self.dtype, copy=True) if shape_of(self)[dim] == 1 else NotImplemented
 
 
@@ -156,7 +157,7 @@ def whole_slice_scatter(
 def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
 
-    Into matrices of one element."""
+    Handle matrices of one element."""
     sizes = shape_of(self)
     if (sizes[dim1], sizes[dim2], shape_of(src)[-1]) != (1, 1, 1):
         return NotImplemented
@@ -175,7 +176,7 @@ def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> 
 
 
 def _between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
-    """``source`` with what ``x`` has before and after it."""
+    """Return ``source`` between the parts of ``x`` before ``start`` and after ``end``."""
     size = base.known_sizes(net, x)[dim]
     rest = total([size, negative(end)])
     before = [] if start == 0 else [narrow(net, x, dim, 0, start)]

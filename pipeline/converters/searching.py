@@ -1,4 +1,4 @@
-"""Searching in sorted tensors, and order statistics, in terms of operators that have converters."""
+"""Decompose searches in sorted tensors, and order statistics, to operators that have converters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 COMPARED: Final = 64
-"""Up to so many sorted integers, or of a dynamic number, each is compared; more are halved until one is left."""
+"""The most sorted integers that are all compared (also if their number is dynamic); more are searched by bisection."""
 
 LONGEST: Final = (1 << 31) - 1
-"""A dim without a bound is taken to be at most so long: a tensor of TensorRT has no more elements."""
+"""The assumed length of a dim without a bound: a TensorRT tensor has no more elements."""
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Tensor)
@@ -36,23 +36,25 @@ def searchsorted(
     ascending = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
     right, length = right or side == "right", ascending.shape[-1]
     if ascending.is_floating_point():
-        found = _bisected(ascending, self, right)
+        found = _binary_search_like_eager(ascending, self, right)
     else:
         few = not isinstance(length, int) or length <= COMPARED
-        found = (_compared if few else _halved)(ascending, self, right)
+        found = (_compared if few else _binary_search)(ascending, self, right)
     return found.to(torch.int32) if out_int32 else found
 
 
-def _before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Whether the position of a sorted value is before that of a value; NaN's is after all."""
+def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Return whether a sorted value comes before the searched value; NaN comes after all."""
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
 def _compared(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    return _before(ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending, values.unsqueeze(-1), right).sum(-1)
+    return _is_before(ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending, values.unsqueeze(-1), right).sum(
+        -1
+    )
 
 
-def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     """Search by halving: the position grows by powers of two, the largest first, as long as the element before it lies
     before the value."""
     length = ascending.shape[-1]
@@ -60,31 +62,31 @@ def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     for bit in reversed(range(length.bit_length())):
         further = place + (1 << bit)
         at = (further - 1).clamp(max=length - 1)
-        there = _taken(ascending, at)
-        place = torch.where((further <= length) & _before(there, values, right), further, place)
+        there = _elements_at(ascending, at)
+        place = torch.where((further <= length) & _is_before(there, values, right), further, place)
     return place
 
 
-def _taken(ascending: Tensor, at: Tensor) -> Tensor:
-    """The elements at these places, which may be a single one: it would be a number of Python's as an index."""
+def _elements_at(ascending: Tensor, at: Tensor) -> Tensor:
+    """Return the elements at these positions; a 0-d index tensor would become a Python number."""
     if ascending.dim() > 1:
         return ascending.gather(-1, at)
     return ascending.index_select(0, at.flatten()).reshape(at.shape)
 
 
-def _bisected(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     """Search with eager's own steps: NaN at the end of a sequence, where sorting puts it, is compared as eager does."""
     length = ascending.shape[-1]
     varies = not isinstance(length, int)
-    if varies:  # it may be 0, though a fake tensor's is not; of nothing no element can be read
+    if varies:  # the length may be 0 at run time, where no element can be read
         ascending = torch.cat((ascending, ascending.new_zeros((*ascending.shape[:-1], 1))), -1)
     place = torch.zeros_like(values, dtype=torch.int64)
     left = torch.full_like(values, length, dtype=torch.int64)
     for _ in range(int(min(largest(length), LONGEST)).bit_length()):
         half = left // 2
         at = place + half if varies else (place + half).clamp(max=length - 1)
-        there = _taken(ascending, at)
-        after = _before(there, values, right) & (left > 0)
+        there = _elements_at(ascending, at)
+        after = _is_before(there, values, right) & (left > 0)
         place = torch.where(after, place + half + 1, place)
         left = torch.where(after, left - half - 1, half)
     return place
@@ -129,7 +131,8 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
 
 
 def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
-    """The lower of the two middle values. NaN, which is sorted behind all, is the median unless it is ignored."""
+    """Return the lower of the two middle values and its index. NaN, which sorts last, is the median unless it is
+    ignored."""
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
@@ -139,14 +142,14 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
 
 
 def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
-    """The position of the median among so many sorted elements; 0 without any."""
+    """Return the position of the median among this many sorted elements; 0 if there are none."""
     others: Tensor = length - nans
     middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
     return middle.clamp(min=0)
 
 
-def _of_all(self: Tensor, ignore_nan: bool) -> Argument:
-    """The median of all elements: NaN without any, which a NaN behind the last element gives."""
+def _median_of_all(self: Tensor, ignore_nan: bool) -> Argument:
+    """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
     row = self.reshape(-1)
     length = row.shape[0]
     if not self.is_floating_point() and isinstance(length, int) and length == 0:
@@ -172,10 +175,10 @@ def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
 @register_torch_trt_decomposition(aten.median.default)
 def median_of_all(self: Tensor) -> Argument:
     """median(Tensor self) -> Tensor"""
-    return _of_all(self, ignore_nan=False)
+    return _median_of_all(self, ignore_nan=False)
 
 
 @register_torch_trt_decomposition(aten.nanmedian.default)
 def nanmedian_of_all(self: Tensor) -> Argument:
     """nanmedian(Tensor self) -> Tensor"""
-    return _of_all(self, ignore_nan=True)
+    return _median_of_all(self, ignore_nan=True)

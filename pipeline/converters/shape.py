@@ -1,4 +1,4 @@
-"""Joining and splitting tensors: concatenation, splits, repetition."""
+"""Convert operators that join and split tensors: concatenation, splits, repetition."""
 
 from __future__ import annotations
 

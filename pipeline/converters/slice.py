@@ -1,4 +1,4 @@
-"""Slices: parts of a tensor, in order, in steps, or backwards."""
+"""Convert slices: parts of a tensor, in order, in steps, or backwards."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def as_strided(
 ) -> ITensor:
     """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
 
-    Of the elements in a row: in a program, the input is all of its memory (`pipeline.frontend.strided`).
+    Index the flattened elements: in a program, the input is contiguous (`pipeline.frontend.strided`).
     """
     row = _row(net, input)
     if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
@@ -97,7 +97,7 @@ def as_strided(
 
 
 def _row(net: Net, x: Any) -> Any:
-    """All elements in a row."""
+    """Return all elements flattened."""
     x = base.tensor(net, x)
     return base.reshape(net, x, [product(base.known_sizes(net, x))])
 

@@ -1,4 +1,4 @@
-"""Softmax and log-softmax."""
+"""Convert softmax and log-softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order: topk, sort, and the indices of extrema."""
+"""Convert topk, sort, and the indices of extrema."""
 
 from __future__ import annotations
 

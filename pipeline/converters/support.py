@@ -1,4 +1,4 @@
-"""Show what is supported: counted over a graph, and as a table of the whole registry."""
+"""Report operator support: as counts for a graph, and as a table of the registry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def get_graph_converter_support(
     *,
     registry: ConverterRegistry | None = None,
 ) -> tuple[int, int]:
-    """Return how many of a graph's operator calls a converter takes, and how many there are.
+    """Return the number of a graph's operator calls that a converter accepts, and the number of calls.
 
     `registry` is `pipeline.converters.DYNAMO_CONVERTERS` if not given.
     """
@@ -36,8 +36,8 @@ def get_graph_converter_support(
 class SupportRow:
     """One target's row in the support table, with its converters in the order of lookup.
 
-    limits: the validators' docstrings, which state the nodes that a converter takes.
-    schema: ATen's; empty for a Python function.
+    limits: the validators' docstrings, which state the nodes that a converter accepts. schema: ATen's; empty for a
+    Python function.
     """
 
     target: str
@@ -49,7 +49,7 @@ class SupportRow:
 
 
 def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
-    """A row for each target, sorted by name."""
+    """Return a row for each target, sorted by name."""
     rows = (_row(target, declarations) for target, declarations in registry.candidates.items())
     return tuple(sorted(rows, key=lambda row: row.target))
 

@@ -1,4 +1,4 @@
-"""The types that converters handle, and a decorator that checks arguments and promotes constants."""
+"""Define the types that converters handle, and a decorator that checks arguments and promotes constants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Types: TypeAlias = tuple[type, ...]
 
 _NUMBERS: Final = (bool, int, float, np.generic)
 _LADDER: Final[tuple[Types, ...]] = (_NUMBERS, (np.ndarray,), (torch.Tensor,), (TRTTensor,))
-"""Promotion goes up: a number may become an array, an array a tensor, a tensor a layer's output."""
+"""The order of promotion: a number may become an array, an array a tensor, a tensor a layer's output."""
 
 
 def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True) -> Callable[[F], F]:
@@ -73,7 +73,7 @@ def _enforced(ctx: Any, target: Any, name: str, key: int | str, value: Any, allo
 
 
 def _goal(value: Any, allowed: Types) -> type | None:
-    """The first allowed type that the value can be promoted to."""
+    """Return the first allowed type that the value can be promoted to; None if there is none."""
     if isinstance(value, SymbolicInt):
         return TRTTensor if TRTTensor in allowed else None
     rung = next((i for i, kinds in enumerate(_LADDER) if isinstance(value, kinds)), len(_LADDER))
@@ -84,7 +84,7 @@ def _goal(value: Any, allowed: Types) -> type | None:
 
 def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
     """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
-    tensor and the array of it share memory, so that weights made of the array can be refitted."""
+    tensor and its array share memory, so that weights created from the array can be refitted."""
     if goal is np.ndarray and isinstance(value, torch.Tensor):
         return _array(value)
     if goal is np.ndarray:
@@ -101,7 +101,7 @@ def _array(value: torch.Tensor) -> Any:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A copy, so that nobody's array is aliased."""
+    """Return a tensor with a copy of the data, so that the caller's array is not aliased."""
     if isinstance(value, float) and not isinstance(value, np.generic):
         return torch.tensor(value, dtype=torch.float32)
     return torch.tensor(value)

@@ -1,4 +1,4 @@
-"""Functions of one tensor."""
+"""Convert functions of one tensor."""
 
 from __future__ import annotations
 

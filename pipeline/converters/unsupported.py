@@ -1,4 +1,4 @@
-"""The reasons why some operators always run in PyTorch; the lookup gives them where no converter is declared."""
+"""List the reasons why some operators always run in PyTorch; the lookup reports them if no converter is declared."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ REASONS: Final[dict[Any, str]] = {
         "TensorRT has no layer for it, and an engine takes the steps for real matrices of at most 8 rows",
     ),
 }
-"""By operator."""
+"""The reasons by operator."""
 
 
 _BLOCKS = "TensorRT has blocks of 16 in FP4 and of 32 in E4M3, which divide the last dim"
@@ -142,7 +142,7 @@ BY_NAME: Final = {
     "torchao::quantize_affine_float8_non_decomposed": _FORMAT,
     "torchao::dequantize_affine_float8_non_decomposed": _FORMAT,
 }
-"""By the name of operators that other libraries define."""
+"""The reasons by the name of operators that other libraries define."""
 
 _CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known only when it runs"
 _MAPS = "control flow that torch.vmap does not make one call, of any number of rows"
@@ -152,7 +152,7 @@ _EXPERTS = "an engine multiplies each row by every group's matrix, which for so 
 
 
 def reason(target: Any) -> str:
-    """Why an operator has no converter; empty if no reason is known."""
+    """Return the reason why an operator has no converter; empty if no reason is known."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() == "map_impl":
             return _MAPS

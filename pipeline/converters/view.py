@@ -1,4 +1,5 @@
-"""Views: the same elements under another shape, order or broadcast. The shape comes from the result's fake tensor."""
+"""Convert views: the same elements under another shape, order or broadcast. The shape comes from the result's fake
+tensor."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ COPIES = {
     aten.unsqueeze_copy.default: aten.unsqueeze.default,
     aten.view_copy.default: aten.view.default,
 }
-"""A copy of a view is the view: nothing is written in place."""
+"""The view equal to each copying view: nothing is written in place."""
 
 
 def _view(copy: Any, view: Any) -> Callable[..., Any]:

@@ -1,2 +1,1 @@
-"""The parts of ``decompose``: decompositions, constants folded with their recipes, complex numbers as pairs of
-reals."""
+"""Implement ``decompose``: decompositions, constant folding with recipes, complex numbers as pairs of reals."""

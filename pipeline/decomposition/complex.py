@@ -1,9 +1,9 @@
-"""Rewrite complex numbers as pairs of real ones: the real and the imaginary part.
+"""Rewrite complex numbers as pairs of reals: the real and the imaginary part.
 
 TensorRT has no complex dtype. A rule of ``RULES`` expresses an operator on pairs, in torch, and ``decompose`` replaces
 the node by the rule's trace, as with a decomposition. This is part of ``decompose`` and not a stage before it, because
 each needs the other: only decomposing shows the parts of a composite operator (``outer`` of complex tensors is a
-product), and the parts of rules may be decomposed further.
+multiplication), and the parts of rules may be decomposed further.
 
 Before: ``mul(view_as_complex(x), freqs)``. After: ``complex(re, im)``, where re and im are sums of products of real
 nodes. Operators with a rule read re and im, so ``complex`` is dead and dropped, unless an operator without a rule or
@@ -30,12 +30,12 @@ _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.de
 
 
 def is_border(target: object) -> bool:
-    """Whether an operator splits complex values into parts or joins the parts."""
+    """Return whether an operator splits complex values into parts or joins the parts."""
     return target in _BORDER
 
 
 def has_complex(*values: object) -> bool:
-    """Whether there is a complex tensor or number among values, nodes, and sequences of them."""
+    """Return whether there is a complex tensor or number among values, nodes, and sequences of them."""
     return any(map(_is_complex, leaves(values)))
 
 
@@ -54,7 +54,7 @@ class ComplexValues:
         self.parts: dict[torch.fx.Node, Pair] = {}
 
     def apart(self, values: object, meta: Mapping[str, object]) -> Argument:
-        """Arguments with a pair in place of each complex node or number."""
+        """Return arguments with a pair in place of each complex node or number."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):
@@ -64,7 +64,7 @@ class ComplexValues:
         return tree_map(one, values)
 
     def pair(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
-        """The parts of a complex node: those that it was joined from, or those that ``view_as_real`` returns."""
+        """Return the parts of a complex node: those that it was joined from, or those that ``view_as_real`` returns."""
         if value not in self.parts:
             resolved = self.call(aten.resolve_conj.default, (value,), meta)
             shown = self.call(aten.view_as_real.default, (resolved,), meta)
@@ -73,13 +73,13 @@ class ComplexValues:
         return self.parts[value]
 
     def part(self, shown: torch.fx.Node, index: int, meta: Mapping[str, object], name: str) -> Argument:
-        """A part of a complex value, through ``view_as_real``."""
+        """Return a part of a complex value, through ``view_as_real``."""
         args = (shown, -1, index)
         val = fake_result(self.mode, aten.select.int, args, {})
         return self.emit(aten.select.int, args, {}, {**meta, "val": val}, name)
 
     def together(self, results: object, meta: Mapping[str, object]) -> Argument:
-        """The results of a settled rule, with a complex node in place of each tuple of parts."""
+        """Return the results of a settled rule, with a complex node in place of each tuple of parts."""
         if isinstance(results, list):
             return [self.together(r, meta) for r in results]
         if not isinstance(results, tuple):
@@ -90,12 +90,13 @@ class ComplexValues:
         return made
 
     def complex_like(self, part: torch.fx.Node) -> object:
-        """The fake tensor of a joined value: the kernel of ``complex`` would fix sizes where a part is strided."""
+        """Return the fake tensor of a joined value: the kernel of ``complex`` would fix dynamic sizes if a part is
+        strided."""
         dtype = part.meta["val"].dtype.to_complex()
         return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
 
     def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
-        """A node for an operator at the border of complex and real values, and its fake tensor."""
+        """Add a node, with its fake tensor, for an operator between complex and real values."""
         node = self.graph.call_function(target, tuple(args))
         node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}
         return node

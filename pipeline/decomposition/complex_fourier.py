@@ -1,9 +1,9 @@
-"""Fourier transforms on pairs of reals, as products with matrices of roots of unity.
+"""Compute Fourier transforms on pairs of reals, as matmuls with matrices of roots of unity.
 
-TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one product; a longer one is split into two
+TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one matmul; a longer one is split into two
 factors, and transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger
-than ``LARGEST`` by ``LARGEST``. The matrices are constants, made in float64. That of a length that varies, of at most
-``LARGEST_VARYING``, is looked up in one turn's roots, which an engine computes for the length of the call.
+than ``LARGEST`` by ``LARGEST``. The matrices are constants, computed in float64. The matrix of a dynamic length, of at
+most ``LARGEST_VARYING``, is gathered from the roots of one turn, which an engine computes for the length of the call.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pipeline.decomposition.complex_pairs import Pair, bilinear, times
 from pipeline.shapes.environment import expression, largest
 
 LARGEST = 256
-"""The longest transform that is one product; prime factors of a length may be as large."""
+"""The longest transform that is one matmul, and the largest prime factor of a longer one."""
 
 LARGEST_VARYING = 1024
-"""The longest transform of a length that varies; it is one product whatever the length."""
+"""The longest transform of a dynamic length, which is always one matmul."""
 
 Size: TypeAlias = Argument
-"""An int, or torch's for a size that varies."""
+"""An int, or a ``torch.SymInt`` for a dynamic size."""
 
 product = bilinear(torch.matmul)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Argument:
-    """aten._fft_c2c"""
+    """Compute ``aten._fft_c2c``."""
     sizes = [z.real.shape[d] for d in dim]
     if not all(map(is_taken, sizes)):
         return NotImplemented
@@ -41,7 +41,7 @@ def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward:
 
 
 def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Argument:
-    """aten._fft_r2c; the last of the dims is transformed first, and halved if ``onesided``."""
+    """Compute ``aten._fft_r2c``; the last of the dims is transformed first, and halved if ``onesided``."""
     sizes = [x.shape[d] for d in dim]
     if not all(map(is_taken, sizes)):
         return NotImplemented
@@ -54,7 +54,7 @@ def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, one
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Argument:
-    """aten._fft_c2r: the last of the dims has half of a spectrum with Hermitian symmetry."""
+    """Compute ``aten._fft_c2r``: the last of the dims has half of a spectrum with Hermitian symmetry."""
     sizes = [*(z.real.shape[d] for d in dim[:-1]), last_dim_size]
     if not all(map(is_taken, sizes)):
         return NotImplemented
@@ -67,7 +67,7 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 
 
 def is_taken(size: Size) -> bool:
-    """Whether a length is supported: one that has no prime factor above ``LARGEST``, or varies up to
+    """Return whether a length is supported: it has no prime factor above ``LARGEST``, or is dynamic up to
     ``LARGEST_VARYING``."""
     if varies(size):
         return largest(size) <= LARGEST_VARYING
@@ -75,25 +75,27 @@ def is_taken(size: Size) -> bool:
 
 
 def varies(size: Size) -> bool:
-    """Whether a length is known only when the engine is called."""
+    """Return whether a length is known only when the engine is called."""
     return not isinstance(expression(size), int)
 
 
 def _factor(size: int) -> int | None:
-    """The divisor, at most ``LARGEST``, nearest to the root; None if the rest of the length has none."""
+    """Return the divisor, at most ``LARGEST``, nearest to the square root; None if the cofactor cannot be factored
+    so."""
     found = [d for d in range(2, LARGEST + 1) if size % d == 0]
     divisor = min(found, key=lambda d: abs(math.log(d * d / size)), default=None)
     return divisor if divisor is not None and is_taken(size // divisor) else None
 
 
 def _along(z: Argument, dim: int, forward: bool) -> Pair:
-    """The transform along a dim, of a pair or of a real tensor, without a factor."""
+    """Return the unnormalized transform of a pair or a real tensor along a dim."""
     last = Pair(*(p.movedim(dim, -1) for p in z)) if isinstance(z, Pair) else z.movedim(dim, -1)
-    return Pair(*(p.movedim(-1, dim) for p in _last(last, -1 if forward else 1)))
+    return Pair(*(p.movedim(-1, dim) for p in _along_last(last, -1 if forward else 1)))
 
 
-def _last(z: Argument, sign: int) -> Argument:
-    """The transform along the last dim, which is split into (a, b) if it is long: of what is b apart, then of these."""
+def _along_last(z: Argument, sign: int) -> Argument:
+    """Return the transform along the last dim. A long dim is split into (a, b): elements with stride b are transformed
+    first, then the results."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
     if varies(size) or size <= LARGEST:
@@ -102,8 +104,8 @@ def _last(z: Argument, sign: int) -> Argument:
     assert a is not None
     b = size // a
     apart = _each(z, lambda p: p.unflatten(-1, (a, b)).mT)
-    turned = times(_last(apart, sign), _roots(size, b, a, sign, like))
-    return _each(_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
+    turned = times(_along_last(apart, sign), _roots(size, b, a, sign, like))
+    return _each(_along_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
 
 
 def _each(z: Argument, function: Target) -> object:
@@ -111,7 +113,7 @@ def _each(z: Argument, function: Target) -> object:
 
 
 def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
-    """The size-th root of unity to the powers row times column."""
+    """Return the size-th root of unity to the powers row times column."""
     powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
     if varies(size):
         cos, sin = _circle(size, like)
@@ -121,8 +123,8 @@ def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor)
 
 
 def _circle(size: Size, like: torch.Tensor) -> Pair:
-    """All powers of the size-th root of unity. Angles are at most an eighth of a turn, and what remains are quarters:
-    float32 has no digits to lose at angles near a whole turn."""
+    """Return all powers of the size-th root of unity. Angles are reduced to at most an eighth of a turn, the remainder
+    being quarters: float32 is too coarse for angles near a full turn."""
     powers = torch.arange(size, device=like.device) * 4
     quarters = (powers + size // 2) // size
     angles = (powers - quarters * size).float() / size * (math.pi / 2)
@@ -133,7 +135,7 @@ def _circle(size: Size, like: torch.Tensor) -> Pair:
 
 
 def _mirrored(z: Pair, dim: int, size: int) -> Pair:
-    """The whole spectrum of real numbers, of which ``z`` is the first half."""
+    """Return the complete spectrum of real numbers, of which ``z`` is the first half."""
     half = size // 2 + 1
     first = Pair(*(p.narrow(dim, 0, half) for p in z))
     rest = Pair(*(p.narrow(dim, 1, size - half).flip(dim) for p in z))
@@ -141,7 +143,8 @@ def _mirrored(z: Pair, dim: int, size: int) -> Pair:
 
 
 def _from_half(z: Pair, dim: int, size: Size) -> Pair:
-    """The transform back, of half of a spectrum of real numbers: what has its like in the other half counts twice."""
+    """Return the inverse transform of half of a spectrum of real numbers: terms with a mirror in the other half count
+    twice."""
     z = Pair(*(p.movedim(dim, -1) for p in z))
     half = z.real.shape[-1]
     places = torch.arange(half, device=z.real.device)
@@ -152,7 +155,7 @@ def _from_half(z: Pair, dim: int, size: Size) -> Pair:
 
 
 def _scaled(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
-    """Divided by nothing, by the root of the number of elements, or by that number."""
+    """Return ``z`` unchanged, divided by the root of the number of elements, or divided by that number."""
     count: Size = math.prod(sizes)
     if normalization == 0:
         return z

@@ -1,4 +1,4 @@
-"""Functions of a complex number z = x + iy, in terms of its parts."""
+"""Compute functions of a complex number z = x + iy from its parts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ Function: TypeAlias = Callable[[Pair], Pair]
 
 
 def magnitude(z: Pair) -> torch.Tensor:
-    """The absolute value."""
+    """Return the absolute value."""
     return torch.hypot(z.real, z.imag)
 
 
 def direction(z: Pair) -> torch.Tensor:
-    """The angle, in (-pi, pi]."""
+    """Return the angle, in (-pi, pi]."""
     return torch.atan2(z.imag, z.real)
 
 
 def square_root(z: Pair) -> Pair:
-    """The root with a real part of 0 or more. The larger part is computed first: the other is y by twice of it."""
+    """Return the root with a non-negative real part. The larger part is computed first; the other is y / (2 *
+    larger)."""
     x, y = z
     larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))
@@ -34,28 +35,28 @@ def square_root(z: Pair) -> Pair:
 
 
 def sine(z: Pair) -> Pair:
-    """sin x cosh y + i cos x sinh y"""
+    """Return sin x cosh y + i cos x sinh y."""
     return Pair(torch.sin(z.real) * torch.cosh(z.imag), torch.cos(z.real) * torch.sinh(z.imag))
 
 
 def cosine(z: Pair) -> Pair:
-    """cos x cosh y - i sin x sinh y"""
+    """Return cos x cosh y - i sin x sinh y."""
     return Pair(torch.cos(z.real) * torch.cosh(z.imag), -torch.sin(z.real) * torch.sinh(z.imag))
 
 
 def hyperbolic_sine(z: Pair) -> Pair:
-    """sinh x cos y + i cosh x sin y"""
+    """Return sinh x cos y + i cosh x sin y."""
     return Pair(torch.sinh(z.real) * torch.cos(z.imag), torch.cosh(z.real) * torch.sin(z.imag))
 
 
 def hyperbolic_cosine(z: Pair) -> Pair:
-    """cosh x cos y + i sinh x sin y"""
+    """Return cosh x cos y + i sinh x sin y."""
     return Pair(torch.cosh(z.real) * torch.cos(z.imag), torch.sinh(z.real) * torch.sin(z.imag))
 
 
 def hyperbolic_tangent(z: Pair) -> Pair:
-    """(sinh 2x + i sin 2y) / (cosh 2x + cos 2y), both by twice the larger exponential. The sum of the cosines is twice
-    sinh² x + cos² y, which does not cancel."""
+    """Return (sinh 2x + i sin 2y) / (cosh 2x + cos 2y), with both divided by twice the larger exponential. The
+    denominator is twice sinh² x + cos² y, which does not cancel."""
     x, y = z
     size = x.abs()
     power = torch.exp(-2 * size)
@@ -66,12 +67,12 @@ def hyperbolic_tangent(z: Pair) -> Pair:
 
 
 def logarithm(z: Pair) -> Pair:
-    """The natural logarithm, with an imaginary part in (-pi, pi]."""
+    """Return the natural logarithm, with an imaginary part in (-pi, pi]."""
     return Pair(torch.log(magnitude(z)), direction(z))
 
 
 def logarithm_to(base: float) -> Function:
-    """The logarithm to a base."""
+    """Return the function that computes the logarithm to a base."""
     return lambda z: Pair(*(part / math.log(base) for part in logarithm(z)))
 
 
@@ -86,4 +87,4 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "log2": logarithm_to(2),
     "log10": logarithm_to(10),
 }
-"""By the name of the operator."""
+"""The functions by the operator's name."""

@@ -1,4 +1,4 @@
-"""Complex values as pairs of reals, and their products."""
+"""Represent complex values as pairs of reals, and define bilinear operators on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 def bilinear(product: Rule) -> Rule:
-    """Rule of a bilinear operator: four real products, or two if one of the operands is real."""
+    """Return the rule of a bilinear operator: four real products, or two if one of the operands is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):

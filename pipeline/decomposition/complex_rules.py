@@ -1,8 +1,8 @@
-"""Rules for operators on complex numbers in terms of pairs of reals: one table, ``RULES``.
+"""Define the rules for operators on complex numbers in terms of pairs of reals: one table, ``RULES``.
 
 A rule takes the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for each
 complex result. It is written in torch, and traced like a decomposition. Parts of a result may still need broadcasting,
-and may have another dtype than the result: ``settled`` takes care of both.
+and may have another dtype than the result: ``settled`` handles both.
 
 A real factor multiplies both parts; eager multiplies by a complex number with imaginary part 0. The results differ
 where a part is infinite (eager has NaN for 0 times inf).
@@ -43,23 +43,23 @@ def _is_pair(value: object) -> bool:
 
 
 def _pair(value: object) -> Pair:
-    """A value as a complex one: a real value has the imaginary part 0."""
+    """Return a value as a complex one: a real value gets the imaginary part 0."""
     if isinstance(value, Pair):
         return value
     return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
 
 
 def _pairs(value: object) -> Argument:
-    """A value, or each of a list of values, as a complex one; what is absent stays so."""
+    """Return a value, or each value of a list, as a complex one; None stays None."""
     if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
         return [_pairs(v) for v in value]
     return value if value is None else _pair(value)
 
 
 def settled(rule: Rule, expected: object) -> Rule:
-    """The rule, with the parts of its results as tensors of one shape, and of the dtype of the expected results. A
-    complex result loses its imaginary part where a real one is expected. Pairs become plain tuples, which fx leaves
-    alone."""
+    """Return the rule with the parts of its results broadcast to one shape and cast to the expected dtype. A complex
+    result loses its imaginary part where a real one is expected. Pairs become plain tuples, which fx does not
+    change."""
     dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
@@ -80,7 +80,7 @@ def settled(rule: Rule, expected: object) -> Rule:
 
 
 def each_part(operator: Rule, *numbers: int) -> Rule:
-    """The rule of operators that are linear or only move numbers: apply them to the real parts and to the imaginary
+    """Return the rule of an operator that is linear or only moves elements: it applies to the real and to the imaginary
     parts.
 
     numbers: the positions of the arguments that may be real where others are complex (default: the first).
@@ -106,23 +106,23 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
 
 
 def plus(a: Argument, b: Argument, *, alpha: object = 1) -> Pair:
-    """a + alpha b"""
+    """Return a + alpha b."""
     a, b = _pair(a), _pair(b if alpha == 1 else times(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
     return Pair(a.real + b.real, a.imag + b.imag)
 
 
 def minus(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
-    """a - alpha b"""
+    """Return a - alpha b."""
     return plus(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
 
 
 def reverse_minus(a: object, b: object, alpha: object = 1) -> Pair:
-    """b - alpha a"""
+    """Return b - alpha a."""
     return minus(b, a, alpha=alpha)
 
 
 def by(a: Argument, b: Argument) -> Argument:
-    """a / b"""
+    """Return a / b."""
     if not isinstance(b, Pair):
         return Pair(a.real / b, a.imag / b)
     if isinstance(b.real, torch.Tensor):
@@ -132,7 +132,7 @@ def by(a: Argument, b: Argument) -> Argument:
 
 
 def inverse(z: Pair) -> Pair:
-    """1 / z, with z divided by its larger part before anything is squared, so that no square overflows."""
+    """Return 1 / z, with z divided by its larger part before anything is squared, so that no square overflows."""
     largest = torch.maximum(z.real.abs(), z.imag.abs())
     c, d = z.real / largest, z.imag / largest
     scale = (c * c + d * d) * largest
@@ -140,17 +140,17 @@ def inverse(z: Pair) -> Pair:
 
 
 def from_polar(magnitude: Any, angle: Any) -> Pair:
-    """The number with this absolute value and angle."""
+    """Return the number with this absolute value and angle."""
     return Pair(magnitude * torch.cos(angle), magnitude * torch.sin(angle))
 
 
 def conjugate(z: Pair) -> Pair:
-    """The other sign of the imaginary part."""
+    """Return the conjugate: negate the imaginary part."""
     return Pair(z.real, -z.imag)
 
 
 def power(z: Argument, exponent: Argument) -> Argument:
-    """z to an integer power from -8 to 8, as products; other powers have no rule."""
+    """Return z to an integer power from -8 to 8, by multiplication; other powers have no rule."""
     if isinstance(exponent, Pair) or int(exponent) != exponent or not 0 < abs(exponent) <= 8:
         return NotImplemented
     result = z
@@ -161,14 +161,14 @@ def power(z: Argument, exponent: Argument) -> Argument:
 
 
 def equal(a: object, b: object) -> torch.Tensor:
-    """Whether both parts are equal."""
+    """Return whether both parts are equal, elementwise."""
     a, b = _pair(a), _pair(b)
     result: torch.Tensor = (a.real == b.real) & (a.imag == b.imag)
     return result
 
 
 def unit(z: Pair) -> Pair:
-    """z divided by its absolute value; 0 stays 0."""
+    """Return z divided by its absolute value; 0 stays 0."""
     size = magnitude(z)
     size = torch.where(size == 0, 1.0, size)
     return Pair(z.real / size, z.imag / size)
@@ -177,7 +177,7 @@ def unit(z: Pair) -> Pair:
 def to_copy(
     value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: object
 ) -> Argument:
-    """A real number becomes complex, a complex one takes another dtype or device, or loses its imaginary part."""
+    """Cast: make a real number complex, or give a complex one another dtype or device, or drop its imaginary part."""
     if device is not None:
         value = Pair(value.real.to(device), value.imag.to(device)) if _is_pair(value) else value.to(device)
     if dtype == torch.bool:
@@ -186,7 +186,7 @@ def to_copy(
 
 
 def filled(operator: Rule) -> Rule:
-    """A tensor of one number, which may be real."""
+    """Return the rule of an operator that fills a tensor with one number, which may be real."""
 
     def rule(shape: Any, value: Argument, **kwargs: Argument) -> Argument:
         return each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
@@ -195,12 +195,12 @@ def filled(operator: Rule) -> Rule:
 
 
 def zeros(size: Argument, *, device: torch.device | None = None, **others: object) -> Pair:
-    """What is not written yet."""
+    """Return zeros, for uninitialized tensors."""
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 
 def added(product: Rule) -> Rule:
-    """beta c + alpha (a b), for a product of two."""
+    """Return the rule of beta c + alpha (a b), from the rule of the product a b."""
 
     def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
         return plus(c if beta == 1 else times(c, beta), product(a, b), alpha=alpha)
@@ -209,7 +209,8 @@ def added(product: Rule) -> Rule:
 
 
 def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
-    """A convolution, which is linear in both; torch has it for complex numbers above this operator only."""
+    """Return a convolution, which is linear in input and weight; torch supports complex numbers only above this
+    operator."""
     result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
     if bias is None:
         return result
@@ -218,13 +219,13 @@ def convolution(x: Argument, weight: Argument, bias: Argument, *options: object)
 
 
 def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
-    """The sum of the parts' variances."""
+    """Return the sum of the parts' variances."""
     real, imag = (aten.var.correction(part, *args, **kwargs) for part in z)
     return real + imag  # type: ignore[no-any-return]
 
 
 def either(operator: Rule) -> Rule:
-    """Of what is asked of each part, whether it is so of one."""
+    """Return the rule of a predicate that holds if it holds for either part."""
 
     def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
         return operator(z.real, *args, **kwargs) | operator(z.imag, *args, **kwargs)
@@ -239,7 +240,7 @@ _MOVES = (
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
 _VIEWS = "view reshape _unsafe_view"
-"""Reshapes: a part's strides need not be those of the whole."""
+"""Reshapes: the strides of a part may differ from those of the complex tensor."""
 _SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
@@ -297,4 +298,4 @@ RULES: Final[Mapping[object, Rule]] = {
     **{op: each_part(op) for op in map(_operator, f"{_MOVES} {_SUMS}".split())},
     **{op: each_part(aten.reshape.default) for op in map(_operator, _VIEWS.split())},
 }
-"""By operator."""
+"""The rules by operator."""

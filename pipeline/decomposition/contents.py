@@ -1,4 +1,4 @@
-"""Find which composites contain an operator that a user has a converter for."""
+"""Find the composites that contain an operator for which the user has a converter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Node = torch.fx.Node
 class Contents:
     """A search through decompositions, each traced once for each distinct signature.
 
-    ``wanted`` decides whether a call (target, args, kwargs, value) is one to look for. Calls that depend only on
+    ``wanted`` decides whether the search is for a call (target, args, kwargs, value). Calls that depend only on
     constants do not count: they are folded, and no converter is called for them.
     """
 
@@ -34,7 +34,7 @@ class Contents:
     def way(
         self, target: object, args: object, kwargs: object, value: object, constant: Mapping[Node, bool]
     ) -> Function | None:
-        """The first way to decompose a call that leads to a wanted one; None if there is none."""
+        """Return the first decomposition of a call that leads to a wanted call; None if there is none."""
         given = tuple(constant[node] for node in nodes_of(args, kwargs))
         for function in self.ways.apart(target):
             template = self._template(function, target, args, kwargs, value)
@@ -45,7 +45,7 @@ class Contents:
     def _template(
         self, function: Function, target: object, args: object, kwargs: object, value: object
     ) -> Template | None:
-        """The template of a way; None for a registered decomposition that raises; the error is reported where it is
+        """Return the template of a decomposition; None if a registered one raises: the error is reported where it is
         used."""
         try:
             return self.templates.of(function, target, args, kwargs, value)
@@ -57,7 +57,7 @@ class Contents:
     def _has(self, template: Template, given: tuple[bool, ...]) -> bool:
         key = (template.key, given)
         if key not in self.known:
-            self.known[key] = False  # while it is searched: an operator that is made of itself has nothing new
+            self.known[key] = False  # during its own search: a recursive operator adds nothing new
             self.known[key] = self._search(template, given)
         return self.known[key]
 
@@ -71,6 +71,6 @@ class Contents:
         return False
 
     def contains(self, node: Node, constant: Mapping[Node, bool]) -> bool:
-        """Whether a call is wanted, or decomposes to one that is."""
+        """Return whether a call is wanted, or decomposes to a wanted one."""
         call = (node.target, node.args, node.kwargs, node.meta.get("val"))
         return self.wanted(*call) or self.way(*call, constant) is not None

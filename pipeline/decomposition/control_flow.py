@@ -1,8 +1,9 @@
-"""Write control flow out: ``torch.cond``, ``map`` and ``scan`` as operators that engines have.
+"""Expand control flow: rewrite ``torch.cond``, ``map`` and ``scan`` as operators that engines have.
 
 TensorRT runs a network from its first layer to its last. So both branches of a condition are computed, and its outcome
-selects between their results; what is mapped over rows becomes one call for all, by `torch.vmap`; a scan of few steps
-is its steps. ``while_loop`` stays in PyTorch, and so does a condition whose branch must not run where it is not chosen.
+selects between their results; a function mapped over rows becomes one batched call, by `torch.vmap`; a scan of few
+steps is unrolled. ``while_loop`` stays in PyTorch, and so does a condition with a branch that must not run unless it is
+taken.
 
 Before: ``cond(p, true_graph_0, false_graph_0, (x,))``. After: ``where(p, relu(x), mul(x, 2))``.
 """
@@ -31,7 +32,7 @@ functorch: Any = torch._C._functorch
 Node: TypeAlias = torch.fx.Node
 
 MOST_NODES: Final = 1024
-"""A scan of up to so many operators, in all its steps, is written out."""
+"""The most operators, in all steps together, of a scan that is unrolled."""
 
 
 class Emit(Protocol):
@@ -41,21 +42,24 @@ class Emit(Protocol):
 
 
 def obstacle(node: Node) -> str:
-    """Why a condition, map or scan stays in PyTorch; empty if it is written out, or is something else."""
+    """Return why a condition, map or scan stays in PyTorch; empty if it is expanded, or if the node is something
+    else."""
     name = _name(node)
     found: str = _OBSTACLES[name](node) if name in _OBSTACLES else ""
     if not found and name in _OBSTACLES:
-        found = next(filter(None, (_unwritten(n, graph) for graph in branches(node) for n in graph.graph.nodes)), "")
+        found = next(
+            filter(None, (_inline_obstacle(n, graph) for graph in branches(node) for n in graph.graph.nodes)), ""
+        )
     return found or next((f"{each}, of {n.name} in its graph" for n in _inner(node) if (each := _strange(n))), "")
 
 
 def _name(node: Node) -> str:
-    """The name of an operator that runs graphs; empty for others."""
+    """Return the name of a control-flow operator; empty for any other node."""
     return str(node.target.name()) if isinstance(node.target, torch._ops.HigherOrderOperator) else ""
 
 
 def _inner(node: Node) -> Iterator[Node]:
-    """The operators in a node's graphs that run graphs themselves."""
+    """Yield the control-flow operators inside a node's graphs."""
     return (inner for graph in branches(node) for inner in graph.graph.nodes if _name(inner))
 
 
@@ -72,16 +76,18 @@ def _of_condition(node: Node) -> str:
         return "its branches return numbers, not tensors"
     if _data_sizes(values) - _data_sizes([x.meta.get("val") for x in node.all_input_nodes]):
         return "its branches return tensors of different sizes"
-    return next(filter(None, (_alone(inner) for graph in branches(node) for inner in graph.graph.nodes)), "")
+    return next(
+        filter(None, (_branch_only_reason(inner) for graph in branches(node) for inner in graph.graph.nodes)), ""
+    )
 
 
 def _data_sizes(values: Iterable[object]) -> set[object]:
-    """The sizes of tensors that are known only when they are computed."""
+    """Return the data-dependent sizes of tensors."""
     return {size for value in values if isinstance(value, torch.Tensor) for size in free_unbacked_symbols(value)}
 
 
-def _alone(node: Node) -> str:
-    """Why an operator runs only in the branch that is chosen."""
+def _branch_only_reason(node: Node) -> str:
+    """Return why an operator must not run unless its branch is taken; empty if it may."""
     if node.op != "call_function" or _name(node):
         return ""
     why, name = why_apart(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
@@ -96,8 +102,8 @@ def _of_scan(node: Node) -> str:
     return f"its {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
 
 
-def _unwritten(node: Node, module: torch.fx.GraphModule) -> str:
-    """Why a node of a graph cannot be one of the program's."""
+def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
+    """Return why a node of a nested graph cannot become a node of the program; empty if it can."""
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return f"{node.name} in its graph writes in place"
     literal = node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), torch.Tensor)
@@ -105,7 +111,7 @@ def _unwritten(node: Node, module: torch.fx.GraphModule) -> str:
 
 
 def _steps(node: Node) -> object:
-    """How many steps a scan takes."""
+    """Return the number of steps of a scan."""
     _, _, given, *_ = node.args
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
@@ -114,7 +120,7 @@ _OBSTACLES: Final = {"cond": _of_condition, "scan": _of_scan}
 
 
 def _takes_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
-    """Whether a trace gives what is expected for other sizes, too: rules of `torch.vmap` take some for constants."""
+    """Return whether a trace returns the expected results for other sizes too: some rules of `torch.vmap` fix sizes."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
     symbols = {s for value in (*given, *expected) for size in _sizes(value) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
@@ -140,18 +146,19 @@ def _sizes(value: Argument) -> Shape:
 
 
 class _NotWritten(Exception):  # noqa: N818 - not an error
-    """A map that `torch.vmap` does not take."""
+    """`torch.vmap` does not support a map."""
 
 
 class ControlFlow:
-    """Control flow, written out to a graph by ``emit``; what is ``kept`` in PyTorch is left as it is."""
+    """The expansion of control flow into a graph by ``emit``; nodes that are ``kept`` in PyTorch stay unchanged."""
 
     def __init__(self, graph: torch.fx.Graph, templates: Templates, emit: Emit, kept: Callable[[Node], bool]) -> None:
         self.graph, self.templates, self.emit, self.kept = graph, templates, emit, kept
         self.maps = 0
 
     def written(self, node: Node, args: Argument) -> Argument | None:
-        """The results of a node's graphs for these arguments, in the new graph; None if they stay in PyTorch."""
+        """Return the results, in the new graph, of a node's graphs for these arguments; None if the node stays in
+        PyTorch."""
         if _name(node) not in _WRITTEN or any(map(self.kept, (node, *_inner(node)))) or obstacle(node):
             return None
         before = len(self.graph.nodes)
@@ -163,11 +170,11 @@ class ControlFlow:
             return None
 
     def results(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """The results of a node whose graphs are written out."""
+        """Return the results of a node whose graphs are expanded."""
         return _WRITTEN[_name(node)](self, node, args)
 
     def run(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        """The results of a graph for these inputs."""
+        """Return the results of a graph for these inputs."""
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
@@ -177,12 +184,12 @@ class ControlFlow:
         return tuple(pasted(module.graph, inputs, emit))  # type: ignore[arg-type]
 
     def call(self, node: Node, target: Target, *args: Argument) -> Argument:
-        """A call that belongs to a node."""
+        """Emit a call on behalf of a node."""
         fake = fake_result(self.templates.mode, target, args, {})
         return self.emit(target, args, {}, {**origin(node.meta), "val": fake})
 
     def condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Both branches, and for each result the choice."""
+        """Emit both branches, and a selection for each result."""
         predicate, _, _, operands = args
         chosen, other = (self.run(graph, operands) for graph in branches(node))
         if predicate.meta["val"].dim():
@@ -190,13 +197,13 @@ class ControlFlow:
         return tuple(self.call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
 
     def map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """One call for all rows."""
+        """Emit one batched call for all rows."""
         _, rows, others = args
         [body] = branches(node)
 
         def mapped(*given: Argument) -> Argument:
             enabled = functorch._is_vmap_fallback_enabled()
-            functorch._set_vmap_fallback_enabled(False)  # which would be a loop over all rows
+            functorch._set_vmap_fallback_enabled(False)  # vmap's fallback would loop over all rows
             try:
                 each, shared = given[: len(rows)], given[len(rows) :]
                 return torch.vmap(lambda *one: tuple(body(*one, *shared)))(*each)
@@ -218,7 +225,8 @@ class ControlFlow:
         return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
 
     def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Its steps: each takes the state and one element of each sequence, and gives the next state and results."""
+        """Emit a scan's steps: each computes the next state and results from the state and one element of each
+        sequence."""
         _, state, sequences, others = args
         [body] = branches(node)
         made = list[tuple[Argument, ...]]()

@@ -1,8 +1,8 @@
-"""Fold constants and keep their recipes: the second half of ``decompose``.
+"""Fold constants into recipes: the second half of ``decompose``.
 
 A node is constant if it is deterministic, has a static shape and reads only constants. Constants that other nodes read
-become placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is
-left to the engine.
+become placeholders, each with the recipe that computes it. A result much larger than its inputs (an expanded mask, say)
+is left to the engine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pipeline.recipes import Recipe, Ref, Step, qualified_name
 aten = torch.ops.aten
 
 FREE_ELEMENTS = 1 << 20
-"""A folded constant of up to this many elements may be larger than what it is made from: an engine would compute it at
-every call, and write it to memory just as it is read from there."""
+"""The most elements of a folded constant that is larger than its inputs: an engine would compute it at every call, and
+write as much memory as it would read."""
 
 FREE_SPREAD = 1 << 16
-"""The same for operators that repeat elements: a kernel that reads their result need not have it expanded in memory."""
+"""The same limit for operators that repeat elements: a kernel can read their result without expanding it in memory."""
 
 _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -40,8 +40,8 @@ _UNDEFINED = (
 )
 
 KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines run even if all their inputs are constant, so that weights stay in few bits. Quantized forms
-that nothing takes apart are kept as well."""
+"""Operators that engines run even if all their inputs are constant, so that weights stay quantized. Quantized forms
+that nothing decomposes are not folded either."""
 
 
 def fold(program: Program) -> Program:
@@ -70,8 +70,8 @@ def fold(program: Program) -> Program:
 
 
 class _Recipes:
-    """The recipes of a program by placeholder, and those that folding adds. A recipe is called like no other, a step
-    like no parameter and no step of another node: recipes may become part of one."""
+    """The recipes of a program by placeholder, and those that folding adds. Names of recipes are unique; names of steps
+    differ from those of parameters and of other nodes' steps, since recipes may be merged."""
 
     def __init__(self, program: Program) -> None:
         self.known = dict(program.constants)
@@ -80,7 +80,7 @@ class _Recipes:
         self._steps: dict[torch.fx.Node, str] = {}
 
     def add(self, placeholder: str, node: torch.fx.Node) -> None:
-        """The recipe of a node, for the placeholder that takes its place."""
+        """Add the recipe of a node, for the placeholder that replaces it."""
         steps: dict[str, Step] = {}
         results: dict[torch.fx.Node, Ref] = {}
         for each in _in_order(node):
@@ -95,7 +95,7 @@ class _Recipes:
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
-        """The call of a node, with its arguments' names in the recipe."""
+        """Return a node's call as a step, with its arguments' names in the recipe."""
         if node not in self._steps:
             self._steps[node] = unlike(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def _is_tensor(node: torch.fx.Node) -> bool:
 
 
 def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
-    """Whether a node is constant, given which of its inputs are."""
+    """Return whether a node is constant, given which of its inputs are."""
     if node.op == "placeholder":
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
@@ -119,17 +119,17 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
 
 
 def _is_quantizer(target: object) -> bool:
-    """Whether an operator is of a quantized form that nothing took apart: its weights would become numbers."""
+    """Return whether an operator is a quantized form that nothing decomposed: folding would dequantize its weights."""
     return isinstance(target, torch._ops.OpOverload) and target.name() in FORMS
 
 
 def is_codes(target: object) -> bool:
-    """Whether an operator returns codes, which are smaller than the numbers that they are made from."""
+    """Return whether an operator returns quantized values, which are smaller than its input."""
     return does(target) is Does.QUANTIZES
 
 
 def is_pure(target: object) -> bool:
-    """Whether an operator always returns the same for the same arguments, and changes none of them."""
+    """Return whether an operator is deterministic and changes none of its arguments."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED
@@ -142,7 +142,7 @@ def _is_small(node: torch.fx.Node) -> bool:
 
 
 def _elements(value: object) -> int | None:
-    """How many numbers a static tensor, or a tuple of them, has (two an element, if it is complex); None for anything
+    """Return the count of numbers in a static tensor or a tuple of them (two per complex element); None for anything
     else."""
     if isinstance(value, (tuple, list)):
         parts = [_elements(v) for v in value if v is not None]
@@ -153,7 +153,7 @@ def _elements(value: object) -> int | None:
 
 
 def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """A node after all that it depends on; by a stack, since graphs are deep."""
+    """Yield a node's dependencies, then the node; with an explicit stack, since graphs are deep."""
     stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
         current, rest = stack[-1]
@@ -167,7 +167,7 @@ def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _plain(value: object) -> Argument:
-    """Arguments as tuples of plain values, on the CPU, so that a recipe prints and hashes."""
+    """Return arguments as tuples of plain values, on the CPU, so that a recipe prints and hashes."""
     if isinstance(value, torch.device):
         return "cpu"
     if isinstance(value, (tuple, list)):
@@ -176,7 +176,7 @@ def _plain(value: object) -> Argument:
 
 
 def _drop_dead(graph: torch.fx.Graph, kept: Collection[str]) -> None:
-    """Erases what nobody reads: the graph is functional, so nothing has another effect. Inputs stay."""
+    """Erase unread nodes: the graph is functional, so they have no other effect. Inputs stay."""
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op != "output" and node.name not in kept:
             graph.erase_node(node)

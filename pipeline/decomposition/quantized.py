@@ -1,7 +1,7 @@
 """Normalize quantized graphs: rewrite every operator of `FORMS` as plain operators and those of
 `pipeline.aten.quantized`.
 
-It runs before ``decompose`` takes anything apart, since pairs are recognised by their operators.
+It runs before any decomposition, since quantize/dequantize pairs are recognised by their operators.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
-"""The dtypes of weights that stay as they are if a graph casts them to numbers."""
+"""The dtypes of weights that stay quantized if a graph casts them to floats."""
 
 NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
-"""Arguments that decide what a graph becomes."""
+"""Arguments whose values decide the rewritten graph."""
 
 FEW: Final = 1024
-"""Tensors of fewer elements may become numbers."""
+"""The size from which a constant tensor is not read as numbers."""
 
 
 def normalized(program: Program) -> Program:
-    """Return the program with its quantizers in one form; itself if it has none. Operators that no form takes stay as
-    they are."""
+    """Return the program with its quantizers in one form; itself if it has none. Operators without a form stay
+    unchanged."""
     if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
         return program
     return paired_casts(_Normalizer(program).run())
 
 
 def runs_anywhere(program: Program) -> bool:
-    """Whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs only on a GPU."""
+    """Return whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs only on a GPU."""
     return not any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes)
 
 
@@ -59,8 +59,8 @@ def _is_quantizer(node: Node) -> bool:
 
 
 def schema_name(target: Argument) -> str:
-    """The name in the schema, ``torchao::quantize_affine``, with the overload if it has a name; empty if the target is
-    not an operator."""
+    """Return the schema's name, ``torchao::quantize_affine``, with the overload if it has a name; empty if the target
+    is not an operator."""
     return target.name() if isinstance(target, torch._ops.OpOverload) else ""
 
 
@@ -74,7 +74,7 @@ def _is_held(node: Node) -> bool:
 
 
 class _Normalizer:
-    """One rewriting; ``constant`` says whether each node of the program's graph is constant."""
+    """One rewriting of a graph; ``constant``: whether each node of the program's graph is constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, torch.fx.Graph()
@@ -90,7 +90,8 @@ class _Normalizer:
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def made(self, node: Node) -> Argument:
-        """A node in the new graph: what its form means, or a copy; nodes where a form has several results."""
+        """Return a node's replacement in the new graph: the expansion of its form, or a copy; several nodes if a form
+        has several results."""
         found = self.form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
@@ -111,7 +112,7 @@ class _Normalizer:
         return copy
 
     def pasted(self, graph: torch.fx.Graph, args: Argument, node: Node) -> Argument:
-        """The calls of a traced form."""
+        """Add the calls of a traced form, and return its result."""
 
         def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
             made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
@@ -121,7 +122,8 @@ class _Normalizer:
         return pasted(graph, nodes_of(args, {}), emit)
 
     def form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """The function that expresses a node in plain operators, and its arguments."""
+        """Return the function that expresses a node in plain operators, and its arguments; None if the node has no
+        form."""
         name = schema_name(node.target)
         if name in FORMS and takes_part(node, name, FORMS):
             given = dict(zip(names_of(node.target), self.bound(node), strict=True))
@@ -137,13 +139,14 @@ class _Normalizer:
         return _named(_cast_weight, f"{wanted}", wanted), (source,)
 
     def bound(self, node: Node) -> list[Argument]:
-        """A call's arguments; ends of ranges and switches that are constant tensors as numbers."""
+        """Return a call's arguments, with constant tensors for range ends and switches replaced by numbers."""
         values = bind(node.target, node.args, dict(node.kwargs))
         rows = zip(names_of(node.target), values, strict=True)
         return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """The quantizing step of a dequantizing one with the same scales: both are rewritten at once."""
+        """Return the quantizing step of a dequantizing one with the same scales, since both are rewritten at once; None
+        if there is none."""
         first = next(iter(given.values()))
         if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
             return None
@@ -159,7 +162,7 @@ class _Normalizer:
         return self.called(node, FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
 
     def same(self, a: Argument, b: Argument) -> bool:
-        """Whether two arguments are one, or equal numbers: an export has a tensor for each place that made one."""
+        """Return whether two arguments are the same node or equal numbers: an export has a separate tensor per use."""
         if isinstance(a, Node) and isinstance(b, Node) and a is not b:
             small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
             return small and torch.equal(self.value(a), self.value(b))
@@ -184,7 +187,7 @@ class _Normalizer:
         return _named(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
 
     def zero(self, zero: Argument) -> int | None:
-        """The zero point of all elements, if the program's own tensors determine it."""
+        """Return the zero point that all elements share; None if it differs or is not constant."""
         if zero is None or isinstance(zero, int):
             return zero or 0
         if not self.constant.get(zero):
@@ -196,7 +199,7 @@ class _Normalizer:
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
     def value(self, node: Node) -> torch.Tensor:
-        """The value of a constant, for zero points, which decide how a graph is rewritten."""
+        """Return the value of a constant; only zero points need it, since they decide the rewritten graph."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
@@ -205,7 +208,7 @@ class _Normalizer:
 
 
 def _named(function: Argument, name: str, *first: Argument) -> Argument:
-    """A function under its own name, which distinguishes its traces."""
+    """Return a partial function under its own name, which distinguishes its traces."""
 
     def call(*args: Argument) -> Argument:
         return function(*first, *args)
@@ -215,7 +218,7 @@ def _named(function: Argument, name: str, *first: Argument) -> Argument:
 
 
 def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """A cast of constant codes, which stay codes."""
+    """Return the dequantization of a weight that the graph casts to floats, so that it stays quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)

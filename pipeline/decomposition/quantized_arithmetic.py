@@ -1,9 +1,10 @@
-"""Express every form of quantization: codes and a scale where TensorRT has layers for it, else plain arithmetic.
+"""Express every form of quantization: quantized values and a scale where TensorRT has layers for it, else plain
+arithmetic.
 
-Weights become codes that are never folded to floats. Activations become a pair of layers if their scale is a constant
-number and their codes use the full range of a type. With zero points, scales made from data or a narrower range, they
-are computed element by element as their library does. That is correct and stays in one engine, but no product runs in
-few bits.
+Quantized weights are never folded to floats. Activations become a quantize/dequantize pair if their scale is a constant
+number and their values use the full range of a type. With zero points, data-dependent scales or a narrower range, they
+are computed element by element as their library does. That is correct and stays in one engine, but no matmul runs in
+low precision.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ class Known:
     zero: int | None = 0
 
     def has(self, *names: str) -> bool:
-        """Whether all of these arguments are constant."""
+        """Return whether all of these arguments are constant."""
         return self.constant.issuperset(names)
 
 
 @frozen
 class Codes:
-    """How numbers become codes: the least and greatest code; the elements that share a scale along each dim.
+    """The parameters of a quantization: the least and greatest quantized value, and the elements that share a scale
+    along each dim.
 
-    ``inverse``: the scale's reciprocal, if the scale is a Python number, computed in float64. ``early``: zero points
-    are added before rounding, as quantizers of tokens do.
+    ``inverse``: the scale's reciprocal in float64, if the scale is a Python number. ``early``: zero points are added
+    before rounding, as per-token quantizers do.
     """
 
     low: int
@@ -48,17 +50,17 @@ class Codes:
     early: bool = False
 
     def type_less(self, zero: int) -> str | None:
-        """The type whose range these codes have after subtracting a zero point; None if there is none."""
+        """Return the type whose range these values have after subtracting a zero point; None if there is none."""
         low, high = self.low - zero, self.high - zero
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
 
     def is_whole(self, zero: int | None) -> bool:
-        """Whether the codes minus a zero point use all of INT8, as layers do."""
+        """Return whether the quantized values minus a zero point use the full range of INT8, like TensorRT's layers."""
         return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
 
 
 def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
-    """A block in the operators' form: -1 where all elements of a dim share a scale."""
+    """Return a block in the operators' form: -1 where all elements of a dim share a scale."""
     return tuple(
         b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
         for s, b in zip(shape, block, strict=True)
@@ -66,12 +68,12 @@ def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, .
 
 
 def channel(rank: int, axis: int) -> tuple[int, ...]:
-    """The block of scales along an axis."""
+    """Return the block of scales along an axis."""
     return tuple(1 if dim == axis % rank else -1 for dim in range(rank))
 
 
 def per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Scales or zero points with a dim for each dim of their tensor, one element per block."""
+    """Return scales or zero points with a dim for each dim of their tensor, one element per block."""
     if numbers.numel() == 1:
         return numbers.reshape(())
     return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
@@ -87,7 +89,7 @@ def per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]
 
 
 def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
-    """Round ``x`` to its codes and back, in its own dtype."""
+    """Quantize and dequantize ``x``, in its own dtype."""
     if known.has("input"):
         return as_weights(known, integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
     if known.has("scale") and scale.numel() == 1 and codes.is_whole(known.zero):
@@ -96,7 +98,7 @@ def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Cod
 
 
 def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
-    """The codes of numbers, as floats, zero points included: ``clamp(round(x / scale) + zero)``."""
+    """Return the quantized values as floats, with zero points: ``clamp(round(x / scale) + zero)``."""
     inverse = 1.0 / per_element(scale, x.shape, codes.block) if codes.inverse is None else codes.inverse
     result = x * inverse if codes.early else (x * inverse).round()
     if zero is not None:
@@ -105,7 +107,7 @@ def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Ten
 
 
 def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
-    """The numbers that codes stand for, in a dtype: ``(q - zero) * scale``."""
+    """Dequantize: return ``(q - zero) * scale`` in ``dtype``."""
     wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
     q = q.to(wide)
     if zero is not None:
@@ -114,8 +116,8 @@ def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: 
 
 
 def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
-    """The numbers that constant codes stand for. They stay codes: a zero point shared by all is subtracted from the
-    codes, as are those of few bits; others are subtracted from the numbers."""
+    """Dequantize constant values, which stay quantized in the program: a zero point shared by all elements, or one that
+    is low-bit, is subtracted before dequantizing, others after."""
     each, block = per_block(scale, q.shape, codes.block), list(codes.block)
     less = 0 if known.zero is None else known.zero
     type = None if known.zero is None else codes.type_less(less)
@@ -134,19 +136,19 @@ def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, code
 
 
 def numbers_of(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The numbers that codes stand for; constant codes stay codes."""
+    """Dequantize with one of the operators that are not folded, so that weights stay quantized."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 
 
 def paired(x: Tensor, scale: Tensor, type: str) -> Tensor:
-    """Make a pair of layers with one scale for all elements."""
+    """Return a quantize/dequantize pair with one scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
 
 
 def fake_float8(known: Known, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """Round ``x`` to E4M3 numbers times a scale."""
+    """Quantize ``x`` to E4M3 with a scale, and dequantize it."""
     each = per_block(scale, x.shape, block)
     if known.has("input"):
         codes = operators.quantize(x, each, "fp8", list(block), True)

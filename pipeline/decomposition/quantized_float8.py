@@ -1,7 +1,7 @@
-"""Casts of activations to E4M3: TensorRT-RTX has FP8 of weights and pairs only.
+"""Rewrite casts of activations to E4M3: TensorRT-RTX has FP8 only for weights and quantize/dequantize pairs.
 
-Such a cast becomes a pair of scale 1, in floats: what reads it casts it back, or moves it to such readers, and these
-read the pair. A cast that something else reads, as an output of the model, stays.
+Such a cast becomes a pair of scale 1, in floats, if its readers cast it back, directly or after moving elements: these
+read the pair. A cast with any other reader, such as an output of the model, stays.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from pipeline.program import Program
 
 aten = torch.ops.aten
 Node: TypeAlias = Argument
-"""A node, whose arguments are looked into."""
+"""A node, or an argument that may be one."""
 
 E4M3: Final = torch.float8_e4m3fn
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAST: Final = 464
-"""The last number that is nearest to E4M3's greatest."""
+"""The largest number that rounds to E4M3's greatest, 448."""
 SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
-"""Whether torch's cast gives E4M3's greatest for what is beyond, as it does from 2.13 on; before that it gives NaN."""
+"""Whether torch's cast to E4M3 saturates, as from 2.13 on; before, it returned NaN for larger numbers."""
 
 
 def paired_casts(program: Program) -> Program:
-    """The program with its casts to E4M3 so; its graph is changed in place: it is the caller's fresh copy."""
+    """Return the program with its casts to E4M3 as pairs. Its graph is changed in place, so it must be the caller's own
+    copy."""
     casts = _Casts(program)
     for node in list(program.graph.nodes):
         if casts.is_cast(node) and _is_read(node):
@@ -42,7 +43,7 @@ def paired_casts(program: Program) -> Program:
 
 
 class _Casts:
-    """One graph on its way."""
+    """The rewriting of one graph."""
 
     def __init__(self, program: Program) -> None:
         self.graph, self.mode = program.graph, fake_mode(program.graph)
@@ -51,13 +52,13 @@ class _Casts:
             self.constant[node] = is_constant(node, self.constant, program)
 
     def is_cast(self, node: Node) -> bool:
-        """Whether a node casts an activation to E4M3."""
+        """Return whether a node casts an activation to E4M3."""
         if node.op != "call_function" or does(node.target) is not Does.CASTS or self.constant[node]:
             return False
         return node.meta["val"].dtype == E4M3 and node.args[0].meta["val"].dtype in FLOATS
 
     def pair(self, node: Node) -> None:
-        """The pair of a cast, and the cast's readers on it."""
+        """Replace a cast by a pair in all its readers."""
         x = node.args[0]
         wide = self.cast(node, x, reduce(torch.promote_types, _read_as(node), x.meta["val"].dtype))
         args = (wide, self.call(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device))
@@ -69,7 +70,7 @@ class _Casts:
         self.follow(node, made)
 
     def follow(self, node: Node, numbers: Node) -> None:
-        """Numbers in the place of codes, for what casts these back or moves them."""
+        """Replace quantized values by floats in the nodes that cast them back or move them."""
         waiting = [(node, numbers)]
         while waiting:
             old, new = waiting.pop()
@@ -82,11 +83,11 @@ class _Casts:
                     waiting.append((user, self.call(user, user.target, args, **user.kwargs)))
 
     def cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
-        """A node in a dtype; itself if that is its own."""
+        """Return a node in a dtype; itself if it has that dtype already."""
         return x if x.meta["val"].dtype == dtype else self.call(before, aten._to_copy.default, (x,), dtype=dtype)
 
     def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
-        """A call with its fake value."""
+        """Add a call with its fake value."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
         node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
@@ -98,17 +99,17 @@ def _casts_back(node: Node) -> bool:
 
 
 def _read_as(node: Node) -> list[torch.dtype]:
-    """The dtypes that codes are cast back to, by their readers and by those of what moves them."""
+    """Return the dtypes to which readers cast quantized values back, directly or after moving them."""
     return [reader.meta["val"].dtype for reader in readers(node) if _casts_back(reader)]
 
 
 def _is_read(node: Node) -> bool:
-    """Whether codes are cast back, at once or behind what moves them."""
+    """Return whether every reader casts quantized values back, directly or after moving them."""
     return any(map(_casts_back, readers(node)))
 
 
 def _is_within(x: Node) -> bool:
-    """Whether a clamp keeps numbers where a cast to E4M3 gives numbers."""
+    """Return whether a clamp limits ``x`` to the range in which a cast to E4M3 returns no NaN."""
     if x.target is not aten.clamp.default or len(x.args) != 3:
         return False
     _, low, high = x.args

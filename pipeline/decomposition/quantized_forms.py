@@ -1,5 +1,5 @@
-"""The one table of the forms that quantized models are exported in: NVIDIA ModelOpt's operators, torchao's PT2E and
-``quantize_``, and torch's own. Operators are recognised by their schemas' names, so none of these libraries is needed.
+"""List the forms in which quantized models are exported: NVIDIA ModelOpt's operators, torchao's PT2E and ``quantize_``,
+and torch's own. Operators are recognised by their schemas' names, so none of these libraries is needed.
 
 A form expresses a call in plain operators and those of `pipeline.aten.quantized`.
 """
@@ -58,7 +58,7 @@ def modelopt(
     given = Known(known.constant | ({"scale"} if known.has("amax") else frozenset()))
     if exponent:
         return fake_float8(given, input, scale, block)
-    if (codes.low, codes.high) == (-127, 127) and scale.numel() == 1:  # one code less than the layer has
+    if (codes.low, codes.high) == (-127, 127) and scale.numel() == 1:  # one value less than the layer has
         input, codes = torch.maximum(input, (-127 * scale).to(input.dtype)), Codes(-128, 127, block)
     return fake(given, input, scale, None, codes)
 
@@ -252,7 +252,7 @@ def scaled_product(
 
 
 def _eighths_of(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """E4M3 numbers times a scale, in float32: weights stay codes."""
+    """Dequantize E4M3 with a scale, in float32; weights stay quantized."""
     if not is_known:
         return x.float()
     made: Tensor = operators.dequantize(x, per_block(scale.float(), x.shape, block), "fp8", list(block), torch.float32)
@@ -262,7 +262,7 @@ def _eighths_of(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) 
 def _step(
     known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument
 ) -> Argument:
-    """One step of a pair: to codes, where ``x`` are numbers, or back; both at once where ``out`` is `Pair`."""
+    """Compute one step of a pair: quantize if ``x`` is floating point, else dequantize; both if ``out`` is `PAIR`."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
@@ -276,11 +276,11 @@ def _step(
 
 
 PAIR: Final = object()
-"""Marks a call as a pair: its numbers become codes and then numbers again."""
+"""Marks a call as a pair: it quantizes and dequantizes."""
 
 
 def _block_of(scale: Tensor, x: Tensor) -> tuple[int, ...]:
-    """The block that follows from a scale's shape, which broadcasts to its tensor's or has one element per block."""
+    """Return the block implied by a scale's shape, which broadcasts to its tensor's or has one element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
     sizes = [1] * (x.dim() - scale.dim()) + list(scale.shape)

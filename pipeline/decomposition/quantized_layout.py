@@ -1,9 +1,9 @@
 """Lay out quantized weights so that TensorRT's builder fuses them.
 
-Operators that move dequantized numbers move the codes instead, so that a linear layer's weight is ``[K, N]`` codes
-without a transposition; casts and scales that follow become part of the dequantization; weights multiplied with one
-tensor lie side by side; blocks lie along one dim; codes of 4 bits are packed where a product reads them. All of this is
-folded: an engine gets codes and scales.
+Operators that move dequantized elements move the quantized values instead, so that a linear layer's weight is a
+quantized ``[K, N]`` matrix without a transposition; casts and scales that follow become part of the dequantization;
+weights multiplied with one tensor are concatenated; blocks are along one dim; 4-bit values are packed where a matmul
+reads them. All of this is folded: an engine gets quantized values and scales.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten
 Node: TypeAlias = Argument
-"""A node, whose arguments are looked into."""
+"""A node, or an argument that may be one."""
 
 DEQUANTIZE: Final = operators.dequantize.default
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
-"""The lengths of blocks that rows of one scale are cut into, where TensorRT takes a type in blocks only."""
+"""The block lengths into which rows of one scale are cut, if TensorRT supports a type in blocks only."""
 
 
 def laid_out(program: Program) -> Program:
-    """The program with its weights so; its graph is changed in place: it is the caller's fresh copy."""
+    """Return the program with its weights laid out. Its graph is changed in place, so it must be the caller's own
+    copy."""
     if any(node.target is DEQUANTIZE or is_cast_to_codes(node) for node in program.graph.nodes):
         _Layout(program).run()
     return program
 
 
 class _Layout:
-    """One graph on its way."""
+    """The rewriting of one graph."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, program.graph
@@ -76,11 +77,11 @@ class _Layout:
                 self.graph.erase_node(node)
 
     def is_weight(self, node: Node) -> bool:
-        """Whether a node dequantizes constant codes."""
+        """Return whether a node dequantizes a constant."""
         return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
     def moved(self, node: Node, user: Node) -> Node | None:
-        """The replacement for a user of a weight, if the codes can be moved instead."""
+        """Return the replacement for a user of a weight, if the quantized values can be moved instead; else None."""
         if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
             return self.as_product(node, user)
         if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
@@ -99,14 +100,14 @@ class _Layout:
         return self.scaled(node, user) if user.target is aten.mul.Tensor else None
 
     def as_product(self, node: Node, user: Node) -> Node:
-        """A linear layer as a product with ``[K, N]``."""
+        """Return a linear layer as a matmul with ``[K, N]``."""
         turned = self.transposed(node, self.call(user, aten.permute.default, (node, [1, 0])))
         product = self.call(user, aten.matmul.default, (user.args[0], turned))
         bias = argument(user, "bias")
         return product if bias is None else self.call(user, aten.add.Tensor, (product, bias))
 
     def transposed(self, node: Node, user: Node) -> Node:
-        """The weight with the dims of its codes in the order that the user gives the numbers."""
+        """Return the weight with its quantized values transposed like the user's result."""
         codes, scale, type, block, dtype = node.args
         order = _order(user, len(block))
         moved = self.call(user, aten.permute.default, (codes, order))
@@ -115,7 +116,8 @@ class _Layout:
         return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshaped(self, node: Node, user: Node) -> Node | None:
-        """The same for another shape: with one scale for all, or one per row if the new shape joins whole rows."""
+        """Return the weight reshaped like the user's result, if it has one scale, or one per row and the new shape
+        merges complete rows; else None."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -132,7 +134,7 @@ class _Layout:
         return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
 
     def scaled(self, node: Node, user: Node) -> Node | None:
-        """The weight with the scales that its numbers are multiplied by, in place of ones."""
+        """Return the weight with the user's factor as its scales, if its scales are 1; else None."""
         codes, scale, type, _, dtype = node.args
         factor, shape = user.args[1], node.meta["val"].shape
         if not (_is_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
@@ -144,7 +146,8 @@ class _Layout:
         return self.dequantized(user, codes, factor, type, block, dtype)
 
     def scaled_after(self, node: Node, product: Node) -> None:
-        """Move the scales of a product's columns into its weight: TensorRT fuses products of codes that have scales."""
+        """Move the scales of a matmul's columns into its weight: TensorRT fuses matmuls of quantized values with
+        scales."""
         codes, scale, type, _, dtype = node.args
         user = next(iter(product.users)) if len(product.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:
@@ -162,7 +165,7 @@ class _Layout:
             self.graph.erase_node(product)
 
     def settle(self, node: Node) -> None:
-        """Bring blocks to one dim, and pack two codes of 4 bits into a byte."""
+        """Put blocks along one dim, and pack two 4-bit values into a byte."""
         codes, scale, type, block, dtype = node.args
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
@@ -184,7 +187,7 @@ class _Layout:
     def cut(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
     ) -> tuple[Argument, list[int]] | None:
-        """Cut a matrix into blocks along its first dim, since TensorRT takes INT4 in blocks only."""
+        """Cut a matrix into blocks along its first dim, since TensorRT supports INT4 in blocks only."""
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
         length = next((n for n in LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
@@ -196,8 +199,7 @@ class _Layout:
     def along_one(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
     ) -> tuple[Argument, list[int]]:
-        """Scales with blocks along one dim, and one scale for each place of every other dim, if they do not lie along a
-        single dim."""
+        """Return scales with blocks along one dim, and one scale for each index of every other dim."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
         dim = max(range(len(block)), key=lambda d: (block[d] > 1, block[d] == -1, shape[d]))
@@ -214,8 +216,8 @@ class _Layout:
     def by_channel(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
     ) -> tuple[Argument, list[int]]:
-        """Give a convolution's weight a scale for each place along its first dim: RTX 1.6 ignores the scales of a
-        convolution of FP8 by FP8 if each is a single number (a result of 3e5 for 9 on an H200)."""
+        """Expand a convolution weight's scale to one per output channel: RTX 1.6 ignores the scales of a convolution of
+        FP8 by FP8 if each is a single number (a result of 3e5 for 9 on an H200)."""
         if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
         one = self.call(node, aten.reshape.default, (scale, [1] * len(shape)))
@@ -228,11 +230,11 @@ class _Layout:
         return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
 
     def dequantized(self, user: Node, *args: Argument) -> Node:
-        """Insert a weight before a user of the one that it replaces."""
+        """Insert a new weight before a user of the one that it replaces."""
         return self.call(user, DEQUANTIZE, args)
 
     def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
-        """A call with its fake value."""
+        """Add a call with its fake value."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
         node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
@@ -241,7 +243,7 @@ class _Layout:
 
 
 def _order(user: Node, rank: int) -> list[int]:
-    """The order in which an operator gives the dims of a tensor of some rank."""
+    """Return the permutation that an operator applies to the dims of a tensor of this rank."""
     sizes = list(range(2, 2 + rank))
     shown = user.target(torch.empty(sizes, device="meta"), *user.args[1:], **user.kwargs)
     return [size - 2 for size in shown.shape]
@@ -252,12 +254,12 @@ def _length(block: Argument, shape: Sequence[int], dim: int) -> int:
 
 
 def _is_one(scale: Argument) -> bool:
-    """Whether a scale is the number 1, as the graph has it."""
+    """Return whether a scale is the constant 1 in the graph."""
     if scale.target is aten.ones.default:
         return True
     return scale.target is aten.full.default and scale.args[1] == 1
 
 
 def _in_product(node: Node) -> bool:
-    """Whether products read a matrix as their second factor, and nothing else does."""
+    """Return whether only matmuls read a matrix, as their second factor."""
     return node.meta["val"].dim() == 2 and all(does(u.target) in PRODUCTS and u.args[0] is not node for u in node.users)

@@ -1,12 +1,12 @@
-"""Rewrite products with codes so that TensorRT-RTX's builder fuses them: of rows, and of one tensor's rows with all its
-weights.
+"""Rewrite matmuls with quantized weights so that TensorRT-RTX's builder fuses them: on rows, and merged if they read
+the same rows.
 
-The builder itself merges products of one tensor (with the weights of query, key and value, say) and dequantizes their
-weights to do so: either when it builds, which loses the saving, or in a separate kernel. One product with the columns
-side by side reads codes instead. Products of tensors with more dims than a matrix are fused for some sizes only. RTX
-1.6 dequantizes separately if the rows are moved elements, as of an attention's result or of several batches, but not if
-a layer takes the maximum of the rows and themselves. The kernel for one row reads neither INT8 nor FP8: two equal rows
-are multiplied instead, and their mean is the result.
+The builder itself merges matmuls of one tensor (with the weights of query, key and value, say) and dequantizes their
+weights to do so: either during the build, which loses the saving, or in a separate kernel. One matmul with concatenated
+columns reads quantized values instead. Matmuls of tensors with more dims than a matrix are fused for some sizes only.
+RTX 1.6 dequantizes separately if the rows come from a permutation, as of an attention's result or of several batches,
+but not if a layer takes the maximum of the rows and themselves. The single-row kernel (GEMV) reads neither INT8 nor
+FP8: two equal rows are multiplied instead, and their mean is the result.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten
 Node: TypeAlias = Argument
-"""A node, whose arguments are looked into."""
+"""A node, or an argument that may be one."""
 
 TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
 BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
 LEADING = (1,) if BEFORE_1_7 else ()
-"""The dims before flattened rows: 1.6.1 fuses products of one matrix of a batch, 1.7.1 those of a matrix."""
+"""The dims before flattened rows: 1.6.1 fuses matmuls of a batch of one matrix, 1.7.1 those of a matrix."""
 KINDS = ("int8", "int4", "fp8")
 LONE = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
-"""The types that are fused for two rows, and for one row are not."""
+"""The types that are fused for two rows but not for a single one."""
 PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 
 def merge_products(layout: Argument) -> None:
-    """Rewrite a graph's products with laid-out weights: ``layout`` makes nodes and knows which are constant."""
+    """Rewrite a graph's matmuls with laid-out weights: ``layout`` adds nodes and tells which are constant."""
     for node in list(layout.graph.nodes):
         if node.target is aten.mm.default and layout.is_weight(node.args[1]):
             _keep_dims(layout, node)
@@ -49,7 +49,7 @@ def merge_products(layout: Argument) -> None:
 
 
 def _keep_dims(layout: Argument, product: Node) -> None:
-    """Multiplies a tensor as it is where it was flattened to rows for the product and the result was given its dims."""
+    """Multiply a tensor in its own shape if it was flattened to rows for the matmul and the result was unflattened."""
     rows, user = product.args[0], next(iter(product.users), None)
     if does(rows.target) is not Does.RESHAPES or user is None or does(user.target) is not Does.RESHAPES:
         return
@@ -64,7 +64,7 @@ def _keep_dims(layout: Argument, product: Node) -> None:
 
 
 def _groups(layout: Argument) -> Sequence[list[Node]]:
-    """Products of the same tensor and of weights that go side by side, in the graph's order."""
+    """Return groups of matmuls of the same tensor whose weights can be concatenated, in the graph's order."""
     found: dict[Argument, list[Node]] = {}
     for node in layout.graph.nodes:
         if node.target in TARGETS and _can_merge(layout, node):
@@ -75,7 +75,8 @@ def _groups(layout: Argument) -> Sequence[list[Node]]:
 
 
 def _can_merge(layout: Argument, product: Node) -> bool:
-    """Whether a product's weight is codes of its own with scales for each column, and its other factor is no pair."""
+    """Return whether only this matmul reads its quantized weight, the scales are per column, and the other factor is no
+    pair."""
     x, weight = product.args
     if not (layout.is_weight(weight) and len(weight.users) == 1) or layout.constant[x] or x.target in PAIRS:
         return False
@@ -84,7 +85,7 @@ def _can_merge(layout: Argument, product: Node) -> bool:
 
 
 class _Merger:
-    """One group of products on its way."""
+    """The rewriting of one group of matmuls."""
 
     def __init__(self, layout: Argument, products: list[Node]) -> None:
         self.layout, self.products, self.first = layout, products, products[0]
@@ -110,7 +111,7 @@ class _Merger:
         self.share(made, ends, columns)
 
     def beside(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
-        """Join the weights into one, with their columns side by side."""
+        """Concatenate the weights along their columns."""
         if len(weights) == 1:
             return weights[0]
         codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
@@ -121,18 +122,18 @@ class _Merger:
 
     @property
     def is_flattened(self) -> bool:
-        """Whether the products' tensor has more dims than a matrix."""
+        """Return whether the matmuls' tensor has more dims than a matrix."""
         return bool(self.first.args[0].meta["val"].dim() > 2)
 
     @property
     def is_lone(self) -> bool:
-        """Whether a single row is multiplied, whose kernel does not read the codes."""
+        """Return whether a single row is multiplied, whose kernel does not read the quantized type."""
         *leading, _ = self.first.args[0].meta["val"].shape
         type = self.first.args[1].args[2]
         return bool(leading) and type in LONE and statically_known_true(math.prod(leading) == 1)
 
     def rows(self) -> Node:
-        """The products' tensor as rows."""
+        """Return the matmuls' tensor as rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
         rows = self.call(aten.reshape.default, (x, [*LEADING, -1, columns])) if self.is_flattened else x
@@ -142,13 +143,13 @@ class _Merger:
         return self.call(aten.maximum.default, (rows, rows)) if moved else rows
 
     def sizes(self) -> list[Argument]:
-        """The sizes of the tensor's dims but the last."""
+        """Return the sizes of the tensor's dims but the last."""
         x = self.first.args[0]
         found = list(x.meta["val"].shape[:-1])
         return [n if isinstance(n, int) else self.call(aten.sym_size.int, (x, dim)) for dim, n in enumerate(found)]
 
     def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
-        """Replace the previous results by columns of the joint result."""
+        """Replace the previous results by columns of the merged result."""
         dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [made]
         if len(columns) > 1:
@@ -160,7 +161,7 @@ class _Merger:
                     self.layout.graph.erase_node(node)
 
     def bias_of(self, product: Node) -> Node | None:
-        """The sum of a product and a constant row, if nothing else reads the product."""
+        """Return the sum of a matmul and a constant row, if nothing else reads the matmul; else None."""
         user = next(iter(product.users))
         if len(product.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not product or user.kwargs:
             return None
@@ -171,7 +172,7 @@ class _Merger:
         return user if same and value.dtype == product.meta["val"].dtype else None
 
     def row(self, weight: Node, columns: int) -> Node:
-        """A weight's scales, one per column."""
+        """Return a weight's scales, one per column."""
         scale = weight.args[1]
         one = scale.meta["val"].numel() == 1
         return self.call(aten.expand.default, (scale, [1, columns])) if one else scale

@@ -1,8 +1,7 @@
-"""Forms of several results: scales and zero points that PT2E makes of the numbers of each call, and fake quantizers
-that give a mask for their gradients, as torch decomposes its own to.
+"""Define forms with several results: PT2E's scales and zero points that are computed at each call, and fake quantizers
+that also return a mask for gradients, to which torch decomposes its own.
 
-Scales are float32 here, where the library has them in float64, which TensorRT lacks; so are zero points, which are
-whole.
+Scales are float32, while the library has them in float64, which TensorRT lacks; zero points are integers in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Results: TypeAlias = tuple[Tensor, Tensor]
 EPS: Final = 2.0**-23
 
 
-def of_tensor(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
+def per_tensor_qparams(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
     """choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _ends(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
@@ -30,21 +29,23 @@ def of_tensor(known: Known, input: Tensor, low: int, high: int, eps: float, dtyp
     return scale.reshape(1), zero.reshape(1)
 
 
-def of_tensor_symmetric(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
+def per_tensor_symmetric_qparams(
+    known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
+) -> Results:
     """choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype)
     -> (Tensor, Tensor)"""
     scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
     return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
 
 
-def of_tokens(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
+def per_token_qparams(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
     """choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
     return scale, torch.zeros_like(scale)
 
 
-def of_tokens_asymmetric(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
+def per_token_asymmetric_qparams(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
     """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _ends(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=EPS)
@@ -54,46 +55,48 @@ def of_tokens_asymmetric(known: Known, input: Tensor, dtype: torch.dtype) -> Res
 
 
 def _ends(least: Tensor, most: Tensor) -> Results:
-    """A range that has 0."""
+    """Return the range extended to include 0."""
     return least.clamp(max=0), most.clamp(min=0)
 
 
 SCALES: Final[MappingProxyType[str, Function]] = MappingProxyType(
     {
-        "quantized_decomposed::choose_qparams.tensor": of_tensor,
-        "quantized_decomposed::choose_qparams_symmetric.tensor": of_tensor_symmetric,
-        "quantized_decomposed::choose_qparams_per_token": of_tokens,
-        "quantized_decomposed::choose_qparams_per_token_asymmetric": of_tokens_asymmetric,
+        "quantized_decomposed::choose_qparams.tensor": per_tensor_qparams,
+        "quantized_decomposed::choose_qparams_symmetric.tensor": per_tensor_symmetric_qparams,
+        "quantized_decomposed::choose_qparams_per_token": per_token_qparams,
+        "quantized_decomposed::choose_qparams_per_token_asymmetric": per_token_asymmetric_qparams,
     }
 )
-"""The forms that make scales and zero points, by operator."""
+"""The forms that compute scales and zero points, by operator."""
 
 
 def without_mask(form: Function) -> Function:
-    """A form of a fake quantizer that gives a mask as well, which nothing reads."""
+    """Return the form of a fake quantizer that also returns a mask, which nothing may read."""
 
-    def of(known: Known, *args: Argument) -> Argument:
+    def wrapped(known: Known, *args: Argument) -> Argument:
         return form(known, *args), None
 
-    of.__name__, of.__doc__ = f"{form.__name__}_without_mask", f"{form.__doc__}, and a mask"
-    return of
+    wrapped.__name__, wrapped.__doc__ = f"{form.__name__}_without_mask", f"{form.__doc__}, and a mask"
+    return wrapped
 
 
 def where_enabled(form: Function) -> Function:
-    """The same, with a switch that is known to be on or off before the last two arguments."""
+    """Return the form of a fake quantizer with a constant on/off switch before its last two arguments."""
 
-    def of(known: Known, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int) -> Argument:
+    def wrapped(
+        known: Known, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int
+    ) -> Argument:
         if not isinstance(on, int):
             return NotImplemented
         return (form(known, input, scale, zero, low, high) if on else input.clone()), None
 
-    of.__name__ = f"{form.__name__}_where_enabled"
-    return of
+    wrapped.__name__ = f"{form.__name__}_where_enabled"
+    return wrapped
 
 
 def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Whether what reads an operator of several results allows for a form: scales and zero points are read by steps
-    of forms, which take them in float32, and nothing reads a mask."""
+    """Return whether the readers of an operator's results allow a form: only forms, which accept float32, read scales
+    and zero points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)

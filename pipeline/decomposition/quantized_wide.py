@@ -1,6 +1,6 @@
-"""Keep codes of activations in int32 between rounding and product: TensorRT-RTX has INT8 only in weights and pairs.
+"""Compute quantized activations in int32 between rounding and matmul: TensorRT-RTX has INT8 only in weights and pairs.
 
-Codes that were clamped to INT8's range are the same numbers in int32. Operators that only move them run in int32, too.
+Values clamped to INT8's range are the same in int32. Operators that only move them run in int32, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.aten.types import Argument
 
 aten = torch.ops.aten
 Node: TypeAlias = Argument
-"""A node, whose arguments are looked into."""
+"""A node, or an argument that may be one."""
 
 MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
@@ -27,7 +27,7 @@ def widen_codes(layout: Argument) -> None:
 
 
 def _rounds(layout: Argument, node: Node) -> bool:
-    """Whether a node casts numbers to int8 that a clamp keeps within its range."""
+    """Return whether a node casts numbers to int8 that a clamp limits to its range."""
     if not is_cast_to_codes(node) or layout.constant.get(node, True):
         return False
     source = node.args[0]
@@ -38,17 +38,17 @@ def _rounds(layout: Argument, node: Node) -> bool:
 
 
 def is_cast_to_codes(node: Node) -> bool:
-    """Whether a node casts to int8."""
+    """Return whether a node casts to int8."""
     return node.op == "call_function" and does(node.target) is Does.CASTS and node.meta["val"].dtype == torch.int8
 
 
 def _only_moved(node: Node) -> bool:
-    """Whether every reader casts what it reads to another dtype, or moves it to such readers."""
+    """Return whether every reader casts the node to another dtype, directly or after moving it."""
     return all(_is_cast(reader) for reader in readers(node))
 
 
 def readers(node: Node) -> list[Node]:
-    """The readers of a node, and those of what only moves it."""
+    """Return the readers of a node, directly or behind operators that only move it."""
     found, moved = list[Node](), [node]
     while moved:
         for user in moved.pop().users:
@@ -61,7 +61,7 @@ def _is_cast(node: Node) -> bool:
 
 
 def _widen(layout: Argument, node: Node, wide: Node) -> None:
-    """Replace a node of a narrower dtype, and so on for nodes that move it."""
+    """Replace a node by its wide version in all readers, and likewise the nodes that move it."""
     waiting, narrow = [(node, wide)], list[Node]()
     while waiting:
         old, new = waiting.pop()

@@ -61,13 +61,14 @@ class Rewriter:
         return self._copied(made)
 
     def is_kept(self, node: torch.fx.Node) -> bool:
-        """Whether the user's settings keep a node in PyTorch, or a converter or decomposition of theirs may take it."""
+        """Return whether the user's settings leave a node in PyTorch, or a user's converter or decomposition may accept
+        it."""
         target, value = node.target, node.meta.get("val")
         users = self.is_claimed(target, node.args, node.kwargs, value) or self.ways.own(target) is not None
         return users or kept_in_torch(target, node.meta, self.claims.lookup.settings)
 
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
-        """Rewrite these nodes as if the user had no converter of them, and copy all others."""
+        """Rewrite these nodes as if the user had no converter for them, and copy all others."""
 
         def made(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             if node.name in refused or node.target is operator.getitem:
@@ -88,7 +89,7 @@ class Rewriter:
         return self.graph
 
     def is_claimed(self, target: object, args: object, kwargs: object, value: object) -> bool:
-        """Whether the user has a HIGH converter that may take a call, or a decomposition of its operator."""
+        """Return whether the user has a HIGH converter that may accept a call, or a decomposition of its operator."""
         return target in self.claims.decomposed or self.claims.keeps(target, args, kwargs, value)
 
     def emit(
@@ -100,7 +101,7 @@ class Rewriter:
         name: str | None = None,
         refused: bool = False,
     ) -> Argument:
-        """The value of a call in the new graph: a node, or the result of its decomposition."""
+        """Add a call to the new graph and return its value: a node, or the result of its decomposition."""
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
         if kept_in_torch(target, meta, self.claims.lookup.settings) or self.is_left(target, args):
@@ -115,8 +116,8 @@ class Rewriter:
         return inlined[0] if inlined else self.settle(target, args, kwargs, meta, name, accepts)
 
     def is_left(self, target: Target, args: Argument) -> bool:
-        """Whether our way to take apart a product of groups of rows would be slower than PyTorch's own, which
-        the settings allow."""
+        """Return whether our decomposition of a grouped matmul would be slower than PyTorch's operator, and the
+        settings allow PyTorch."""
         if self.ways.own(target) is not grouped_mm or self.program.settings.require_full_compilation:
             return False
         (rows, _), matrices = shape_of(args[0].meta["val"]), shape_of(args[1].meta["val"])
@@ -126,21 +127,21 @@ class Rewriter:
     def add(
         self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, object], name: str | None = None
     ) -> torch.fx.Node:
-        """A node of the new graph."""
+        """Add a node to the new graph."""
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
         node.meta = {**origin(meta), "val": meta.get("val")}
         self.note(node)
         return node
 
     def note(self, node: torch.fx.Node) -> None:
-        """Remember whether a node is constant, if that is needed later."""
+        """Record whether a node is constant, if that is needed later."""
         if self.claims.targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def settle(
         self, target: Target, args: Argument, kwargs: Argument, meta: Any, name: str | None, accepts: Accepts
     ) -> object:
-        """The call itself if a converter takes it or nothing decomposes it; else the result of torch's
+        """Return the call itself if a converter accepts it or nothing decomposes it; else the result of torch's
         decomposition."""
         node = self.add(target, args, kwargs, meta, name)
         if not is_operator(node) or accepts(node):
@@ -159,7 +160,7 @@ class Rewriter:
     def inline_first(
         self, target: object, args: object, kwargs: object, meta: Mapping[str, object], name: str | None
     ) -> tuple[object] | None:
-        """Decompose a call before converters are asked, if it leads to a user's operator or has a registered
+        """Decompose a call before converters are tried, if it leads to a user's operator or has a registered
         decomposition."""
         claimed = bool(self.claims.targets)
         way = self.contents.way(target, args, kwargs, meta.get("val"), self.constant) if claimed else None
@@ -177,7 +178,7 @@ class Rewriter:
         meta: Mapping[str, object],
         name: str | None,
     ) -> tuple[object] | None:
-        """`inline` a registered decomposition, which may be a user's: errors name it."""
+        """Call `inline` for a registered decomposition, which may be a user's: errors name it."""
         try:
             inlined = self.inline(target, function, args, kwargs, meta)
             if inlined is not None:
@@ -196,7 +197,7 @@ class Rewriter:
     def inline_pairs(
         self, target: object, args: object, kwargs: object, meta: Mapping[str, object]
     ) -> tuple[object] | None:
-        """The outputs of an operator's rule on pairs, joined where they are complex; None if it has no rule."""
+        """Return the outputs of an operator's rule on pairs, joined where they are complex; None if it has no rule."""
         rule = RULES.get(known_as(target))
         if rule is None:
             return None
@@ -208,8 +209,8 @@ class Rewriter:
     def inline(
         self, target: object, function: Function, args: object, kwargs: object, meta: Mapping[str, object]
     ) -> tuple[object] | None:
-        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here, or would lead
-        back to itself: torch's composites end at operators that our decompositions express by composites."""
+        """Emit a decomposition into the new graph and return its outputs; None if it does not apply, or would recurse:
+        torch's composites end at operators that our decompositions express by composites."""
         template = self.templates.of(function, target, args, kwargs, meta.get("val"))
         if template is None or template.key in self.open:
             return None
@@ -220,7 +221,7 @@ class Rewriter:
             self.open.remove(template.key)
 
     def pasted(self, template: Template, args: object, kwargs: object, meta: Mapping[str, object]) -> object:
-        """The results of a template for a call's arguments."""
+        """Return the results of a template for a call's arguments."""
 
         def emit(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             return self.emit(node.target, args, kwargs, {**origin(meta), "val": node.meta.get("val")})
@@ -229,7 +230,8 @@ class Rewriter:
 
 
 def _as_convolution(node: torch.fx.Node) -> tuple[object, ...] | None:
-    """The arguments of ``aten.convolution`` for a convolution by another name, found without a trace."""
+    """Return the arguments of ``aten.convolution`` for another convolution operator, without a trace; None if it needs
+    one."""
     if does(node.target) is not Does.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

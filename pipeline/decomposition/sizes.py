@@ -1,4 +1,4 @@
-"""Compute sizes from those of inputs where nothing else of a tensor is read, so that nothing computes the tensor.
+"""Compute sizes from those of inputs if only the size of a tensor is read, so that the tensor is not computed.
 
 ``torch.full_like(layer(x), 0.5)`` needs no layer: its size follows from that of ``x``.
 """
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 def read_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
     """Change a graph so that no operator is computed for its sizes alone, if the inputs determine these."""
-    places = _places(inputs)
+    places = _size_sources(inputs)
     live, sizes = _live(graph, places)
     for node in sizes:
         if any(is_operator(n) and n not in live for n in node.all_input_nodes):
@@ -32,11 +32,11 @@ def read_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
 
 
 Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
-"""An input and its dim, None for a number, and the slope and offset of its size as an expression of a symbol."""
+"""An input and its dim (None for a number), and the slope and offset of its size as an expression of a symbol."""
 
 
-def _places(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
-    """Where the value of each symbol can be told: as it is, if it can."""
+def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
+    """Return the place to read each symbol from, preferably one that is the symbol itself."""
     found: dict[str, Place] = {}
     for node in inputs:
         value = node.meta.get("val")
@@ -51,7 +51,8 @@ def _places(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
 
 
 def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """The nodes that results depend on, other than by sizes that can be told; and these sizes, in order."""
+    """Return the nodes that results depend on except through sizes that inputs determine, and these size nodes in
+    order."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]
@@ -59,7 +60,7 @@ def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch
         node = waiting.pop()
         if node in live or node in sizes:
             continue
-        if _is_told(node, places):
+        if _is_readable(node, places):
             sizes.add(node)
         else:
             live.add(node)
@@ -67,7 +68,7 @@ def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch
     return live, [node for node in graph.nodes if node in sizes]
 
 
-def _is_told(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
+def _is_readable(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
         return False
@@ -75,7 +76,7 @@ def _is_told(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
 
 
 def _computed(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
-    """A size as arithmetic on those of inputs, in front of the node that told it."""
+    """Return a size as arithmetic on the inputs' sizes, inserted before the node that read it."""
     expr: Argument = expression(node.meta["val"])
     before = node.prev
     with graph.inserting_before(node):

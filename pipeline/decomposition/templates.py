@@ -30,7 +30,7 @@ class Template:
 
 @frozen(eq=False)
 class Templates:
-    """The templates that were traced so far, in a program's fake mode."""
+    """The templates traced so far, in a program's fake mode."""
 
     mode: FakeTensorMode
     known: dict[str, torch.fx.GraphModule | None] = field(factory=dict)
@@ -38,33 +38,35 @@ class Templates:
     def of(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
-        """The function's template for a call that returns ``expected``; None if the decomposition does not apply."""
+        """Return the function's template for a call that returns ``expected``; None if the decomposition does not
+        apply."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
         if key not in self.known:
             self.known[key] = _trace(function, flat, spec, target, self.mode)
         template = self.known[key]
-        return None if template is None or _bakes_in(template, expected) else Template(key, template.graph)
+        return None if template is None or _fixes_sizes(template, expected) else Template(key, template.graph)
 
 
 def nodes_of(args: object, kwargs: object) -> list[torch.fx.Node]:
-    """The nodes among the arguments of a call, in the order of a template's placeholders."""
+    """Return the nodes among the arguments of a call, in the order of a template's placeholders."""
     return [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.fx.Node)]
 
 
 def _trace(
     function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """The decomposition's graph over the nodes among ``flat``; None if it returns a call of the operator itself."""
-    fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
+    """Return the decomposition's graph over the nodes among ``flat``; None if it returns a call of the operator
+    itself."""
+    fakes = _distinct_fakes([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
 
     def call(*values: object) -> Argument:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
-        result = function(*map(_own_lists, args), **kwargs)
+        result = function(*map(_copied_lists, args), **kwargs)
         if result is NotImplemented:
             raise _DoesNotApply
-        return tuple(result) if isinstance(result, tuple) else result  # of named tuples fx would make calls
+        return tuple(result) if isinstance(result, tuple) else result  # fx would turn named tuples into calls
 
     with torch.no_grad(), quietly(mode), enable_python_dispatcher():
         try:
@@ -81,13 +83,13 @@ def _trace(
     return traced
 
 
-def _own_lists(value: object) -> object:
-    """An argument whose lists may be written to, as decompositions of torch's write to those of indices."""
-    return list(map(_own_lists, value)) if isinstance(value, list) else value
+def _copied_lists(value: object) -> object:
+    """Return an argument with its lists copied, since torch's decompositions write to lists of indices."""
+    return list(map(_copied_lists, value)) if isinstance(value, list) else value
 
 
 def _makes_symbols(node: torch.fx.Node) -> bool:
-    """Whether a node brings a size into being that depends on its data: the program has another name for it."""
+    """Return whether a node introduces a data-dependent size, for which the program has another symbol."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_flatten(n.meta.get("val"))[0] for s in free_unbacked_symbols(v)}
@@ -95,20 +97,20 @@ def _makes_symbols(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and not symbols([node]) <= symbols(node.all_input_nodes)
 
 
-def _told_apart(fakes: list[object]) -> list[object]:
-    """Give each placeholder its own fake tensor object: tracing identifies tensors by identity, and nodes from one
-    template share theirs."""
+def _distinct_fakes(fakes: list[object]) -> list[object]:
+    """Return a distinct fake tensor object for each placeholder: tracing identifies tensors by identity, and nodes from
+    one template share theirs."""
     return [
         f.detach() if isinstance(f, torch.Tensor) and any(f is g for g in fakes[:i]) else f for i, f in enumerate(fakes)
     ]
 
 
 class _DoesNotApply(Exception):  # noqa: N818 - not an error
-    """A decomposition gave NotImplemented."""
+    """A decomposition returned NotImplemented."""
 
 
-def _bakes_in(template: torch.fx.GraphModule, expected: object) -> bool:
-    """Whether the trace took the size of a dynamic dim for a constant: some of torch's decompositions do."""
+def _fixes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
+    """Return whether the trace fixed the size of a dynamic dim, as some of torch's decompositions do."""
     output = next(iter(reversed(template.graph.nodes)))
     made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_flatten(output.args)[0]]
     wanted, _ = tree_flatten(expected)

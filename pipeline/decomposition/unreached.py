@@ -38,7 +38,7 @@ def unreached(
     ways: Ways,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
-    """The user's converters and decompositions that nothing used, though the model has their operators.
+    """Return the user's converters and decompositions that nothing used although the model has their operators.
 
     ``refusals`` has the reasons of converters for calls that are no longer in the program. Nothing is traced unless
     something was not used.
@@ -55,7 +55,8 @@ def unreached(
 
 
 def _unmatched(program: Program, claims: Claims) -> list[Argument]:
-    """The entries of ``torch_executed_ops`` that no call of the model matches; the overloads of an operator are one."""
+    """Return the entries of ``torch_executed_ops`` that no call of the model matches; the overloads of an operator
+    count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
         known.update({(n.target, module_path(n)): None for n in each.graph.nodes if n.op == "call_function"})
@@ -75,7 +76,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """The converters among these whose operator is in the model."""
+        """Yield the converters among these whose operator is in the model."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -83,7 +84,7 @@ class _Search:
                 yield Unreached(name, *self.why(declaration, found))
 
     def decompositions(self, left: frozenset[Any]) -> Iterator[Unreached]:
-        """The decompositions of these operators that are in the model."""
+        """Yield the decompositions of these operators that are in the model."""
         for op in sorted(left, key=str):
             found = self.found(op)
             if found is not None:
@@ -91,13 +92,14 @@ class _Search:
                 yield Unreached(name, *self.why_whole(op, found))
 
     def found(self, target: object) -> Node | None:
-        """A call of an operator, or of a composite of it, in the model as it is now or was captured."""
+        """Return a call of an operator, or of a composite that contains it, in the current or the captured program;
+        else None."""
         nodes: list[Node] = list(self.program.graph.nodes)
         direct = next((node for node in nodes if node.target is target), None)
         return direct if direct is not None else self.found_in(self.program.source or self.program, target)
 
     def found_in(self, program: Program, target: object) -> Node | None:
-        """The first call in a program that contains an operator."""
+        """Return the first call in a program that contains an operator; None if there is none."""
         contents = Contents(program, self.templates, Ways(self.ways.registered), lambda op, *_: op is target)
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(program.graph.nodes)
@@ -108,7 +110,7 @@ class _Search:
         return None
 
     def why(self, declaration: Declaration, found: Node) -> tuple[str, str]:
-        """Why a converter is not used, and what to do."""
+        """Return the reason why a converter is not used, and a hint."""
         settings, hint = self.claims.lookup.settings, self.hint(declaration)
         if kept_in_torch(found.target, found.meta, settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
@@ -131,21 +133,21 @@ class _Search:
         return _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
 
     def why_gone(self, declaration: Declaration) -> str:
-        """Why no call of an operator is left."""
+        """Return the reason why no call of an operator is left."""
         own = self.ways.own(declaration.key)
         if own is not None:
             return f"the decomposition {function_name(own)} comes before it"
         return "what the operator computes is made of constants, or is part of something larger"
 
     def why_passed(self, found: Node) -> str:
-        """Why a converter does not get a call that it would take."""
+        """Return the reason why a converter does not get a call that it would accept."""
         verdict = self.verdicts[found.name]
         if verdict.choice is None:
             return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
         return f"{verdict.choice.support.name} is asked before it, and takes {found.name}"
 
     def entries(self, idle: list[object]) -> Iterator[Unreached]:
-        """Entries of ``torch_executed_ops``, and the model's composites of their operators."""
+        """Yield the unused entries of ``torch_executed_ops``, with the model's composites of their operators."""
         for entry in idle:
             found = self.found(entry) if isinstance(entry, OpOverload) else None
             name = f"{entry_name(entry)} in torch_executed_ops"
@@ -160,7 +162,7 @@ class _Search:
                 yield Unreached(name, "it is false for every module", f"the paths are {listed}")
 
     def why_whole(self, op: object, found: Node) -> tuple[str, str]:
-        """Why a decomposition is not used, and what to do."""
+        """Return the reason why a decomposition is not used, and a hint."""
         if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if op in self.ways.disabled:

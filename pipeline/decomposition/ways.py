@@ -23,23 +23,24 @@ Function: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ways:
-    """The ways to decompose operators: by the registered decompositions, or by torch's; not those in ``disabled``."""
+    """The functions that decompose operators: registered ones, or torch's, except those in ``disabled``."""
 
     registered: DecompositionTable
     disabled: frozenset[Op] = frozenset()
 
     def own(self, target: object) -> Function | None:
-        """The registered decomposition of an operator."""
+        """Return the registered decomposition of an operator; None if there is none."""
         return None if target in self.disabled else self.registered.get(known_as(target))
 
     def torchs(self, target: object) -> Function | None:
-        """torch's way to decompose an operator, if it has one that we use."""
+        """Return torch's decomposition of an operator, if it has one that we use; else None."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return _table()[target] if target in torch_enabled_decompositions else _composite(target)
 
     def apart(self, target: object) -> Iterator[Function]:
-        """Every way to decompose an operator while looking for a user's. Core ATen operators are not decomposed."""
+        """Yield every decomposition of an operator, to search it for a user's operator. Core ATen operators are not
+        decomposed."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             ways = (self.own(target), _table()[target] if whole else None, self.torchs(target))
@@ -53,7 +54,7 @@ def _table() -> Mapping[Argument, Function]:
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
-    """The operator itself, which torch's dispatcher decomposes, if it is a composite."""
+    """Return the operator itself, which torch's dispatcher decomposes, if it is a composite; else None."""
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
     return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None

@@ -25,10 +25,10 @@ def first_position(rewriting: Rewriting, index: Node) -> Start | None:
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
-    return evaluated(_counted, rewriting, index)
+    return evaluated(_start_of_range, rewriting, index)
 
 
-def _counted(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
+def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     """Return the first position of a tensor that counts up along its last dim; None if unknown."""
     if not isinstance(node, Node):
         return None
@@ -38,12 +38,12 @@ def _counted(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
         return _ranged(node)
     found: Start | None = None
     if node.target in ADDS:
-        found = yield _added, rewriting, node
+        found = yield _start_of_sum, rewriting, node
         return found
     same = (does(node.target) is Does.CASTS and node.meta["val"].dtype in INTS) or does(node.target) is Does.COPIES
     same = same or (does(node.target) in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node))
     if same:
-        found = yield _counted, rewriting, node.args[0]
+        found = yield _start_of_range, rewriting, node.args[0]
     return found
 
 
@@ -67,7 +67,7 @@ def _ranged(node: Node) -> Start | None:
     return start if isinstance(start, Node) or type(start) is int else None
 
 
-def _added(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
+def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
     """Return the first position of a sum: a range plus a start."""
     if argument(node, "alpha") != 1 or node.meta["val"].dtype not in INTS:
         return None
@@ -75,7 +75,7 @@ def _added(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
     for counting, other in orders:
         if not _is_start(other):
             continue
-        start = yield _counted, rewriting, counting
+        start = yield _start_of_range, rewriting, counting
         if start is not None:
             return other if start == 0 else None
     return None

@@ -112,7 +112,7 @@ class _Values:
 
     def _note(self, node: Node) -> None:
         """Record how to create each form of a node: from its arguments, then from other forms of its own."""
-        found = {form: way for form, way in self._ways(node) if all(its in self._forms(x) for x, its in way[0])}
+        found = {form: way for form, way in self._recipes(node) if all(its in self._forms(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
             found.pop(Form.TURNS, None)
         for source, form, function in doubles.DERIVED:
@@ -129,7 +129,7 @@ class _Values:
         constant = dtype_of(value) == torch.float64 and value.name in self.rewriting.program.constants
         return (Form.CONSTANT, *doubles.GIVEN) if constant else tuple(self.ways.get(value, ()))
 
-    def _ways(self, node: Node) -> Iterator[tuple[Form, Way]]:
+    def _recipes(self, node: Node) -> Iterator[tuple[Form, Way]]:
         """Yield the recipes for forms of a node from forms of its arguments, whether or not the arguments have
         these."""
         x, y = (*node.args, None, None)[:2]

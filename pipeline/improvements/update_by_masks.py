@@ -81,7 +81,7 @@ class _Update:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")
         found = _mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
-        return found is not None and _is_as(found, self.mask)
+        return found is not None and _is_computed_alike(found, self.mask)
 
     def _spreads(self, value: Node) -> bool:
         """Return whether a value is the same for each masked element."""
@@ -97,14 +97,14 @@ def _is_elementwise(node: Node) -> bool:
     return not why_apart(node.target, node.args, node.meta["val"])
 
 
-def _is_as(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
+def _is_computed_alike(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
     """Return whether two values are computed alike, such as a mask expression that a model repeats."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
     if not within or a.op != "call_function" or a.target != b.target or does(a.target) is Does.DRAWS:
         return False
     (ours, one), (theirs, other) = tree_flatten((a.args, dict(a.kwargs))), tree_flatten((b.args, dict(b.kwargs)))
-    return one == other and all(_is_as(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))
+    return one == other and all(_is_computed_alike(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))
 
 
 def _mask(x: Argument, indices: object) -> Node | None:

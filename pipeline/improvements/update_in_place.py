@@ -65,7 +65,7 @@ def update_in_place(rewriting: Rewriting) -> None:
         placeholder = next((p for p, name in program.buffers.items() if name == output.target), None)
         if output.kind != "buffer" or placeholder is None or placeholder in returned:
             continue
-        held = _held(nodes[placeholder], nodes[output.value])
+        held = _buffer_write(nodes[placeholder], nodes[output.value])
         made = None if held is None else _updated(rewriting, held, at)
         if held is not None and made is None:
             _write_outside(rewriting, held, at)
@@ -75,12 +75,12 @@ def update_in_place(rewriting: Rewriting) -> None:
             names.append(output.target)
             checks.append(check)
     if checks:
-        _add_check(rewriting, _different(rewriting, checks))
+        _add_check(rewriting, _without_duplicates(rewriting, checks))
         outputs = (*program.outputs, Output("", "check", target=names[0], name="positions"))
         rewriting.program = evolve(program, buffers=FrozenDict(buffers), outputs=outputs)
 
 
-def _held(placeholder: Node, whole: Node) -> Held | None:
+def _buffer_write(placeholder: Node, whole: Node) -> Held | None:
     """Return the write to a buffer whose old value nothing else reads; None if engines cannot run it in place."""
     value = placeholder.meta["val"]
     if whole.op == "placeholder" or not value.numel():
@@ -139,10 +139,10 @@ def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] 
     back = _viewed(rewriting, made, shape, held.written) if rewriting.accepted(made) else None
     if back is None:
         rewriting.erase(made)
-        _forget(rewriting, held, cache)
+        _erase_placeholder(rewriting, held, cache)
         return None
-    _take_place(rewriting, held, made, back, at)
-    _forget(rewriting, held, held.placeholder if cache is not held.placeholder else None)
+    _replace_by_update(rewriting, held, made, back, at)
+    _erase_placeholder(rewriting, held, held.placeholder if cache is not held.placeholder else None)
     return cache, Checked(write.starts, write.update, write.dim, length, size)
 
 
@@ -155,7 +155,7 @@ def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
     if place is None or value.numel() * value.itemsize < SMALL:
         return
     made = rewriting.create(CACHE_WRITE, (held.placeholder, *place), {}, held.whole)
-    _take_place(rewriting, held, made, made, at)
+    _replace_by_update(rewriting, held, made, made, at)
 
 
 def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
@@ -190,7 +190,7 @@ def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> N
     return made
 
 
-def _take_place(rewriting: Rewriting, held: Held, made: Node, back: Node, at: int) -> None:
+def _replace_by_update(rewriting: Rewriting, held: Held, made: Node, back: Node, at: int) -> None:
     """Replace the written value by an update in all readers, and return the update from the program."""
     output = next(iter(reversed(rewriting.graph.nodes)))
     returned = list(results(rewriting.graph))
@@ -203,7 +203,7 @@ def _take_place(rewriting: Rewriting, held: Held, made: Node, back: Node, at: in
     rewriting.erase(held.whole)
 
 
-def _forget(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
+def _erase_placeholder(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
     """Erase a placeholder that nothing reads any more."""
     if placeholder is not None and placeholder is not held.placeholder:
         rewriting.graph.erase_node(placeholder)
@@ -215,7 +215,7 @@ def _forget(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
         rewriting.graph.erase_node(placeholder)
 
 
-def _different(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
+def _without_duplicates(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
     """Return the checks without duplicates."""
     first, known = dict[str, Node](), dict[Node, Node]()
     for node in rewriting.graph.nodes:

@@ -85,7 +85,7 @@ def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[
     """
     planned = planned or network
     rows = list(_quantized(planned))
-    steps = _steps(plan) if rows else ()
+    steps = _kernels(plan) if rows else ()
     names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True)) if rows else {}
     found = (_found(planned, layer, of, type, steps) for layer, of, type in rows)
     return tuple(evolve(pair, engine=network.name, layer=names[pair.layer]) for pair in found)
@@ -138,28 +138,30 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
     for layer in network.layers:
         if passed.isdisjoint(layer.inputs):
             continue
-        if _passes(layer):
+        if _is_identity(layer):
             passed.add(layer.outputs[0].name)
         else:
             found.append(layer)
     return found
 
 
-def _passes(layer: Layer) -> bool:
+def _is_identity(layer: Layer) -> bool:
     """Return whether a layer returns its input unchanged, like the maximum of a tensor and itself."""
     return layer.kind in PASSING or (layer.kind == "ELEMENTWISE" and len({*layer.inputs}) == 1)
 
 
-def _steps(plan: Any) -> tuple[Step, ...] | None:
+def _kernels(plan: Any) -> tuple[Step, ...] | None:
     """Return the kernels of a plan's first program; None if the plan has no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
         return None
     types = {m["name"].decode(): m["type"].decode() for m in _TENSOR.finditer(plan)}
-    return tuple(_step(line, types) for line in found[0].decode(errors="replace").split("\n") if _STEP.match(line))
+    return tuple(
+        _parse_kernel(line, types) for line in found[0].decode(errors="replace").split("\n") if _STEP.match(line)
+    )
 
 
-def _step(line: str, types: Mapping[str, str]) -> Step:
+def _parse_kernel(line: str, types: Mapping[str, str]) -> Step:
     named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
     assert named is not None
     tensors = _QUOTED.findall(read["tensors"]) if read is not None else []

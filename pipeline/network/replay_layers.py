@@ -23,12 +23,12 @@ def _bits(axes: Sequence[int]) -> int:
     return sum(1 << axis for axis in axes)
 
 
-def _of(name: str) -> Encode:
+def _enum_member(name: str) -> Encode:
     """Return a lookup of an enum's members by name, deferred until use: not every version has every enum."""
     return lambda member: getattr(trt, name).__members__[member]
 
 
-def _made(method: str, inputs: int, **arguments: Encode) -> Make:
+def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
     """Return a function that creates a layer from its first inputs and the attributes that follow them in the
     method."""
 
@@ -39,9 +39,9 @@ def _made(method: str, inputs: int, **arguments: Encode) -> Make:
     return make
 
 
-def _listed(method: str, **arguments: Encode) -> Make:
+def _add_layer_of_list(method: str, **arguments: Encode) -> Make:
     """Return such a function for a layer whose inputs are one list."""
-    return lambda net, row, given, weights: _made(method, 1, **arguments)(net, row, [list(given)], weights)
+    return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
 
 def _convolution(method: str) -> Make:
@@ -66,10 +66,10 @@ def _normalization(
     net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     method = "normalization_v2" if row.attribute("is_v2") else "normalization"
-    return _made(method, 3, axes=_bits)(net, row, given, weights)
+    return _add_layer(method, 3, axes=_bits)(net, row, given, weights)
 
 
-def _product(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     first, second = (trt.MatrixOperation.__members__[row.attribute(name)] for name in ("op0", "op1"))
     return net.add_matrix_multiply(given[0], first, given[1], second)
 
@@ -83,12 +83,12 @@ def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor]
 
 
 def _fill(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    operation, dtype = _of("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
+    operation, dtype = _enum_member("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
     return net.add_fill(row.attribute("shape", (0,)), operation, dtype)
 
 
 def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    operation, axes = _of("TopKOperation")(row.attribute("op")), _bits(row.attribute("axes"))
+    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), _bits(row.attribute("axes"))
     return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
@@ -97,55 +97,55 @@ def _dynamic_quantize(
 ) -> trt.ILayer:
     types = {"to_type": dtype_called, "scale_type": dtype_called}
     if row.attribute("block_shape"):
-        return _made("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, given, weights)
-    return _made("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, given, weights)
+        return _add_layer("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, given, weights)
+    return _add_layer("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, given, weights)
 
 
 LAYERS: Mapping[str, Make] = MappingProxyType(
     {
-        "ACTIVATION": _made("activation", 1, type=_of("ActivationType")),
-        "ASSERTION": _made("assertion", 1, message=str),
-        "CAST": _made("cast", 1, to_type=dtype_called),
-        "CONCATENATION": _listed("concatenation"),
+        "ACTIVATION": _add_layer("activation", 1, type=_enum_member("ActivationType")),
+        "ASSERTION": _add_layer("assertion", 1, message=str),
+        "CAST": _add_layer("cast", 1, to_type=dtype_called),
+        "CONCATENATION": _add_layer_of_list("concatenation"),
         "CONSTANT": _constant,
         "CONVOLUTION": _convolution("convolution"),
-        "CUMULATIVE": _made("cumulative", 2, op=_of("CumulativeOperation"), exclusive=bool, reverse=bool),
+        "CUMULATIVE": _add_layer("cumulative", 2, op=_enum_member("CumulativeOperation"), exclusive=bool, reverse=bool),
         "DECONVOLUTION": _convolution("deconvolution"),
-        "DEQUANTIZE": _made("dequantize", 2, to_type=dtype_called),
+        "DEQUANTIZE": _add_layer("dequantize", 2, to_type=dtype_called),
         "DYNAMIC_QUANTIZE": _dynamic_quantize,
-        "EINSUM": _listed("einsum", equation=str),
-        "ELEMENTWISE": _made("elementwise", 2, op=_of("ElementWiseOperation")),
+        "EINSUM": _add_layer_of_list("einsum", equation=str),
+        "ELEMENTWISE": _add_layer("elementwise", 2, op=_enum_member("ElementWiseOperation")),
         "FILL": _fill,
-        "GATHER": _made("gather_v2", 2, mode=_of("GatherMode")),
-        "GRID_SAMPLE": _made("grid_sample", 2),
-        "IDENTITY": _made("identity", 1),
-        "KV_CACHE_UPDATE": _made("kv_cache_update", 3, cache_mode=_of("KVCacheMode")),
-        "LRN": _made("lrn", 1, window_size=int, alpha=float, beta=float, k=float),
-        "MATRIX_MULTIPLY": _product,
-        "NMS": _made("nms", 3, indices_type=dtype_called),
-        "NON_ZERO": _made("non_zero", 1, indices_type=dtype_called),
+        "GATHER": _add_layer("gather_v2", 2, mode=_enum_member("GatherMode")),
+        "GRID_SAMPLE": _add_layer("grid_sample", 2),
+        "IDENTITY": _add_layer("identity", 1),
+        "KV_CACHE_UPDATE": _add_layer("kv_cache_update", 3, cache_mode=_enum_member("KVCacheMode")),
+        "LRN": _add_layer("lrn", 1, window_size=int, alpha=float, beta=float, k=float),
+        "MATRIX_MULTIPLY": _matmul,
+        "NMS": _add_layer("nms", 3, indices_type=dtype_called),
+        "NON_ZERO": _add_layer("non_zero", 1, indices_type=dtype_called),
         "NORMALIZATION": _normalization,
-        "ONE_HOT": _made("one_hot", 3, axis=int),
-        "PADDING": _made("padding_nd", 1, pre_padding_nd=tuple, post_padding_nd=tuple),
-        "PARAMETRIC_RELU": _made("parametric_relu", 2),
-        "POOLING": _made("pooling_nd", 1, type=_of("PoolingType"), window_size_nd=tuple),
-        "QUANTIZE": _made("quantize", 2, to_type=dtype_called),
-        "RAGGED_SOFTMAX": _made("ragged_softmax", 2),
-        "REDUCE": _made("reduce", 1, op=_of("ReduceOperation"), axes=_bits, keep_dims=bool),
-        "RESIZE": _made("resize", 1),
-        "REVERSE_SEQUENCE": _made("reverse_sequence", 2),
-        "ROTARY_EMBEDDING": _made("rotary_embedding", 3, interleaved=bool, rotary_embedding_dim=int),
+        "ONE_HOT": _add_layer("one_hot", 3, axis=int),
+        "PADDING": _add_layer("padding_nd", 1, pre_padding_nd=tuple, post_padding_nd=tuple),
+        "PARAMETRIC_RELU": _add_layer("parametric_relu", 2),
+        "POOLING": _add_layer("pooling_nd", 1, type=_enum_member("PoolingType"), window_size_nd=tuple),
+        "QUANTIZE": _add_layer("quantize", 2, to_type=dtype_called),
+        "RAGGED_SOFTMAX": _add_layer("ragged_softmax", 2),
+        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=_bits, keep_dims=bool),
+        "RESIZE": _add_layer("resize", 1),
+        "REVERSE_SEQUENCE": _add_layer("reverse_sequence", 2),
+        "ROTARY_EMBEDDING": _add_layer("rotary_embedding", 3, interleaved=bool, rotary_embedding_dim=int),
         "SCALE": _scale,
-        "SCATTER": _made("scatter", 3, mode=_of("ScatterMode")),
-        "SELECT": _made("select", 3),
-        "SHAPE": _made("shape", 1),
-        "SHUFFLE": _made("shuffle", 1),
+        "SCATTER": _add_layer("scatter", 3, mode=_enum_member("ScatterMode")),
+        "SELECT": _add_layer("select", 3),
+        "SHAPE": _add_layer("shape", 1),
+        "SHUFFLE": _add_layer("shuffle", 1),
         "SLICE": _slice,
-        "SOFTMAX": _made("softmax", 1),
-        "SQUEEZE": _made("squeeze", 2),
+        "SOFTMAX": _add_layer("softmax", 1),
+        "SQUEEZE": _add_layer("squeeze", 2),
         "TOPK": _topk,
-        "UNARY": _made("unary", 1, op=_of("UnaryOperation")),
-        "UNSQUEEZE": _made("unsqueeze", 2),
+        "UNARY": _add_layer("unary", 1, op=_enum_member("UnaryOperation")),
+        "UNSQUEEZE": _add_layer("unsqueeze", 2),
     }
 )
 # A loop or conditional is no layer: it creates its boundary layers itself.

@@ -40,7 +40,7 @@ def _faults(network: Network) -> Iterator[str]:
     for layer in network.layers:
         if absent := [name for name in layer.inputs if name is not None and name not in known]:
             yield f"layer {layer.name[:80]!r} reads {absent[0][:80]!r}, which nothing makes"
-        if why := _misstated(layer):
+        if why := _layer_fault(layer):
             yield f"layer {layer.name[:80]!r} {why}"
         if absent := [name for _, name in layer.weights if name not in held]:
             yield f"layer {layer.name[:80]!r} has the weight {absent[0][:80]!r}, which the network has not"
@@ -48,12 +48,12 @@ def _faults(network: Network) -> Iterator[str]:
         yield f"nothing makes its output {absent[0][:80]!r}"
     rows: list[Tensor | Weight] = [*network.inputs, *network.outputs, *network.weights]
     for row in (*rows, *(tensor for layer in network.layers for tensor in layer.outputs)):
-        if why := _claim(row):
+        if why := _size_fault(row):
             yield f"{row.name[:80]!r} {why}"
-    yield from _circles(network)
+    yield from _cycles(network)
 
 
-def _misstated(layer: Layer) -> str:
+def _layer_fault(layer: Layer) -> str:
     """Return the reason why a layer's attributes or weights are incomplete or invalid; empty if they are valid."""
     given, rows = Counter(name for name, _ in layer.attributes), ATTRIBUTES.get(layer.kind, ())
     present = {place for place, name in enumerate(layer.inputs) if name is not None}
@@ -68,13 +68,13 @@ def _misstated(layer: Layer) -> str:
     return "" if layer.weight("weights") or 0 in shape else "is a constant without a weight"
 
 
-def _claim(row: Tensor | Weight) -> str:
+def _size_fault(row: Tensor | Weight) -> str:
     if min(row.shape, default=0) < -1 or len(row.shape) > 64:
         return f"has no sizes {list(row.shape)[:8]}"
     return f"claims more than {MOST_BYTES} bytes" if math.prod(map(abs, row.shape)) > MOST_BYTES // 8 else ""
 
 
-def _circles(network: Network) -> Iterator[str]:
+def _cycles(network: Network) -> Iterator[str]:
     """Yield layers that depend on their own results. A recurrence begins with its first input; its second, computed in
     the loop, is a dependency of the loop's outputs only."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}

@@ -67,23 +67,23 @@ class _Assembly:
             if kind not in get_args(Kind):
                 raise ValueError(f"a segment is an 'engine' or 'torch', not {kind!r}")
             for name in names:
-                self._settle(name, at)
+                self._assign(name, at)
         self.copied = copies(self.program, lambda n: validated.verdicts[n.name].supported) - self.home.keys()
         self.parts = [_Part(kind, self._with_copies(names)) for kind, names in groups]
-        self._house_the_rest()
+        self._place_remaining()
 
     def partitioned(self) -> Partitioned:
         """Check the segments, and add ports, cuts and fallbacks."""
         self._check()
         for part in self.parts:
-            self._reads(part)
+            self._collect_reads(part)
         self._check_order()
         segments = tuple(self._segments())
         return Partitioned(
             self.program, segments, self.validated.verdicts, tuple(self._fallbacks()), tuple(cuts(segments))
         )
 
-    def _settle(self, name: str, at: int) -> None:
+    def _assign(self, name: str, at: int) -> None:
         node = self.named.get(name)
         if node is None or not is_operator(node):
             raise ValueError(f"{name} is no operator of the program")
@@ -105,7 +105,7 @@ class _Assembly:
             inside |= dict.fromkeys(_items(node))
         return sorted(inside, key=self.place.__getitem__)
 
-    def _house_the_rest(self) -> None:
+    def _place_remaining(self) -> None:
         """Put nodes that no segment copies, because only the program's outputs need them, into the last engine."""
         housed = {n for part in self.parts for n in part.nodes}
         rest = [n.name for n in self.place if n in self.copied and n not in housed]
@@ -133,12 +133,12 @@ class _Assembly:
                     raise ValueError(f"{part.nodes[0].name} would run before {node.name}, which it depends on")
             done |= set(part.nodes)
 
-    def _reads(self, part: _Part) -> None:
+    def _collect_reads(self, part: _Part) -> None:
         inside = set(part.nodes)
         part.made = frozenset(s for n in part.nodes for s in new_symbols(n))
         seen: dict[Node, None] = {}
         for node in part.nodes:
-            self._read(part, node, inside, seen)
+            self._collect_node_reads(part, node, inside, seen)
         for node in seen:
             if node.name in self.program.constants:
                 part.constants.append(node.name)
@@ -147,7 +147,7 @@ class _Assembly:
             else:
                 part.tensors.append(node)
 
-    def _read(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
+    def _collect_node_reads(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
         """Add the values that a node reads from outside the segment to ``seen``. A size that depends on the segment's
         own values is computed inside."""
         waiting, computed = [*operands(node)][::-1], set[Node]()
@@ -181,9 +181,13 @@ class _Assembly:
         """Yield values from which later segments or the outputs read sizes that only this segment has."""
         wanted = {s for n in self.returned for s in symbols_of(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
-        wanted = (wanted & part.made) - _told(map(self._port, outputs))
+        wanted = (wanted & part.made) - _readable_symbols(map(self._port, outputs))
         for node in part.nodes:
-            if wanted and (_is_value(node) or told_float(node)) and (tells := wanted & _told([self._port(node)])):
+            if (
+                wanted
+                and (_is_value(node) or told_float(node))
+                and (tells := wanted & _readable_symbols([self._port(node)]))
+            ):
                 wanted -= tells
                 yield node
 
@@ -196,7 +200,7 @@ class _Assembly:
         yield from map(
             self._port, dict.fromkeys(n for node in part.nodes for n in node.all_input_nodes if _is_float(n))
         )
-        known = _told(tensors) | part.made
+        known = _readable_symbols(tensors) | part.made
         for node in (*part.nodes, *part.sizes):
             for leaf in sorted({leaf for size in sizes_of(node) for leaf in leaves(size)}, key=str):
                 if str(leaf) not in known:
@@ -212,9 +216,9 @@ class _Assembly:
         engines = {n for part in self.parts if part.kind == "engine" for n in part.nodes}
         for node in self.place:
             if is_operator(node) and node not in engines:
-                yield fallback(self.validated, node, self.reasons.get(node.name) or self._unsaid(node))
+                yield fallback(self.validated, node, self.reasons.get(node.name) or self._default_reason(node))
 
-    def _unsaid(self, node: Node) -> str:
+    def _default_reason(self, node: Node) -> str:
         """Return why an operator runs in PyTorch if the partitioner stated no reason."""
         refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
         return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it there"
@@ -253,7 +257,7 @@ def _is_value(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
 
 
-def _told(ports: Iterable[Port]) -> frozenset[str]:
+def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
     """Return the symbols that are themselves sizes or values of these ports."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
     return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or on_host(d)))

@@ -66,7 +66,7 @@ def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Nod
     """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few
     others."""
     below: dict[Node, frozenset[Node]] = {}
-    known = _known(program)
+    known = _input_symbols(program)
     for node in program.graph.nodes:
         if not is_operator(node) or not supported(node) or not is_cheap(node, sources=True):
             continue
@@ -140,7 +140,7 @@ def _is_size(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt)
 
 
-def _known(program: Program) -> frozenset[str]:
+def _input_symbols(program: Program) -> frozenset[str]:
     """Return the symbols that the program's inputs determine."""
     return frozenset(s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n))
 
@@ -160,7 +160,7 @@ class _Builder:
         for i, node in enumerate(self.nodes):
             for value in self._reads(node, before[i]):
                 readers[value][i] = None
-        self._in_turn(before)
+        self._order_random(before)
         values = tuple(self._value(node, numbers) for node, numbers in readers.items())
         for found in values:
             if found.maker is not None:
@@ -181,7 +181,7 @@ class _Builder:
             elif value.name not in self.program.constants and maker(value) not in self.copied:
                 yield value
 
-    def _in_turn(self, before: list[dict[int, None]]) -> None:
+    def _order_random(self, before: list[dict[int, None]]) -> None:
         """Order operators that draw random numbers as eager does."""
         draws = [i for i, node in enumerate(self.nodes) if draws_random(node)]
         for first, second in pairwise(draws):

@@ -77,11 +77,11 @@ def environment(
     Raises:
         CaptureError: only one size of the requested range is left.
     """
-    ranges = {**_marked(inputs), **exported.range_constraints}
-    found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
+    ranges = {**_marked_dynamic(inputs), **exported.range_constraints}
+    found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _input_symbols(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
-    told = {s.name: (place, expr) for place, expr, _ in _places(inputs, sizes) for s in expr.free_symbols}
-    shapes = _under(shapes, _conditions(graph, shapes), asked, told)
+    told = {s.name: (place, expr) for place, expr, _ in _size_sources(inputs, sizes) for s in expr.free_symbols}
+    shapes = _with_conditions(shapes, _conditions(graph, shapes), asked, told)
     unbounded = dict[str, int]()
     for node in graph.nodes:
         for symbol in sorted(_new_symbols(node, shapes), key=str):
@@ -93,7 +93,7 @@ def environment(
     return evolve(shapes, symbols=FrozenDict({**shapes.symbols, **pieces}))
 
 
-def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
+def _marked_dynamic(inputs: Mapping[str, object]) -> dict[Any, Any]:
     """Return the ranges of the inputs' symbols from the trace, the only source for dims that are dynamic by
     ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
@@ -101,7 +101,7 @@ def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
-def _backed(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
+def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
     """Return the symbols in the inputs' sizes, in the inputs' order: the order of torch.export's ranges varies between
     runs."""
     told = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
@@ -124,19 +124,19 @@ def _symbol(
     asked: Ends | None,
 ) -> Symbol:
     places, derived, hint = [], [], None
-    for place, expr, size in _places(inputs, sizes):
+    for place, expr, size in _size_sources(inputs, sizes):
         if expr == symbol:
             places.append(place)
         elif expr.free_symbols == {symbol}:
             derived += solved_in_words(expr, symbol.name, place)
         if hint is None and expr.free_symbols == {symbol}:
             hint = solved(expr, symbol.name, size)
-    low, high = _ends(ranges[symbol])
+    low, high = _stated_bounds(ranges[symbol])
     if asked is not None:
         low, high = asked[0], high if asked[1] is None else asked[1]
     for expr, given in ranges.items():
         if not expr.is_Symbol and expr.free_symbols == {symbol}:
-            ends = [solved(expr, symbol.name, end) for end in _ends(given) if end is not None]
+            ends = [solved(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None]
             low, high = _within(low, high, [e for e in ends if e is not None])
     return Symbol(_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
 
@@ -147,7 +147,7 @@ def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | N
     return max(low or 0, min(ends)), max(ends) if high is None else min(high, max(ends))
 
 
-def _places(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
+def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
     """Yield each place to read a dynamic size from, in words, with its expression and its value in the example."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
@@ -159,7 +159,7 @@ def _places(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iter
                 yield f"{name}.shape[{dim}]", expr, sizes[name][dim] if name in sizes else int(size.node.hint)
 
 
-def _ends(given: Any) -> tuple[int | None, int | None]:
+def _stated_bounds(given: Any) -> tuple[int | None, int | None]:
     """Return the bounds that torch.export states; None for a missing one."""
     low = int(given.lower) if given.lower.is_Integer else None
     high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
@@ -179,7 +179,7 @@ def _range(place: str, low: int | None, high: int | None, hint: int | None) -> R
     return Range(low, min(max(opt, low), high), high)
 
 
-def _under(
+def _with_conditions(
     shapes: ShapeEnvironment,
     conditions: Iterable[object],
     asked: Mapping[str, Ends],
@@ -194,7 +194,7 @@ def _under(
     left = shapes.related(*(r.condition for r in kept))
     for name, before in shapes.items():
         place, expr = told.get(name, (name, sympy.Symbol(name)))
-        (low, high), wanted = (_ends_of(expr, name, env) for env in (left, {**left, name: before}))
+        (low, high), wanted = (_values_at_ends(expr, name, env) for env in (left, {**left, name: before}))
         if (low, high) == wanted:
             continue
         alone = [r.words for r in kept if r.symbols == {name}]
@@ -206,7 +206,7 @@ def _under(
     return left
 
 
-def _ends_of(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
+def _values_at_ends(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
     """Return an expression's values at both ends of a symbol's range, in ascending order."""
     opt = {s.name: shapes[s.name].opt for s in expr.free_symbols}
     low, high = (value_of(expr, {**opt, name: end}) for end in (shapes[name].min, shapes[name].max))
@@ -257,10 +257,10 @@ def _data_dependent(
 ) -> Symbol:
     """Return the symbol of a size or number that a node's data decides. Its bound is the number of elements the node
     selects from; if there is none, a multiple of the example's, which is added to ``unbounded``."""
-    low, high = _ends(given) if given is not None else (0, None)
+    low, high = _stated_bounds(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
-    limits = [limit for limit in (_most(node, shapes), _longest_piece(node, shapes)) if limit is not None]
+    limits = [limit for limit in (_most_selected(node, shapes), _longest_piece(node, shapes)) if limit is not None]
     limit = min(limits, default=None)
     high = limit if high is None else high if limit is None else min(high, limit)
     if high is None:
@@ -305,7 +305,7 @@ def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
     return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
 
 
-def _most(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+def _most_selected(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     """Return the most elements of its inputs that an operator can select; None if values, not elements, decide the
     size."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in COUNTED:

@@ -106,13 +106,13 @@ class Layouts:
             return False
         if place.endswith(_FOURIER):
             return True
-        return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._keeps_apart(expr))
+        return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._compares_strides(expr))
 
-    def _keeps_apart(self, differ: sympy.Ne) -> bool:
+    def _compares_strides(self, differ: sympy.Ne) -> bool:
         """Return whether a condition states that the stride of one dim differs from the extent of the next. Which
         equivalent form torch records depends on the order of its sets, and thus on Python's hashes."""
         if self.apart is None:
-            self.apart = set(_spans(self.graph))
+            self.apart = set(_stride_gaps(self.graph))
         terms = _terms(differ.lhs - differ.rhs)
         return terms is not None and terms in self.apart
 
@@ -132,7 +132,7 @@ def _is_a_size(expr: sympy.Expr) -> bool:
     return bool(expr.is_Symbol or (isinstance(expr, sympy.Max) and 1 in expr.args))
 
 
-def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:
+def _stride_gaps(graph: torch.fx.Graph) -> Iterator[Terms]:
     """Yield the difference between one dim's stride and another dim's extent, for all dims of each tensor: einsum and
     similar operators may merge any two."""
     tensors = (v for v in values(graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)

@@ -70,13 +70,20 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
         try:
             answer = evaluate(self, expr, *args, **kwargs)
         except GuardOnDataDependentSymNode as error:
-            answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_none_or_one(self, expr) else None
-            if answer is None or not _is_torch():
+            answer = (
+                self._maybe_evaluate_static(expr, size_oblivious=True) if _is_zero_or_one_check(self, expr) else None
+            )
+            if answer is None or not _torch_asks():
                 if (errors := unanswered.get()) is not None:
                     errors.append(error)
                 raise
             return answer
-        if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model()):
+        if (
+            len(self.guards) == known
+            and isinstance(expr, Boolean)
+            and expr.free_symbols
+            and (place := _model_location())
+        ):
             places, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
             if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
                 places[holds] = place
@@ -96,28 +103,28 @@ def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
     return _asked.get(shape_env, {})
 
 
-def _is_none_or_one(shape_env: Argument, expr: Argument) -> bool:
+def _is_zero_or_one_check(shape_env: Argument, expr: Argument) -> bool:
     """Return whether a question asks if data-dependent sizes are 0 or 1."""
     if not isinstance(expr, Rel) or not expr.free_symbols or not expr.free_symbols <= shape_env.size_like:
         return False
     return any(side in (0, 1) for side in expr.args)
 
 
-def _model() -> str:
+def _model_location() -> str:
     """Return the file and function in which a model asks in Python; empty if torch or C++ code asks."""
-    in_python, place = _place()
+    in_python, place = _asking_location()
     is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
     return "" if not in_python or is_torch or place.startswith(f"{MODULE}:") else place
 
 
-def _is_torch() -> bool:
+def _torch_asks() -> bool:
     """Return whether a part of torch asks on its own behalf, in Python or C++."""
-    in_python, place = _place()
+    in_python, place = _asking_location()
     is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_OWN}/")
     return is_torch and not place.startswith(_DYNAMO)
 
 
-def _place() -> tuple[bool, str]:
+def _asking_location() -> tuple[bool, str]:
     """Return whether Python asks, not C++, and the file and function that asks."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False

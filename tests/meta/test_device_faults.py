@@ -31,7 +31,7 @@ def edges_that_are_cut(bins: int, low: float, high: float, dtype: torch.dtype) -
 
 def test_the_property_finds_statistics_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     target = aten._native_batch_norm_legit_no_training.default
-    monkeypatch.setattr(normalization, "_kept", statistics_of_the_cpu)
+    monkeypatch.setattr(normalization, "_saved_statistics", statistics_of_the_cpu)
     options: dict[str, Any] = {"profile": FEW, "build_every": 0, "dynamic": False}
     with pytest.raises(CheckError, match=r"(?s)as on cuda: .*returned float32\[0\]"):
         check_target(target, devices=("cuda",), **options)
@@ -44,7 +44,7 @@ def test_the_zoo_finds_edges_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_model_finds_statistics_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalization, "_kept", statistics_of_the_cpu)
+    monkeypatch.setattr(normalization, "_saved_statistics", statistics_of_the_cpu)
     inputs = torch.randn(2, 3, 4, 4), torch.zeros(3), torch.ones(3)
     assert pipeline.default().until("decompose")(Normed(), inputs)
     with pytest.raises(pipeline.ConversionError, match=r"returned float32\[0\]"):
