@@ -177,7 +177,8 @@ class CompiledGeneration:
 
         Raises:
             ExecutionError: the cache has no room for the tokens, is not from an earlier call, or has been overwritten;
-            or the inputs are not tokens. ShapeError: there are more rows than the model is compiled for.
+                or the inputs are not tokens.
+            ShapeError: there are more rows than the model is compiled for.
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
