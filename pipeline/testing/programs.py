@@ -29,7 +29,7 @@ from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 aten = torch.ops.aten
 
 MOST = 1024
-"""The largest size that data is taken to decide on."""
+"""The assumed upper bound of data-dependent sizes."""
 
 
 class CallError(PipelineError, ValueError):
@@ -67,7 +67,7 @@ class _Builder:
         self.graph = torch.fx.Graph()
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
-        self.mode.cache_enabled = False  # each call has a mode of its own: an entry costs more than it saves
+        self.mode.cache_enabled = False  # each call has its own fake mode: a cache entry costs more than it saves
         self.hints = _hints(call.sizes)
         self.symbols = {name: self.symbol(name) for name in call.sizes}
         self.size_nodes: dict[str, torch.fx.Node] = {}

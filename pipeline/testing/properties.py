@@ -24,10 +24,11 @@ from pipeline.testing.strategies import for_target
 Strategy = st.SearchStrategy[Call]
 
 BUILD_EVERY = 12
-"""One call in so many also has its engine built; which ones depends on what they print, so that failures come again."""
+"""The engine of one call in so many is also built. A hash of the printed call chooses, so that failures recur."""
 
 ROUND = 10
-"""Calls that Hypothesis draws in one go. After ten it mostly draws variations of those before, which find little."""
+"""The calls that Hypothesis draws in one round. After ten it mostly draws variations of earlier ones, which find
+little."""
 
 _ALWAYS: dict[str, Any] = {
     "deadline": None,

@@ -129,14 +129,14 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("packed_lstm", "packed_gru", "packed_rnn_tanh", "packed_rnn_relu"), _RECURRENT),
     **dict.fromkeys(("linear_attention", "selective_scan"), _RECURRENT),
 }
-"""By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
+"""The rows by operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 
 PROGRAM: Final[Mapping[torch.dtype, Units]] = {
     torch.float32: Units(32, "some forty operators round one after another", "tensor", tf32=4e-3, signed_zeros=False),
     torch.float16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
     torch.bfloat16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
 }
-"""Of a whole program, by the coarsest dtype that it computes in."""
+"""The rows for a whole program, by the coarsest dtype that it computes in."""
 
 
 def units_for(target: object, dtype: torch.dtype) -> Units:

@@ -142,13 +142,13 @@ VALUES: Final[Mapping[str, Make]] = {
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),
     "ones": lambda shape, dtype, generator: torch.ones(shape),
 }
-"""What values may be called.
+"""The kinds of values, by name.
 
 normal: floats of a normal distribution, integers -9 to 9, bools. positive: above zero. nonzero: of both signs.
-unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well, so that ties occur.
+unit: strictly between -1 and 1. small: integers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
 extreme: mostly NaN, ±inf and the greatest finite floats.
-sorted: small whole numbers or extreme ones, sorted along the last dim. no nan: special without it. distinct: no two
+sorted: small integers or extreme values, sorted along the last dim. no nan: special without it. distinct: no two
 alike. permutation: indices along the last dim, each once. regular: matrices far from singular. definite: symmetric and
 positive definite matrices. zeros, ones.
 """
@@ -159,9 +159,9 @@ PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {
     "between": _between,
     "uniform": _uniform,
 }
-"""What values may be called with numbers, as in ``("below", 5)``; a number may be the name of a size.
+"""The kinds of values with numbers, as in ``("below", 5)``; a number may be the name of a size.
 
-below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: whole numbers, both included.
+below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: integers, both included.
 uniform low, high: floats.
 """
 

@@ -10,7 +10,7 @@ from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM
 
 LARGEST = 8.0
-"""What the values inside a program are expected not to exceed; an error may be that of a number as large."""
+"""The expected bound of values inside a program; an error may be that of a number as large."""
 
 
 def difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:

@@ -277,7 +277,7 @@ def _steps(
             where = starts[start:end]
         elif where is None:
             where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
-        elif where.dim() > 2 + len(shape):  # of text in several dims, which are the same
+        elif where.dim() > 2 + len(shape):  # position ids of text in several dims, which are equal
             where = where[0]
         filled.length = end
         where = where.to(model.device, dtype).expand(*shape, rows, size).contiguous()

@@ -48,7 +48,7 @@ from pipeline.stages.partition import in_pieces, partition
 log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
-"""Something of each input, by its name."""
+"""A value for each input, by its name."""
 Prompt: TypeAlias = Mapping[str, torch.Tensor]
 Example: TypeAlias = torch.Tensor | Prompt | Sequence[Prompt] | None
 Stages: TypeAlias = Pipeline[Any, Any]

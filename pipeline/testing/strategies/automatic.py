@@ -27,10 +27,10 @@ CHOICES: Final = {
     "half_to_float": (False,),
     "correction": (None, 0, 1, 2),
 }
-"""Arguments that only some values fit, by name."""
+"""The valid values of arguments that take only some, by name."""
 
 LEFT_OUT: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
-"""Arguments that are no business of a converter: they keep their defaults."""
+"""Arguments that converters do not use: they have their defaults."""
 
 UNTAGGED: Final = frozenset({torch.ops.aten.rsub.Tensor, torch.ops.aten.rsub.Scalar})
 """Elementwise operators that torch does not tag so."""

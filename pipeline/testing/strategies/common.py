@@ -25,7 +25,7 @@ SMALL_INTS: Final = (torch.int8, torch.uint8)
 DTYPES: Final = (*FLOATS, *INTS, torch.bool, *SMALL_INTS)
 
 NAMES: Final = ("n", "m", "k")
-"""Names of sizes, in the order in which they are given."""
+"""Names of sizes, in the order in which they are assigned."""
 
 floats = st.sampled_from(FLOATS)
 ints = st.sampled_from(INTS)
@@ -33,7 +33,8 @@ dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.int64, torch.bool, *SMA
 
 FLOAT_VALUES: Final = ("normal", "special", "small", "positive", "special", "unit", "large")
 ORDERED_VALUES: Final = ("extreme", "small", "normal", "extreme", "special", "large")
-"""What is ordered or compared: NaN and both infinities in one row, and the greatest finite numbers beside them."""
+"""Kinds of values to sort or compare: NaN and both infinities in one row, and the greatest finite numbers beside
+them."""
 INT_VALUES: Final = ("small", "normal", "special", "large")
 seeds = st.integers(0, 99)
 
@@ -180,7 +181,7 @@ def _runs(call: Call, sizes: Mapping[str, int]) -> bool:
     tensors = call.tensors(sizes)
     try:
         return _eager(call, sizes, tensors)
-    except NotImplementedError:  # no kernel for a small dtype on a CPU: another may have one
+    except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
         try:
             return _eager(call, sizes, [t.double() if t.is_floating_point() else t for t in tensors])
         except NotImplementedError:

@@ -12,7 +12,7 @@ from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, dtypes
 aten = torch.ops.aten
 
 LARGE = (300, 300)
-"""A shape of more elements than are folded."""
+"""A shape with more elements than constant folding takes."""
 
 SIZES = {"n": (1, 3, 8)}
 

@@ -75,7 +75,7 @@ def index_put(draw: Draw, target: object) -> Call:
         given = draw(st.sampled_from([(), (1,), rest, (1, *rest)])) if rest else draw(st.sampled_from([(), (1,)]))
         mask = draw(tensors(covered, torch.bool))
         accumulate = draw(st.booleans()) and dtype.is_floating_point
-        if draw(st.booleans()):  # a value for each that the mask picks
+        if draw(st.booleans()):  # a value for each element that the mask selects
             picks = tuple(mask.at({}).flatten().tolist())
             mask = TensorSpec(covered, torch.bool, ("given", picks))
             given = (*draw(st.sampled_from([shape[:place], ()])), sum(picks), *rest)

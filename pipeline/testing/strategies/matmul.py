@@ -49,7 +49,7 @@ SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.addmv.default: ((ROWS,), A, (INNER,)),
 }
 coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0)))
-"""beta and alpha, never of opposite signs: how far a sum may be off is measured against what cancels nothing."""
+"""beta and alpha, never of opposite signs: the tolerance of a sum assumes that nothing cancels."""
 
 
 @calls(*SUMS)

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
 PACKED = {LAYERS[getattr(aten, target._schema.name.removeprefix("aten::")).data]: n for target, n in GATES.items()}
 LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
-"""A dynamic one, some that are written out, and one that is a loop."""
+"""Lengths: dynamic, some that are unrolled, and one that becomes a loop."""
 
 
 @frozen
