@@ -25,7 +25,7 @@ from pipeline.records.profile import Profile
 from pipeline.settings import CompilationSettings
 
 UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
-"""What converts and computes nothing, by name."""
+"""The names of operators that compute nothing and are not counted."""
 
 M = TypeVar("M", bound=torch.nn.Module)
 Executor = Literal["tensorrt", "reference"]
@@ -167,7 +167,7 @@ class Compiled:
     took: tuple[Entry, ...] = field(default=(), eq=False, repr=False)
     kernels: bytes = field(default=b"", eq=False, repr=False)
 
-    # What rooms above this record do with it: `pipeline.api` defines these.
+    # Implemented by packages above this record: `pipeline.api` defines these methods.
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
     _module_like: ClassVar[Callable[[M, CompiledModule], M]]
     _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]

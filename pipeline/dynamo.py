@@ -155,7 +155,7 @@ def _runner_of(
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]
-    with tracing(None):  # else what torch.export guards on its way would be Dynamo's guards
+    with tracing(None):  # else guards that torch.export adds would become Dynamo's guards
         graph = DynamoGraph(graph_module, values, weights)
         program = graph.program(settings)
         if written := set(program.buffers.values()):  # those are inputs, which are written back

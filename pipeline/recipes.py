@@ -22,7 +22,7 @@ from pipeline.aten.traits import Does, does
 __all__ = ["CPU", "Recipe", "Ref", "Step", "called", "held", "identity", "numbers_of", "qualified_name", "target_of"]
 
 CPU = "cpu"
-"""The name of the device in steps; a recipe does not fix the device."""
+"""The device in a recipe's steps; evaluation replaces it by the actual device."""
 
 
 @frozen

@@ -160,7 +160,7 @@ RUNTIME = (
     "copy_weights",
     "runtime_cache",
 )
-"""The settings that say how a compiled program runs."""
+"""The settings that control how a compiled program runs."""
 ENGINE = (
     "version_compatible",
     "optimization_level",

@@ -138,7 +138,7 @@ def _capabilities(bindings: Any) -> Capabilities:
 
 CAPABILITIES = _capabilities(trt)
 LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
-"""What plans are made by and for."""
+"""The version of TensorRT that plans are built by, and for."""
 
 
 @functools.cache
@@ -272,9 +272,10 @@ _LEVELS = {
     "INFO": logging.INFO,
     "VERBOSE": logging.DEBUG,
 }
-# Without a GPU every error is followed by one about CUDA. A second logger is called ignored, and works.
+# Errors that are no faults: without a GPU an error about CUDA follows every error, and TensorRT reports a second
+# logger as ignored, though it works.
 _NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
-# What concerns the form of a network, and no user can change; `build` gives tensors other names where two have one.
+# Messages about the form of a network, which no user can change; `build` renames tensors with duplicate names.
 _REMARKS = re.compile(r"^Unused Input|RemoveDeadLayers|for non-shape input|not self-consistent|duplicate tensor name")
 _VERBOSE = trt.ILogger.Severity.VERBOSE
 logger = logging.getLogger("pipeline.tensorrt")
@@ -335,7 +336,7 @@ def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
     return builder.create_network(0 if flag is None else 1 << int(flag))
 
 
-# Where the class is not the kind in camel case between I and Layer.
+# The classes whose names are not I, the kind in camel case, Layer.
 _CLASSES = {
     "ELEMENTWISE": "IElementWiseLayer",
     "SOFTMAX": "ISoftMaxLayer",

@@ -19,7 +19,7 @@ _BETWEEN = "\x1f"
 STREAMS, SIZES = frozenset({"signal", "wait"}), frozenset({"shape_call"})
 """Kinds of steps that compute nothing: streams wait for each other, and sizes are computed by the host."""
 PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
-"""Kinds of products and convolutions, with what follows them in the same kernel."""
+"""Kinds of matmuls and convolutions, with the operations fused after them."""
 
 
 @frozen
@@ -39,7 +39,7 @@ class Kernel:
 
     @property
     def role(self) -> str:
-        """``product``, ``attention``, or ``other``."""
+        """Return ``product`` (a matmul or convolution), ``attention``, or ``other``."""
         if self.kind in PRODUCTS:
             return "product"
         return "attention" if "_mha" in self.name else "other"

@@ -12,9 +12,9 @@ import torch
 from pipeline.aten.raw import raw_bytes
 
 LEAST = 1 << 16
-"""Smaller tensors, in bytes, stay where they are."""
+"""The least bytes of a tensor that is moved to the file."""
 PIECE = 1 << 24
-"""Bytes that are written at once, and copied from a GPU before."""
+"""The bytes that are copied from a GPU and written at once."""
 _ALIGNMENT = 4096
 
 
@@ -51,7 +51,7 @@ class MemoryMappedWeights:
 
     def __del__(self) -> None:
         if self.file is not None:
-            self.file.close()  # what is mapped stays
+            self.file.close()  # the mapping stays valid
 
     def leave_memory(self) -> None:
         """Drop the pages that were read from this process's memory; they are read again when needed."""

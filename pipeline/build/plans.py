@@ -34,8 +34,8 @@ NO_REFIT = (
 )
 PIECE = 1 << 22
 STREAMED = 128 << 20
-"""Plans of networks with more bytes of weights are streamed. TensorRT takes three times 64 MB for a stream, and as much
-as the plan without one, whatever else it holds; below 128 MB the plan is less."""
+"""The bytes of weights above which a plan is streamed. TensorRT uses three times 64 MB for a stream, and memory for a
+second plan without one, which is less below 128 MB."""
 
 
 @frozen
@@ -236,7 +236,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
-        # Open as long as this lives: TensorRT writes from elsewhere, and `__del__` closes it.
+        # Open while this object exists: TensorRT writes from another thread, and `__del__` closes the file.
         self.file: Any = path.open("w+b") if path else tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115
         self.sha256 = hashlib.sha256()
         self.size, self.place = 0, path
@@ -244,13 +244,15 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def write(self, data: object) -> int:
         """Write a piece (TensorRT calls this); return the number of bytes written."""
-        beside = threading.Thread(target=self.sha256.update, args=(data,))  # as long as writing it: both at once
+        beside = threading.Thread(
+            target=self.sha256.update, args=(data,)
+        )  # hashing takes as long as writing: do both at once
         beside.start()
         try:
             self.size += memoryview(data).nbytes  # type: ignore[arg-type]
             return int(self.file.write(data))
         except OSError as error:
-            self.full = error  # TensorRT would say that it failed, and not why
+            self.full = error  # TensorRT would report a failure without its reason
             raise
         finally:
             beside.join()

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(1, str(error))
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
-    except BrokenPipeError:  # whoever read has enough: `pipeline support | head`
+    except BrokenPipeError:  # the reader closed the pipe: `pipeline support | head`
         _drop_output()
         return 141
     except OSError as error:
@@ -145,12 +145,12 @@ def _add_compile(commands: Any) -> None:
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
     parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
-    parser.add_argument("--save", metavar="FILE", type=Path, help="keep the program in a file as well: NAME.trtp")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="save the program to a file as well: NAME.trtp")
     parser.add_argument("--no-check", action="store_true", help="do not compare the result with eager")
     parser.add_argument(
         "--cache",
         action="store_true",
-        help="take engines from the engine cache, and keep those that are built in it (--cache-built-engines "
+        help="take engines from the engine cache, and save those that are built in it (--cache-built-engines "
         "--reuse-cached-engines; --engine-cache-dir says where it is)",
     )
     parser.add_argument(
@@ -224,7 +224,7 @@ def compile_command(options: argparse.Namespace) -> int:
     print(f"{report}\nwritten to {folder}")
     if options.save is not None:
         compiled.save(options.save)
-        print(f"kept in {options.save}")
+        print(f"saved to {options.save}")
     return 0
 
 

@@ -20,7 +20,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 
 PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What ``--precision`` takes; fp32 leaves the model in its own dtypes."""
+"""The values of ``--precision``; fp32 leaves the model in its own dtypes."""
 
 
 class UsageError(PipelineError):

@@ -21,10 +21,10 @@ BOUND: Final = "spin_kernel"
 NOTHING: Final = 0.001
 """Milliseconds below which a row of the profiler has no kernel: one with a kernel had 0.003 at least on an H200."""
 MOST: Final = 4
-"""Kernels of one row, at most."""
+"""The most kernels of one row."""
 WRONG, ODD, MORE, COPY = 8.0, 4.0, 0.5, 0.3
-"""What it costs to give a row a kernel of another name; none, or one where it has none; a second kernel, or a library's
-where TensorRT writes its own; a copy."""
+"""The costs of an assignment: a kernel of another row's name; no kernel, or a kernel for a row that has none; a second
+kernel, or a library's for a generated one; a copy."""
 _WRITTEN = re.compile(r"_0x[0-9a-f]{16,}")
 _ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
 

@@ -46,7 +46,7 @@ def profile(
     if not has_gpu():
         raise ExecutionError(
             "a profile is measured on a GPU, and torch sees none here",
-            "profile a kept program on the machine that runs it: pipeline profile FILE",
+            "profile a saved program on the machine that runs it: pipeline profile FILE",
         )
     if runs < 1:
         raise ValueError(f"runs is {runs}; a profile takes at least 1")
@@ -137,7 +137,7 @@ def elapsed(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[
 
 
 CYCLES = 2.5e9
-"""How often a GPU's clock ticks in a second, at most."""
+"""The highest clock rate of a GPU, in Hz."""
 
 
 @define
@@ -251,7 +251,7 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
     seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
     try:
         seen.start()
-    except RuntimeError:  # the user's own has it
+    except RuntimeError:  # the user's own profiler has CUPTI
         return {}
     try:
         for _ in range(runs + 1):

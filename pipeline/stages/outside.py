@@ -18,12 +18,12 @@ from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Program, Segment, port
 
 LEAST = 64
-"""A weight of fewer bytes is worth no input of its own."""
+"""The least bytes of a weight that is worth an input of its own."""
 MOST = 16 << 20
-"""So many bytes of weights may be in several engines."""
+"""The most bytes of weights that may be in several engines."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
-"""The operators whose converters take weights that are given as well as constants; and `TABLES`."""
+"""The operators whose converters take weights that are inputs as well as constants; and `TABLES`."""
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 

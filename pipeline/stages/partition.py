@@ -43,7 +43,7 @@ class Partitioner(Protocol):
 class Partition:
     """The default partitioner: builds as few and as large engines as possible.
 
-    Patterns that TensorRT fuses (a convolution or product with the norm and elementwise operators after it, attention)
+    Patterns that TensorRT fuses (a convolution or matmul with the norm and elementwise operators after it, attention)
     are never cut. If something runs in PyTorch, so do neighbouring cheap operators if fewer bytes cross then, engines
     with fewer than ``min_block_size`` operators, and the smallest ones beyond ``max_engines``.
     """

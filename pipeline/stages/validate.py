@@ -147,7 +147,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         verdict, value = earlier.get(source.name), source.meta.get("val")
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
             continue
-        if free_unbacked_symbols(value):  # what comes from inputs' sizes is worked out before the engine runs
+        if free_unbacked_symbols(value):  # values computed from inputs' sizes are known before the engine runs
             yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python, from data")
 
 
@@ -224,5 +224,7 @@ def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """Yield the node's result and inputs, each with a name for messages."""
     results, _ = tree_flatten(node.meta.get("val"))
     yield from ((f"the result {node.name}", r) for r in results)
-    held = () if does(node.target) is not Does.DEQUANTIZES else node.args[:2]  # codes and scales, in few bits
+    held = (
+        () if does(node.target) is not Does.DEQUANTIZES else node.args[:2]
+    )  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

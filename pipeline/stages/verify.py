@@ -36,7 +36,7 @@ OnFailure = Literal["raise", "warn", "heal"]
 STAGES: tuple[AnyStage, ...] = tuple(
     map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, avoid_faults, convert, build, refit_map))
 )
-"""By which a program is compiled again where `verify` is called by itself, outside a pipeline."""
+"""The stages that compile a program again if `verify` is called by itself, outside a pipeline."""
 
 
 def _one_of(kind: object) -> Any:

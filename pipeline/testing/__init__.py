@@ -1,4 +1,4 @@
-"""Test converters as this package tests its own: calls as records, and a check of everything that a converter promises.
+"""Test converters as this package tests its own: calls as records, and a check of all properties of a converter.
 
 A converter of your own, over calls that Hypothesis draws (``pip install hypothesis pytest``):
 
@@ -18,12 +18,12 @@ One call; sizes that may be dynamic have names. A failure prints such a line, re
 - ``Size(name, scale=1, offset=0, divisor=1)``: an int argument that depends on sizes,
   ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
 - A decomposition of your own: ``check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])``.
-- ``check`` gives ``Checked``, or ``Rejected`` (false) with the reasons. It raises ``CheckError``, whose ``kind``
+- ``check`` returns ``Checked``, or ``Rejected`` (false) with the reasons. It raises ``CheckError``, whose ``kind``
   is ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
   ``CallError`` where
   PyTorch itself does not take the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write one, ``strategies.common`` has the
-  parts, and ``for_target(target)`` finds the one by hand or makes one from the schema (elementwise, reductions).
+  parts, and ``for_target(target)`` returns the hand-written one, or one made from the schema (elementwise, reductions).
 - The tolerances against float64 are in one table, ``pipeline.testing.ulps.ULPS``.
 
 Run a single operator of the registry: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.

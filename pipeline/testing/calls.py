@@ -1,4 +1,4 @@
-"""A call of an operator as a frozen record that names its sizes, so that one call can be tried at many sizes."""
+"""Calls of operators, as frozen records that name their sizes, so that one call can be tried at many sizes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Size:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the sizes in it."""
+        """Return the names of the sizes in the expression."""
         return tuple(part.strip() for part in self.name.split("*"))
 
     def at(self, sizes: Mapping[str, Any]) -> Leaf:
-        """Its value for these sizes, which may be symbolic."""
+        """Return the value for these sizes, which may be symbolic."""
         value = sizes[self.names[0]]
         for name in self.names[1:]:
             value = value * sizes[name]
@@ -53,7 +53,7 @@ Dim: TypeAlias = int | str | Size
 
 
 def _frozen(value: object) -> object:
-    """Lists as tuples of the same, so that a call cannot be changed through them (operators take either)."""
+    """Convert lists to tuples, so that a call cannot be changed through them (operators take either)."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value
@@ -71,7 +71,7 @@ class TensorSpec:
 
     shape: ints, names of sizes (``"n"``), or ``Size``.
     values: its contents, as ``pipeline.testing.values`` names them: ``"normal"``, ``"special"``, ``("below", 5)``, …
-    constant: it arrives as a parameter of the model, a ``torch.Tensor`` in the converter, not as an input.
+    constant: True for a parameter of the model, a ``torch.Tensor`` in the converter; False for an input.
     """
 
     shape: tuple[Dim, ...] = field(converter=_shape)
@@ -81,18 +81,18 @@ class TensorSpec:
     seed: int = 0
 
     def at(self, sizes: Sizes) -> torch.Tensor:
-        """The tensor for these sizes."""
+        """Return the tensor for these sizes."""
         return generate(self.values_at(sizes), [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
 
     def values_at(self, sizes: Sizes) -> Leaf:
-        """Its kind of values, with numbers in place of names."""
+        """Return the kind of values, with numbers in place of size names."""
         if isinstance(self.values, str):
             return self.values
         return self.values[0], *(dim_at(v, sizes) for v in self.values[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the sizes in its shape."""
+        """Return the names of the sizes in the shape."""
         return tuple(name for dim in self.shape for name in _names(dim))
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class TensorSpec:
 
 
 def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
-    """A dim's value for these sizes; anything else unchanged."""
+    """Return a dim's value for these sizes; anything else unchanged."""
     if isinstance(dim, Size):
         return dim.at(sizes)
     return sizes[dim] if isinstance(dim, str) else dim
@@ -121,7 +121,8 @@ def _ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
 
 
 def _range(name: str, size: Argument) -> Range:
-    """``3`` stands for 1 to 8 (or twice the size), tuned for 3; ``(min, opt, max)`` for what it says."""
+    """Return the range of a size: for ``3`` from 1 to 8 (or twice the size), tuned for 3; ``(min, opt, max)``
+    unchanged."""
     if isinstance(size, Range):
         return size
     low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
@@ -136,8 +137,8 @@ class Call:
 
     target: the ``OpOverload``.
     args, kwargs: ``TensorSpec``, ``Size``, plain values, and sequences of these.
-    sizes: what the names in shapes and ``Size`` stand for: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
-    outputs: which of the operator's results are requested; None for all. Converters may leave out the others.
+    sizes: the values of the names in shapes and ``Size``: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
+    outputs: the indices of the results that are requested; None for all. Converters may leave out the others.
 
     ``Call(aten.add.Tensor, (TensorSpec(("n", 3)), TensorSpec((3,))), sizes={"n": 2})``
     """
@@ -149,7 +150,7 @@ class Call:
     outputs: tuple[int, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Every name that is used has a size, and none is left over."""
+        """Check that every name that is used has a size, and that no size is unused."""
         used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
         for spec in self.specs:
             used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _names(v)}
@@ -159,52 +160,53 @@ class Call:
             raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
 
     def leaves(self) -> Iterator[object]:
-        """The arguments, with sequences flattened."""
+        """Return the arguments, with sequences flattened."""
         yield from _leaves((*self.args, *self.kwargs.values()))
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Its tensors, in the order in which they stand."""
+        """Return the tensor arguments, in order."""
         return tuple(leaf for leaf in self.leaves() if isinstance(leaf, TensorSpec))
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its tensors that are not parameters of the model."""
+        """Return the tensor arguments that are not parameters of the model."""
         return tuple(spec for spec in self.specs if not spec.constant)
 
     @property
     def dynamic(self) -> bool:
-        """Whether it names sizes."""
+        """Return whether the call names sizes."""
         return bool(self.sizes)
 
     @property
     def opt(self) -> dict[str, int]:
-        """Its default sizes."""
+        """Return the optimal sizes by name."""
         return {name: size.opt for name, size in self.sizes.items()}
 
     def with_sizes(self, sizes: Sizes) -> Call:
-        """The same call at other sizes; the ranges grow if they must."""
+        """Return the same call at other sizes; the ranges grow if they must."""
         new = {n: Range(min(r.min, s := sizes.get(n, r.opt)), s, max(r.max, s)) for n, r in self.sizes.items()}
         return evolve(self, sizes=new)
 
     def static(self) -> Call:
-        """The same call with numbers in place of names."""
+        """Return the same call with numbers in place of names."""
         sizes = self.opt
         args, kwargs = self.map(lambda leaf: _fixed(leaf, sizes))
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
     def bound(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Arguments with real values for these sizes (default: its own); the same every time."""
+        """Return arguments with real values for these sizes (default: the call's own); the same every time."""
         sizes = self.opt if sizes is None else sizes
         return self.fill(self.tensors(sizes), sizes)
 
     def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """The real tensors, in the order of ``specs``; those of equal specs differ by position."""
+        """Return the real tensors, in the order of ``specs``; those of equal specs differ by position."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
     def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Arguments with these tensors in place of ``specs``, and with the values of ``Size`` for these sizes."""
+        """Return arguments with these tensors in place of ``specs``, and with the values of ``Size`` for these
+        sizes."""
         rest = iter(tensors)
         return self.map(
             lambda leaf: (
@@ -213,13 +215,13 @@ class Call:
         )
 
     def eager(self, sizes: Sizes | None = None) -> Leaf:
-        """The result in eager PyTorch."""
+        """Return the result in eager PyTorch."""
         args, kwargs = self.bound(sizes)
         return self.target(*args, **kwargs)
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """A few sets of sizes inside the ranges, without repetition: opt, the least, the most, and a mixture."""
+        """Return a few sets of sizes inside the ranges, without repetition: opt, min, max, and a mixture."""
         names = list(self.sizes)
         least = {n: self.sizes[n].min for n in names}
         most = {n: min(self.sizes[n].max, 9) if self.sizes[n].min <= 9 else self.sizes[n].max for n in names}
@@ -234,15 +236,15 @@ class Call:
         return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
 
     def map(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """The arguments with ``f`` applied to each leaf; sequences become lists."""
+        """Return the arguments with ``f`` applied to each leaf; sequences become lists."""
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """How Hypothesis prints it."""
+        """Print the call for Hypothesis."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
-        """Python that makes the call again (with ``import torch`` and ``from pipeline.testing import *``)."""
+        """Return Python that creates the call (with ``import torch`` and ``from pipeline.testing import *``)."""
         given = [f"torch.ops.{qualified_name(self.target)}", _printed(self.args)]
         more = (
             {"kwargs": f"{{{', '.join(f'{k!r}: {_printed(v)}' for k, v in self.kwargs.items())}}}"}
@@ -256,7 +258,7 @@ class Call:
         return _record("Call", given, more)
 
     def __eq__(self, other: object) -> bool:
-        """By what is printed: 1 is not True."""
+        """Compare by printed form, in which 1 is not True."""
         return repr(self) == repr(other) if isinstance(other, Call) else NotImplemented
 
     def __hash__(self) -> int:
@@ -286,13 +288,13 @@ def _record(name: str, values: Sequence[str], more: Mapping[str, str]) -> str:
 
 
 def _changed(record: Any, *names: str) -> dict[str, str]:
-    """The fields that differ from their defaults, printed."""
+    """Return the fields that differ from their defaults, printed."""
     defaults = {a.name: a.default for a in record.__attrs_attrs__}
     return {n: _printed(getattr(record, n)) for n in names if getattr(record, n) != defaults[n]}
 
 
 def _printed(value: object) -> str:
-    """A value as Python that gives it back; ``repr`` does not for floats that are no numbers."""
+    """Return Python that evaluates to the value; ``repr`` does not for NaN and infinities."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_printed, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, float) and not math.isfinite(value):

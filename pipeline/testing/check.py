@@ -1,4 +1,4 @@
-"""``check``: try everything that a converter promises on one call."""
+"""``check``: test all properties of a converter on one call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class CheckError(PipelineError, AssertionError):
-    """A converter breaks a promise: ``kind`` says which, ``call`` for which call."""
+    """A converter fails a check: ``kind`` is the failed property, ``call`` the call."""
 
     def __init__(self, kind: Kind, call: Call, message: str) -> None:
         super().__init__(message)
@@ -40,14 +40,14 @@ class CheckError(PipelineError, AssertionError):
         self.args = (kind, call, message)
 
     def __str__(self) -> str:
-        """What is wrong, and a snippet that shows it again."""
+        """Return the fault, and a snippet that reproduces it."""
         snippet = f"import torch\nfrom pipeline.testing import *\ncheck({self.call!r})"
         return f"{self.kind}: {self.call.target}: {self.message}\n\n{snippet}"
 
 
 @frozen
 class Checked:
-    """A call that passed. ``used``: the target's own converter made a layer; ``built``: an engine was built."""
+    """A call that passed. ``used``: the target's own converter was used; ``built``: an engine was built."""
 
     call: Call
     networks: tuple[Network, ...] = field(repr=False)
@@ -58,7 +58,7 @@ class Checked:
 
 @frozen
 class Rejected:
-    """A call that no engine takes, and why. It is false."""
+    """A call that no engine takes, with the reasons. Its truth value is False."""
 
     call: Call
     reasons: tuple[Rejection, ...]
@@ -92,15 +92,15 @@ def check(
         settings: default settings if None.
         dynamic: False fixes the sizes; True requires named sizes in the call; None takes the call as it is.
         build: also build the engine.
-        executors: where to run; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
-        devices: also capture as on these (``"cuda"``): if the call's graph differs there, it is tried as well.
+        executors: the executors to run on; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
+        devices: also capture for these (``"cuda"``): a call whose graph differs there is checked on both.
         used: fail if the target's own converter was not used, because a decomposition came first.
 
     Returns:
         ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
 
     Raises:
-        CheckError: a promise is broken; the message has a snippet that reproduces it.
+        CheckError: a check failed; the message has a snippet that reproduces it.
         CallError: PyTorch itself does not take the call.
         TypeError: ``call`` is not a `Call`.
     """
@@ -120,20 +120,20 @@ def check(
 
 
 def _partitioned(call: Call, made: Made, *stages: Any) -> Partitioned:
-    """The call's program through these stages, `partition` and `avoid_faults`."""
+    """Return the call's program after these stages, `partition` and `avoid_faults`."""
     found: Partitioned = attempt("converts", call, lambda: _through((*stages, partition, avoid_faults), made.program))
     return found
 
 
 def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
-    """Whether the target's own converter made something; a failure if it is to, and did not."""
+    """Return whether the target's own converter was used; fail if it was ``demanded`` and was not."""
     if not (found := _uses(partitioned, call.target)) and demanded:
         fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
     return found
 
 
 def _as_asked(call: Call, dynamic: bool | None) -> Call:
-    """The call with its sizes fixed, if they are to be; an error for what is no call, or names no sizes."""
+    """Return the call, with fixed sizes if ``dynamic`` is False. Raise for no `Call`, or one without dynamic sizes."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")
@@ -150,7 +150,7 @@ def _as_on(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the call as captured on another device, if that gives another program; torch may not know it there."""
+    """Check the call as captured for another device, if the program differs; skip a call that torch lacks there."""
     there = settings.evolve(device=device)
     decompose = Decompose(registry, decompositions)
     try:
@@ -172,7 +172,7 @@ def _through(stages: Sequence[Any], record: Any) -> Any:
 
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
-    """The networks, made twice and compared."""
+    """Return the networks, after converting twice and comparing them."""
     first, second = (attempt("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
         fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
@@ -180,7 +180,7 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
 
 
 def _uses(partitioned: Partitioned, target: object) -> bool:
-    """Whether the target itself is left in an engine."""
+    """Return whether an engine has a node of the target itself."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is target}
     return any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
 
@@ -218,7 +218,8 @@ def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledMo
 
 
 def _agrees(want: Expected, program: Program) -> None:
-    """Eager and fake tensors do not always agree on a dtype or a size; a converter can only follow the latter.
+    """Raise a `CallError` if eager and fake tensors disagree on a dtype or size: a converter can only follow the
+    latter.
 
     Torch 2.11 has ``int(6 * 1.7)``, the size at hand, for ``int(k * 1.7)`` in upsample_linear1d of dynamic size.
     """

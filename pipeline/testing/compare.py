@@ -14,7 +14,7 @@ from pipeline.testing.ulps import Units, units_for
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's, the exact ones, and those for absolute inputs; None: unknown.
+    """The expected results of a call: eager's, the exact ones, and those for inputs' absolute values; None: unknown.
 
     Complex results are pairs of reals, in a last dim of 2; ``pairs`` says which results are.
     """
@@ -36,7 +36,7 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
     doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
     rounded = next((t.dtype for t in given if t.is_floating_point()), None)
     rounds = rounded is not None and units_for(call.target, rounded).rounds_numbers
-    exact = _run(call, sizes, doubles, lambda value: _double(_in(rounded, value) if rounds else value))
+    exact = _run(call, sizes, doubles, lambda value: _double(_rounded_to(rounded, value) if rounds else value))
     eager = _run(call, sizes, given)
     if eager is None:
         if exact is None:
@@ -47,13 +47,13 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
         absolute = _run(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _double)
     nothing = (None,) * len(eager)
     pairs = tuple(e is not None and e.is_complex() for e in eager)
-    absolute = tuple(_twice(a) if pair else a for a, pair in zip(absolute or nothing, pairs, strict=True))
-    return Expected(call, _shown(eager), _shown(exact or nothing), absolute, _largest(doubles), pairs)
+    absolute = tuple(_bound_of_parts(a) if pair else a for a, pair in zip(absolute or nothing, pairs, strict=True))
+    return Expected(call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, _largest(doubles), pairs)
 
 
 def _doubles(given: Sequence[torch.Tensor], floats: bool) -> list[torch.Tensor]:
-    """The inputs in float64, complex128. Integers stay as they are, unless there is nothing else and the result is
-    of ``floats``: eager makes float32 of them then."""
+    """Return the inputs in float64 or complex128. Integers stay, unless all inputs are integers and the results
+    ``floats``: eager then computes in float32."""
     if floats and not any(map(_is_inexact, given)):
         return [t.float().double() for t in given]
     return [t.to(_double(t.dtype)) for t in given]
@@ -63,23 +63,23 @@ def _is_inexact(t: torch.Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
 
-def _shown(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
-    """Complex results as pairs of reals."""
+def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """Return complex results as pairs of reals."""
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
-def _twice(absolute: Leaf) -> Leaf:
-    """A bound of a complex number, for both of its parts."""
+def _bound_of_parts(absolute: Leaf) -> Leaf:
+    """Return the bound of a complex number for each of its parts."""
     return None if absolute is None else torch.stack((absolute, absolute), -1)
 
 
-def _in(dtype: torch.dtype | None, value: object) -> Leaf:
-    """A Python float as it is in a dtype; anything else is itself."""
+def _rounded_to(dtype: torch.dtype | None, value: object) -> Leaf:
+    """Return a Python float rounded to a dtype; anything else unchanged."""
     return torch.tensor(value, dtype=dtype).item() if isinstance(value, float) else value
 
 
 def _double(value: object) -> Leaf:
-    """float64 for a float dtype, complex128 for a complex one; anything else is itself."""
+    """Return float64 for a float dtype, complex128 for a complex one; anything else unchanged."""
     if not isinstance(value, torch.dtype):
         return value
     return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
@@ -119,20 +119,22 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
     if got.shape != eager.shape:
         return f"the shape is {list(got.shape)}, eager's is {list(eager.shape)}"
     if not eager.is_floating_point():
-        return _first(got != eager, got, eager, eager)
+        return _describe_first(got != eager, got, eager, eager)
     exact = want.exact[index]
     exact = eager.double() if exact is None or not exact.is_floating_point() else exact
     row = units_for(want.call.target, got.dtype)
     row = row.of_pairs() if want.pairs[index : index + 1] == (True,) else row
-    wrong = _wrong(got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor))
-    said = _first(wrong, got, eager, exact)
+    wrong = _wrong_elements(
+        got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor)
+    )
+    said = _describe_first(wrong, got, eager, exact)
     return said or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
 
 
 def _tolerance(
     row: Units, want: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Units at the row's scale; to it comes eager's own error."""
+    """Return the error allowed beside eager's own: the row's units at its scale."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
     if row.scale == "pair":
@@ -147,8 +149,8 @@ def _tolerance(
     return units + row.beyond(executor, exact)
 
 
-def _wrong(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-    """Where a result is further from the exact one than eager's error and the units allow.
+def _wrong_elements(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+    """Return a mask of elements that are further from the exact ones than eager's error plus ``units``.
 
     NaN and infinities are eager's, or the exact ones where eager overflows on its way: the gelu of inf is
     NaN in eager for tensors of two elements or more.
@@ -161,11 +163,11 @@ def _wrong(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: t
 
 def _zero_signs(got: torch.Tensor, eager: torch.Tensor) -> str:
     wrong = (got == 0) & (eager == 0) & (got.signbit() != eager.signbit())
-    return _first(wrong, got, eager, eager)
+    return _describe_first(wrong, got, eager, eager)
 
 
-def _first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
-    """The first element that is wrong, and how many are."""
+def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
+    """Describe the first wrong element, and the number of wrong ones."""
     if not bool(wrong.any()):
         return ""
     at = tuple(int(i) for i in wrong.nonzero()[0])

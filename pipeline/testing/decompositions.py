@@ -1,4 +1,4 @@
-"""``check_decomposition``: check what an operator decomposes to, by operators and by numbers."""
+"""``check_decomposition``: check the operators and the results of a decomposition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_decomposition(
     settings: CompilationSettings | None = None,
     profile: hypothesis.settings | None = None,
 ) -> None:
-    """Test a decomposition: it is used, gives the right operators, and computes the right numbers.
+    """Test a decomposition: it is used, returns the right operators, and computes the right numbers.
 
         def test_my_addmm():
             check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])
@@ -52,8 +52,8 @@ def check_decomposition(
         profile: Hypothesis's settings; None: the profile that is loaded.
 
     Raises:
-        CheckError: ``decomposes``: it is not used, or gives other operators, which are listed; further kinds are those
-            of ``check``.
+        CheckError: ``decomposes``: it is not used, or returns other operators, which are listed; further kinds are
+            those of ``check``.
         LookupError: there are no calls, and no strategy draws any.
         TypeError: the function declares no decomposition.
     """
@@ -74,7 +74,7 @@ def check_decomposition(
 
 
 class _Named:
-    """Operators by what a test calls them: an overload, a packet or a name."""
+    """Operators in the forms that a test may use: overloads, packets or names."""
 
     def __init__(self, key: Target) -> None:
         self.targets = frozenset(targets_of(key))
@@ -85,7 +85,7 @@ class _Named:
 
 
 def operators_of(program: Program) -> Iterator[Operator]:
-    """The operators that a program calls, each once, in order."""
+    """Return the operators that a program calls, each once, in order."""
     yield from dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
 
 
@@ -107,13 +107,13 @@ def _check_operators(
 
 
 def _compiled(call: Call, program: Program, registry: ConverterRegistry) -> Compiled:
-    """The rest of the way, to a program without engines."""
+    """Run the remaining stages; return a compiled program without engines."""
     validate = Validate(registry)
     return attempt("converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program)))))))
 
 
 def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:
-    """Try the calls that are drawn for operators; at least one has to be."""
+    """Try calls drawn for operators; raise a LookupError if no strategy draws any."""
     strategies = [drawn for drawn in map(for_target, targets) if drawn is not None]
     passed: list[Call] = []
 

@@ -1,4 +1,4 @@
-"""Compare the programs that one model gives on two devices."""
+"""Compare the programs that one model is captured as on two devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.recipes import Recipe
 
 
 def computes_alike(one: Program, other: Program) -> bool:
-    """Whether two programs are the same except for devices and names of nodes."""
+    """Return whether two programs are the same except for devices and names of nodes."""
     return not first_difference(one, other)
 
 
 def first_difference(one: Program, other: Program) -> str:
-    """The first row in which two programs differ: its number, and its text in each; empty if there is none."""
+    """Return the first row in which two programs differ: its number, and its text in each; empty if none does."""
     for place, (ours, theirs) in enumerate(zip_longest(_rows(one), _rows(other))):
         if ours != theirs:
             return f"%{place}:\n  {ours}\n  {theirs}"
@@ -28,7 +28,7 @@ def first_difference(one: Program, other: Program) -> str:
 
 
 def _rows(program: Program) -> Iterator[tuple[str, ...]]:
-    """Each node by its place: what it calls or which constant it is, its arguments, its value."""
+    """Return a row for each node: its target or constant, its arguments by index, its value."""
     places: dict[torch.fx.Node, str] = {}
     for node in program.graph.nodes:
         recipe = program.constants.get(node.name)
@@ -44,7 +44,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _text(recipe: Recipe) -> str:
-    """A recipe, its steps by their place."""
+    """Return a recipe as text, its steps by index."""
     text = f"{recipe.dtype} {recipe}"
     for place, step in enumerate(recipe.steps):
         text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{place}", text)

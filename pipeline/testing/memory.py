@@ -15,8 +15,8 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """A pytree's leaves with their paths, and its structure. Leaves in a type that was registered without keys are
-    numbered."""
+    """Return a pytree's leaves with their paths, and its structure. Leaves in a type that was registered without keys
+    are numbered."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -26,7 +26,7 @@ def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
 
 
 def tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a pytree with their paths, in order."""
+    """Return the tensors of a pytree with their paths, in order."""
     return [(where, leaf) for where, leaf in named_leaves(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
@@ -44,8 +44,7 @@ class Snapshot:
         return cls(rows, tuple((value, str(value)) for value in others))
 
     def changes(self) -> str:
-        """The paths of tensors that differ from their copies, and the types of other leaves that changed; empty if
-        none."""
+        """Return the paths of tensors that differ from their copies, and the types of other leaves that changed."""
         places = [place for place, tensor, copy in self.rows if not _same(tensor, copy)]
         return ", ".join([*places, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
@@ -55,8 +54,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Echoes(TorchFunctionMode):
-    """Notes tensors that functions return unchanged, as ``flatten`` does with a vector: in the graph of torch.export
-    these are two, so their identity is lost. In-place functions are not echoes."""
+    """A recorder of tensors that functions return unchanged, as ``flatten`` does with a vector. torch.export's graph
+    has two values for these, so their identity is lost. In-place functions are not echoes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,5 +110,5 @@ def _pair(a: torch.Tensor, b: torch.Tensor, other_a: torch.Tensor, other_b: torc
 
 
 def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors lie in one piece of memory."""
+    """Return whether two tensors share memory."""
     return a.numel() > 0 and b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""``check_model``: check everything that a compilation promises for a whole model, at several sizes."""
+"""``check_model``: check all properties of a compilation for a whole model, at several sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Arguments = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 
 
 class ModelError(PipelineError, AssertionError):
-    """A compiled model breaks a promise: ``kind`` says which."""
+    """A compiled model fails a check: ``kind`` is the failed property."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class ModelError(PipelineError, AssertionError):
         self.args = (kind, message)
 
     def __str__(self) -> str:
-        """The promise, and what came of it."""
+        """Return the failed property, and the fault."""
         return f"{self.kind}: {self.message}"
 
 
@@ -54,7 +54,7 @@ class ModelError(PipelineError, AssertionError):
 class Model:
     """A model under test: its factory, and its arguments with named sizes.
 
-    args, kwargs: pytrees of ``TensorSpec`` and plain values. sizes: what the names in shapes stand for.
+    args, kwargs: pytrees of ``TensorSpec`` and plain values. sizes: the values of the names in shapes.
     """
 
     make: Callable[[], torch.nn.Module]
@@ -63,25 +63,25 @@ class Model:
     sizes: FrozenDict[str, Range]
 
     def made(self) -> torch.nn.Module:
-        """The model, with the same weights every time, in evaluation mode."""
+        """Create the model, with the same weights every time, in evaluation mode."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return self.make().eval()
 
     @property
     def opt(self) -> dict[str, int]:
-        """The sizes that the example has."""
+        """Return the sizes of the example."""
         return {name: size.opt for name, size in self.sizes.items()}
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """The optimal, least and largest sizes, and for each name one in between."""
+        """Return the optimal, least and largest sizes, and for each name one in between."""
         least, most = ({n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "max"))
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
         return tuple(dict(t) for t in dict.fromkeys(tuple(s.items()) for s in (self.opt, least, most, between)))
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
-        """Fresh arguments for these sizes; ``strided``: tensors of rank 2 or more are not contiguous."""
+        """Return fresh arguments for these sizes; ``strided``: tensors of rank 2 or more are not contiguous."""
         flat, spec = tree_flatten((self.args, self.kwargs))
         values = [self._value(i, leaf, sizes) for i, leaf in enumerate(flat)]
         arguments: Arguments = tree_unflatten([_strided(v) if strided else v for v in values], spec)
@@ -94,20 +94,20 @@ class Model:
         return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
-        """torch.export's ``dynamic_shapes``, with a ``Dim`` for each name; None without names."""
+        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each name; None without names."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
         args, kwargs = tree_map(lambda leaf: _dims(leaf, dims), (self.args, self.kwargs))
         return inspect.signature(model.forward).bind(*args, **kwargs).arguments if dims else None
 
     def as_inputs(self) -> Arguments:
-        """The arguments as ``pipeline.Input``, with ranges."""
+        """Return the arguments as ``pipeline.Input``, with ranges."""
         ends = [{n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "opt", "max")]
         inputs: Arguments = tree_map(lambda leaf: _input(leaf, ends), (self.args, self.kwargs))
         return inputs
 
 
 def _strided(value: object) -> object:
-    """The same values at every other place of memory."""
+    """Return a tensor of the same values with a gap after each in memory."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return value
     return torch.stack([value, torch.zeros_like(value)], -1)[..., 0]
@@ -143,26 +143,26 @@ def check_model(
 ) -> Compiled:
     """Compile a model, and compare it with eager PyTorch at opt, min, max and a size between, twice in a row at each.
 
-    It checks that the model compiles, twice to the same networks, of which each can be kept, and that nothing
-    passed in is changed; that no engine has fewer operators than ``min_block_size`` (unless it has all), and there
-    are at most ``max_engines``. Each call must return eager's pytree, dtypes, shapes and values (no further from
-    float64 than eager's plus some units, ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them;
-    results, inputs and later calls must not share memory that eager does not share; a returned input must be that
-    input, and a result returned twice a single tensor (except ``memory.Echoes``).
+    It checks that the model compiles, twice to the same networks, each of which can be saved, and that nothing passed
+    in is changed; that no engine has fewer operators than ``min_block_size`` (unless it has all), and there are at most
+    ``max_engines``. Each call must return eager's pytree, dtypes, shapes and values (no further from float64 than
+    eager's plus some units, ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them; results, inputs and
+    later calls must not share memory that eager does not share; a returned input must be that input, and a result
+    returned twice a single tensor (except ``memory.Echoes``).
 
     Args:
-        make: makes the model; called with a fixed seed. It may be a class.
+        make: creates the model; called with a fixed seed. It may be a class.
         args, kwargs: pytrees of ``TensorSpec`` and plain values.
-        sizes: what the names in shapes stand for, ``{"n": (min, opt, max)}``.
+        sizes: the values of the names in shapes, ``{"n": (min, opt, max)}``.
         build: build the engines too, and run them if there is a GPU.
         strided: also try tensors that are not contiguous; for models that do not write through views.
         entry: compile the module with ``Dim`` s (``"dims"``), with ``pipeline.Input`` s, or an ``ExportedProgram``.
         partition: a stage to replace ``partition``.
-        executors: where to run; None: the reference, and TensorRT if ``build`` and there is a GPU.
+        executors: the executors to run on; None: the reference, and TensorRT if ``build`` and there is a GPU.
         settings: fields of ``CompilationSettings``.
 
     Raises:
-        ModelError: a promise is broken.
+        ModelError: a check failed.
         CaptureError: torch.export does not take the model.
         TypeError, ValueError: an argument is none of these.
     """
@@ -170,7 +170,7 @@ def check_model(
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
     compile = compile if build else compile.replace("build", unbuilt)
-    compiled = _compiled(model, compile, entry)
+    compiled = _compile_twice(model, compile, entry)
     _check_blocks(compiled.partitioned)
     _check_read(compiled)
     for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
@@ -187,7 +187,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """The program that ``check_model`` compiles, for the same arguments; those about the check are ignored."""
+    """Return the program that ``check_model`` compiles, for the same arguments; those about the check are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _captured(_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -199,7 +199,7 @@ def _model(
     sizes: Mapping[str, object] | None,
     entry: Entry,
 ) -> Model:
-    """The arguments of ``check_model`` as a record; an error for what is none of them."""
+    """Return the arguments of ``check_model`` as a record; raise a TypeError or ValueError for a wrong one."""
     if isinstance(make, torch.nn.Module):
         raise TypeError(f"make is a {type(make).__name__}: pass what makes the model, such as lambda: model")
     if entry not in get_args(Entry):
@@ -214,7 +214,7 @@ def _specs(args: Argument, kwargs: Argument) -> Iterator[object]:
 
 
 def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
-    """The program, and what it was captured from as it was before."""
+    """Capture the model; return the program, and snapshots from before the capture of all that was passed in."""
     module = model.made()
     args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
@@ -229,8 +229,8 @@ def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tupl
     return capture(exported, settings=settings), [*before, Snapshot.of(exported.state_dict, exported)]
 
 
-def _compiled(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
-    """What the pipeline gives, and gives again; what it is given must stay as it is."""
+def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
+    """Compile twice, check that the networks are equal and the inputs unchanged, and return the compiled program."""
     try:
         program, before = _captured(model, compile.settings, entry)
         text = str(program)
@@ -256,7 +256,7 @@ def _printed(record: Any) -> str:
 
 
 def _check_blocks(partitioned: Partitioned) -> None:
-    """Segments are large enough and few enough, and read only what earlier ones made."""
+    """Check that segments are large enough and few enough, and read only outputs of earlier ones."""
     program, settings = partitioned.program, partitioned.program.settings
     operators = {n.name for n in program.graph.nodes if is_operator(n)}
     for segment in partitioned.engine_segments if partitioned.fallbacks else ():
@@ -273,8 +273,7 @@ def _check_blocks(partitioned: Partitioned) -> None:
 
 
 def _check_read(compiled: Compiled) -> None:
-    """Engines are given no tensor that no layer reads, of those that have elements; a size is told by a tensor as well,
-    now and then."""
+    """Check that a layer reads each input of an engine that is a tensor with elements."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
         given = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
@@ -292,7 +291,7 @@ def _check_order(partitioned: Partitioned, program: Program) -> None:
 
 
 def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
-    """The compiled model beside eager and float64, each with a state of its own."""
+    """Run the compiled model beside eager and float64, each with a state of its own, and compare."""
     module, eager, exact = compiled.module(executor), model.made(), _double(model.made())
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
@@ -305,7 +304,7 @@ def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) ->
 
 
 def _double(value: object) -> Leaf:
-    """A module, or arguments, in float64."""
+    """Return a module, or arguments, in float64."""
     if isinstance(value, torch.nn.Module):
         return value.double()
     return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, value)
@@ -313,7 +312,7 @@ def _double(value: object) -> Leaf:
 
 @frozen
 class _Run:
-    """Calls with the same arguments of the compiled module, of eager, and of eager in float64."""
+    """The calls of the compiled module, of eager, and of eager in float64 with the same arguments."""
 
     module: CompiledModule
     eager: torch.nn.Module
@@ -325,7 +324,7 @@ class _Run:
     executor: Executor
 
     def is_captured(self) -> bool:
-        """Whether torch.export captured the model for these sizes: it may rule out some, with a warning."""
+        """Return whether torch.export captured the model for these sizes: it may rule out some, with a warning."""
         try:
             bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
         except ShapeError:
@@ -358,14 +357,14 @@ class _Run:
         return got, want
 
     def best(self) -> object:
-        """The results in float64; None if an operator does not take it beside another dtype."""
+        """Return the results in float64; None if an operator does not take it beside another dtype."""
         try:
             return self.exact(*self.doubles[0], **self.doubles[1])
         except (RuntimeError, ValueError):
             return None
 
     def buffers(self) -> tuple[dict[str, Leaf], dict[str, Leaf], dict[str, Leaf]]:
-        """The buffers that the program mutates: eager's, float64's and ours."""
+        """Return the buffers that the program mutates: eager's, float64's and ours."""
         ours = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         return (
             {name: self.eager.get_buffer(name) for name in ours},

@@ -1,4 +1,4 @@
-"""A ``Program`` for one call, made by hand in a few milliseconds where torch.export takes fifty."""
+"""Build the ``Program`` of one call by hand, in a few milliseconds where torch.export takes fifty."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 aten = torch.ops.aten
 
 MOST = 1024
-"""The largest size that data is taken to decide on."""
+"""The assumed upper bound of data-dependent sizes."""
 
 
 class CallError(PipelineError, ValueError):
@@ -38,20 +38,20 @@ class CallError(PipelineError, ValueError):
 
 @frozen
 class Made:
-    """A call's program, and which results of the operator its outputs are."""
+    """A call's program, and the operator's results that its outputs are."""
 
     program: Program
     inputs: tuple[int | str, ...] = field()
     """For each input of the program: the index of a spec, or the name of a size."""
 
     def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Leaf]:
-        """The program's arguments for these sizes: pairs of reals for complex tensors."""
+        """Return the program's arguments for these sizes: pairs of reals for complex tensors."""
         tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.tensors(sizes)]
         return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
 
 
 def program_of(call: Call, settings: CompilationSettings) -> Made:
-    """Make the program: inputs and constants, sizes read from the inputs, arithmetic on sizes, the call, its
+    """Build the program: inputs and constants, sizes read from the inputs, arithmetic on sizes, the call, its
     results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
@@ -67,14 +67,14 @@ class _Builder:
         self.graph = torch.fx.Graph()
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
-        self.mode.cache_enabled = False  # each call has a mode of its own: an entry costs more than it saves
+        self.mode.cache_enabled = False  # each call has its own fake mode: a cache entry costs more than it saves
         self.hints = _hints(call.sizes)
         self.symbols = {name: self.symbol(name) for name in call.sizes}
         self.size_nodes: dict[str, torch.fx.Node] = {}
         self.parameters: dict[str, torch.Tensor] = {}
 
     def symbol(self, name: str) -> torch.SymInt:
-        """A symbolic int with a value for guards: at least 2, as in torch.export."""
+        """Return a symbolic int with a value for guards: at least 2, as in torch.export."""
         size, hint = self.call.sizes[name], self.hints[name]
         source = ConstantSource(f"__size_{name}")
         made = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -93,7 +93,7 @@ class _Builder:
         return Made(self.program(outputs, settings), tuple(given))
 
     def tensor(self, index: int, spec: TensorSpec) -> torch.fx.Node:
-        """A placeholder for a tensor; a constant's tensor becomes a parameter, a complex input comes as pairs."""
+        """Create the placeholder of a tensor; a constant becomes a parameter, a complex input pairs of reals."""
         node = self.graph.placeholder(f"{'p' if spec.constant else 'x'}{index}")
         pairs = spec.dtype.is_complex and not spec.constant
         shape = [dim_at(d, self.symbols) for d in spec.shape]
@@ -105,14 +105,14 @@ class _Builder:
         return self.shown(aten.view_as_complex.default, node) if pairs else node
 
     def shown(self, view: Argument, node: torch.fx.Node) -> torch.fx.Node:
-        """The node's value as pairs, or pairs as complex numbers."""
+        """Create the node that converts a node's value to pairs of reals, or pairs to complex numbers."""
         made = self.graph.call_function(view, (node,))
         with self.mode:
             made.meta["val"] = view(node.meta["val"].resolve_conj())
         return made
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
-        """Find where each size can be read: from the shape of an input, or else from an input of its own."""
+        """Create a node that reads each size: from the shape of an input, or else from an input of its own."""
         own = []
         for name in self.call.sizes:
             place = self.place(name)
@@ -126,18 +126,18 @@ class _Builder:
         return own
 
     def place(self, name: str) -> tuple[int, int] | None:
-        """The first input and dim that is exactly this size."""
+        """Return the first input and dim that is exactly this size."""
         specs = enumerate(self.call.specs)
         return next(((i, s.shape.index(name)) for i, s in specs if not s.constant and name in s.shape), None)
 
     def argument(self, leaf: object, tensors: Any) -> Any:
-        """An argument of the node: a node, or a plain value."""
+        """Return an argument of the node: a node, or a plain value."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
         return self.arithmetic(leaf) if isinstance(leaf, Size) else leaf
 
     def arithmetic(self, size: Size) -> torch.fx.Node:
-        """Nodes that compute a size, as torch.export leaves them in a graph."""
+        """Create the nodes that compute a size, in torch.export's form."""
         node = self.size_nodes[size.names[0]]
         for name in size.names[1:]:
             node = self.step(operator.mul, node, self.size_nodes[name])
@@ -151,7 +151,8 @@ class _Builder:
         return node
 
     def meta(self, args: Argument, kwargs: Argument) -> Any:
-        """The call's result on fake tensors. A guard that leaves a size only one value is an error of the call."""
+        """Return the call's result on fake tensors. A guard that leaves a size only one value is an error of the
+        call."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), exporting():
@@ -164,7 +165,7 @@ class _Builder:
         return result
 
     def outputs(self, node: torch.fx.Node) -> list[Leaf]:
-        """The requested results, pairs where they are complex; ``getitem`` takes them out of a tuple."""
+        """Create the nodes of requested results, pairs where they are complex; ``getitem`` takes them from a tuple."""
         value, found = node.meta["val"], [node]
         if isinstance(value, tuple | list):
             found = [self.item(node, i) for i in (self.call.outputs or range(len(value)))]
@@ -197,8 +198,8 @@ class _Builder:
 
 
 def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
-    """A value for guards for each size, no two alike where the ranges allow it: a guard that compares two sizes would
-    tie them else."""
+    """Return a value for guards for each size. They differ where the ranges allow it, since a guard on equal values
+    would tie two sizes."""
     hints: dict[str, int] = {}
     for name, size in sizes.items():
         free = [h for h in (*range(size.opt, size.max + 1), *range(2, size.opt)) if h >= 2 and h not in hints.values()]
@@ -207,12 +208,12 @@ def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
 
 
 def _data_dependent(value: object) -> set[object]:
-    """The symbols of sizes that only running the operator tells."""
+    """Return the symbols of sizes that are known only after the operator ran."""
     sizes = shape_of(value) if isinstance(value, torch.Tensor) else ()
     return {s for size in sizes if not isinstance(size, int) for s in free_unbacked_symbols(size)}
 
 
 def _is_free(size: torch.SymInt) -> bool:
-    """Whether no guard has fixed a size, or tied it to another."""
+    """Return whether no guard has fixed a size, or tied it to another."""
     expr = expression(size)
     return not isinstance(expr, int) and bool(expr.is_Symbol) and expr not in size.node.shape_env.replacements

@@ -24,10 +24,11 @@ from pipeline.testing.strategies import for_target
 Strategy = st.SearchStrategy[Call]
 
 BUILD_EVERY = 12
-"""One call in so many also has its engine built; which ones depends on what they print, so that failures come again."""
+"""The engine of one call in so many is also built. A hash of the printed call chooses, so that failures recur."""
 
 ROUND = 10
-"""Calls that Hypothesis draws in one go. After ten it mostly draws variations of those before, which find little."""
+"""The calls that Hypothesis draws in one round. After ten it mostly draws variations of earlier ones, which find
+little."""
 
 _ALWAYS: dict[str, Any] = {
     "deadline": None,
@@ -40,8 +41,8 @@ _ALWAYS: dict[str, Any] = {
 class Tally:
     """The counts of a property's calls.
 
-    passed: calls that keep every promise. used: those of them that the target's own converter made. reasons:
-    rejections, counted. refused: PyTorch's own reasons for refusing drawn calls. seen: all calls.
+    passed: calls that passed every check. used: those of them that used the target's own converter. reasons:
+        rejections, counted. refused: PyTorch's own reasons for refusing drawn calls. seen: all calls.
     """
 
     passed: int = 0
@@ -99,7 +100,7 @@ def check_target(
         devices: each call is also captured as on these (``"cuda"``), as in ``check``.
 
     Raises:
-        CheckError: a call breaks a promise.
+        CheckError: a call fails a check.
         AssertionError: nothing was tested: every call was rejected, or a decomposition takes precedence over the
             converter.
         LookupError: there is no strategy, and none can be made from the schema.
@@ -132,7 +133,7 @@ def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.setti
 
 
 def _round(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings, number: int) -> None:
-    """Some calls, others each round."""
+    """Run some calls, with another seed in each round."""
 
     @profile
     @hypothesis.given(drawn)
@@ -161,7 +162,7 @@ def _something_was_tested(target: object, tally: Tally) -> None:
 
 
 def check_converter(converter: Callable[..., object] | ConverterRegistry, *targets: Any, **options: Any) -> None:
-    """Test with drawn calls that a converter keeps every promise that ``check`` checks.
+    """Test with drawn calls that a converter passes every check of ``check``.
 
         def test_my_gelu():
             check_converter(my_gelu)

@@ -1,4 +1,4 @@
-"""The table of tolerances: how far from float64 a result may be, each row with its reason.
+"""The table of tolerances: the largest error of a result against float64, each row with its reason.
 
 An error may be as large as eager's own in that dtype, plus a number of units in the last place. A unit is the distance
 between neighbouring numbers of the dtype at the *scale* of the row:
@@ -6,7 +6,7 @@ between neighbouring numbers of the dtype at the *scale* of the row:
 - ``"element"``: at the exact value of the element itself;
 - ``"pair"``: at the absolute value of the complex number that the element is a part of;
 - ``"tensor"``: at the largest exact value of the tensor, or its largest input if that is larger;
-- ``"absolute"``: at what the operator gives for its inputs' absolute values: a sum in another order may differ so.
+- ``"absolute"``: at the operator's result for its inputs' absolute values: a sum in another order may differ so much.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Scale = Literal["element", "pair", "tensor", "absolute"]
 
 @frozen
 class Units:
-    """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error in fp32 products there.
+    """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error of fp32 matmuls there.
 
-    ``signed_zeros``: whether a zero must have the sign that eager gives it. ``exponential``: results are powers of e,
+    ``signed_zeros``: whether a zero must have the same sign as in eager. ``exponential``: results are powers of e,
     for which TensorRT has a wider bound (``beyond``). ``rounds_numbers``: eager rounds a Python number to the tensor's
     dtype before it computes, so that this is the number whose exact result counts.
     """
@@ -40,23 +40,23 @@ class Units:
     rounds_numbers: bool = False
 
     def allowed(self, executor: str, dtype: torch.dtype) -> float:
-        """Units that this executor may add to eager's error."""
+        """Return the units that this executor may add to eager's error."""
         if executor != "tensorrt":
             return self.units
         uses_tf32 = dtype == torch.float32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def of_pairs(self) -> Units:
-        """The same for complex results: a part is a sum of products, which may cancel; which zero has which sign in
-        eager differs with the length of the tensor."""
+        """Return the row for complex results: a part is a sum of products, which may cancel, and the signs of eager's
+        zeros depend on the length of the tensor."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
     def beyond(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
-        """What TensorRT may add to that. It rounds the exponent of e to float32, so that a unit grows with it; and a
-        power that float32 holds as a subnormal number only may be 0, which silu multiplies by a number below 128.
+        """Return the error that TensorRT may add to that. It rounds the exponent of e to float32, so that a unit grows
+        with it; and a power that is subnormal in float32 may be 0, which silu multiplies by a number below 128.
 
-        Measured on RTX 1.4 and an H200: sigmoid gives 7.416116e-37 for 7.416110e-37, 7 units. Its layer for bfloat16,
+        Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. Its layer for bfloat16,
         which converters therefore do not use, gave 0 for 6.6e-36.
         """
         if executor != "tensorrt" or not self.exponential:
@@ -129,17 +129,17 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("packed_lstm", "packed_gru", "packed_rnn_tanh", "packed_rnn_relu"), _RECURRENT),
     **dict.fromkeys(("linear_attention", "selective_scan"), _RECURRENT),
 }
-"""By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
+"""The rows by operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 
 PROGRAM: Final[Mapping[torch.dtype, Units]] = {
     torch.float32: Units(32, "some forty operators round one after another", "tensor", tf32=4e-3, signed_zeros=False),
     torch.float16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
     torch.bfloat16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
 }
-"""Of a whole program, by the coarsest dtype that it computes in."""
+"""The rows for a whole program, by the coarsest dtype that it computes in."""
 
 
 def units_for(target: object, dtype: torch.dtype) -> Units:
-    """The row of an operator and a dtype."""
+    """Return the row of an operator and a dtype."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

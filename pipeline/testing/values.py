@@ -1,4 +1,4 @@
-"""Make values for the tensors of a call, by the name of their kind; a seed gives the same values everywhere."""
+"""Generate values for the tensors of a call, by the name of their kind; a seed yields the same values everywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
 
 
 def _between(low: int, high: int) -> Make:
-    """Whole numbers from ``low`` to ``high``, both included."""
+    """Return a generator of integers from ``low`` to ``high``, both included."""
     return lambda shape, dtype, generator: torch.randint(low, high + 1, shape, generator=generator)
 
 
@@ -51,7 +51,7 @@ _ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 10
 
 
 def _without(unwanted: Callable[[float], bool]) -> Make:
-    """As ``special``, but for some floats."""
+    """Return a generator of the values of ``special``, without some floats."""
     kept = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
 
     def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -62,7 +62,7 @@ def _without(unwanted: Callable[[float], bool]) -> Make:
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Floats with NaN, infinities and zeros of both signs; integers with almost the ends of their range."""
+    """Generate floats with NaN, infinities and zeros of both signs; integers with almost the ends of their range."""
     if dtype.is_floating_point:
         return _choice(torch.tensor(_ODD, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:
@@ -73,7 +73,7 @@ def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 
 def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Mostly NaN, infinities, and the finite floats next to them."""
+    """Generate mostly NaN, infinities, and the finite floats next to them."""
     if not dtype.is_floating_point:
         return _special(shape, dtype, generator)
     most = torch.finfo(dtype).max
@@ -82,13 +82,13 @@ def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 
 def _sorted(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Small whole numbers, or extreme ones, sorted along the last dim: NaN is at its end."""
+    """Generate small integers, or extreme values, sorted along the last dim: NaN is at its end."""
     kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
     return kind(shape, dtype, generator).sort(-1).values
 
 
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Floats up to 1000, integers beyond 2**24 where the dtype holds them, and beyond 2**31 in int64."""
+    """Generate floats up to 1000, integers beyond 2**24 where the dtype holds them, and beyond 2**31 in int64."""
     if dtype.is_floating_point:
         return _uniform(-1000.0, 1000.0)(shape, dtype, generator)
     high = {torch.int64: 1 << 40, torch.int32: 1 << 30}.get(dtype, 127)
@@ -96,7 +96,8 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """No two alike: a shuffle of steps around zero, of a half in floats, of 2**33 + 1 in int64, of 1 in others."""
+    """Generate distinct values: shuffled steps around zero, of a half in floats, of 2**33 + 1 in int64, of 1 in
+    others."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
     step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1
@@ -104,19 +105,19 @@ def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generat
 
 
 def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Along the last dim, each of the indices 0, 1, … once, in any order."""
+    """Generate the indices 0, 1, … along the last dim, each once, in any order."""
     return torch.rand(shape, generator=generator).argsort(-1)
 
 
 def _regular(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Matrices that are far from singular, the largest element of a row at any place."""
+    """Generate matrices that are far from singular, the largest element of a row at any index."""
     *batch, rows, columns = shape
     order = torch.rand(*batch, rows, 1, generator=generator).argsort(-2).expand(*batch, rows, columns)
     return (0.3 * torch.randn(*shape, generator=generator) + 2 * torch.eye(rows, columns)).gather(-2, order)
 
 
 def _definite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Symmetric matrices whose eigenvalues are 1 or more; parts of such where they are not square."""
+    """Generate symmetric matrices whose eigenvalues are 1 or more; parts of such for shapes that are not square."""
     *batch, rows, columns = shape
     size = max(rows, columns)
     factor = torch.randn(*batch, size, size, generator=generator)
@@ -141,13 +142,13 @@ VALUES: Final[Mapping[str, Make]] = {
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),
     "ones": lambda shape, dtype, generator: torch.ones(shape),
 }
-"""What values may be called.
+"""The kinds of values, by name.
 
 normal: floats of a normal distribution, integers -9 to 9, bools. positive: above zero. nonzero: of both signs.
-unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well, so that ties occur.
+unit: strictly between -1 and 1. small: integers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
 extreme: mostly NaN, ±inf and the greatest finite floats.
-sorted: small whole numbers or extreme ones, sorted along the last dim. no nan: special without it. distinct: no two
+sorted: small integers or extreme values, sorted along the last dim. no nan: special without it. distinct: no two
 alike. permutation: indices along the last dim, each once. regular: matrices far from singular. definite: symmetric and
 positive definite matrices. zeros, ones.
 """
@@ -158,16 +159,17 @@ PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {
     "between": _between,
     "uniform": _uniform,
 }
-"""What values may be called with numbers, as in ``("below", 5)``; a number may be the name of a size.
+"""The kinds of values with numbers, as in ``("below", 5)``; a number may be the name of a size.
 
-below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: whole numbers, both included.
+below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: integers, both included.
 uniform low, high: floats.
 """
 
 
 def generate(what: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """A tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
-    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Both parts of complex numbers are so."""
+    """Return a tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
+    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Both parts of a complex number are drawn
+    so."""
     if dtype.is_complex:
         return torch.complex(*(generate(what, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)

@@ -10,7 +10,7 @@ from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM
 
 LARGEST = 8.0
-"""What the values inside a program are expected not to exceed; an error may be that of a number as large."""
+"""The expected bound of values inside a program; an error may be that of a number as large."""
 
 
 def difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
@@ -29,7 +29,7 @@ def difference(what: str, want: object, best: object, got: object, program: Prog
 
 
 def _coarsest(program: Program) -> torch.dtype:
-    """The dtype of the widest steps that the program computes in."""
+    """Return the dtype with the coarsest rounding among the floats that the program computes in."""
     values = [n.meta.get("val") for n in program.graph.nodes]
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
@@ -43,15 +43,17 @@ def _leaf(eager: object, exact: object, got: object, dtype: torch.dtype, executo
     for name in ("dtype", "shape", "device"):
         if getattr(got, name) != getattr(eager, name):
             return f"the {name} is {getattr(got, name)}, eager's is {getattr(eager, name)}"
-    wrong = _wrong(eager, exact, got, dtype, executor) if eager.is_floating_point() else got != eager
+    wrong = _wrong_elements(eager, exact, got, dtype, executor) if eager.is_floating_point() else got != eager
     if not bool(wrong.any()):
         return ""
     at = tuple(map(int, wrong.nonzero()[0]))
     return f"at {list(at)} {got[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
 
 
-def _wrong(eager: torch.Tensor, exact: object, got: torch.Tensor, dtype: torch.dtype, executor: str) -> torch.Tensor:
-    """Where a result is further from float64 than eager's own worst error, twice, and the units of a program allow."""
+def _wrong_elements(
+    eager: torch.Tensor, exact: object, got: torch.Tensor, dtype: torch.dtype, executor: str
+) -> torch.Tensor:
+    """Return a mask of elements further from float64 than twice eager's own worst error plus the units of a program."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), got.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

@@ -35,12 +35,14 @@ def beside_module(
         return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "it gives nothing")
     try:
         model = original(program)
-        shared = _copied(model, program)  # one for all, unless a call writes
+        shared = _copied(model, program)  # one copy for all samples, unless a call writes
         for i, reference in enumerate(_references(comparison, _device(model, comparison), multiple)):
             report(i, len(comparison.references), f"the module, {reference.sample.name}")
             own = _copied(model, program) if i and program.buffers else shared
             found = _rows(comparison, program, reference, own)
-            if i and own is shared and not all(row.holds for row in found):  # of a call before, maybe: in a new copy
+            if (
+                i and own is shared and not all(row.holds for row in found)
+            ):  # perhaps due to an earlier call: retry with a new copy
                 found = _rows(comparison, program, reference, _copied(model, program))
             rows += found
     except NotComparableError as error:

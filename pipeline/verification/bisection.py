@@ -25,7 +25,7 @@ from pipeline.verification.split import split
 log = logging.getLogger(__name__)
 
 LIMIT = 200
-"""The most builds that one search takes, unless the caller says otherwise."""
+"""The default limit of builds in one search."""
 
 
 def bisected(
@@ -64,9 +64,9 @@ class _Trials:
             part = self.again.finished(split(self.compiled.partitioned, nodes))
             failures = self.comparison.agreement(part, only).failures
             if any(row.raised for row in failures) and not any(row.raised for row in self.agreement.failures):
-                return None  # it is the cut that does not run
+                return None  # the cut is the reason that it does not run
             self.failures[nodes] = failures
-        except Exception as error:  # a cut where none can be: another one is tried
+        except Exception as error:  # not possible to cut there: try another cut
             log.debug("%d operators in TensorRT: %s", len(nodes), error)
             return None
         return bool(self.failures[nodes])

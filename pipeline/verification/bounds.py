@@ -12,10 +12,10 @@ from pipeline.aten.types import Leaf
 from pipeline.records.agreement import OutputAgreement
 
 MULTIPLE: Final = 4.0
-"""A program's error may be so many times eager's own in the same dtypes."""
+"""The default factor by which a program's error may exceed eager's own in the same dtypes."""
 
 Products = Literal["cpu", "ieee", "tf32"]
-"""How products in float32 are computed: by the reference executor, or on a GPU in float32 or TF32."""
+"""The arithmetic of float32 matmuls: that of the reference executor, or on a GPU float32 or TF32."""
 
 FLOAT32: Final[Mapping[Products, float]] = {"cpu": 32 * 2.0**-23, "ieee": 256 * 2.0**-23, "tf32": 5 * 2.0**-10}
 """The floor in float32, where some forty operators round one after another. On a GPU TensorRT sums in an order of its
@@ -24,16 +24,16 @@ rounds: 8e-4 a convolution, all to one side, and 3.3e-3 after ResNet-50's, where
 (docs/tensorrt.md)."""
 
 SHARE: Final = 0.25
-"""From this share on, roundings that are beyond the bound say that an output depends on choices."""
+"""The share of roundings beyond the bound from which an output is taken to depend on discrete choices."""
 
 MORE: Final = 1.25
-"""So many times the elements that are beyond the bound, and the error, of one such rounding are allowed."""
+"""The factor by which ours may exceed such a rounding, in elements beyond the bound and in error."""
 
 HALVES: Final = 4
 """The floor in halves: units in the last place at the output's largest magnitude. Few operators round in a row."""
 
 NORMS: Final[Mapping[Products, float]] = {"cpu": 8 * 2.0**-23, "ieee": FLOAT32["ieee"], "tf32": 4 * 2.0**-10}
-"""The least bound of the norm of errors in float32. In TF32 it lies between the errors of networks that are right
+"""The least bound of the norm of errors in float32. In TF32 it is between the errors of networks that are right
 (ResNet-50: 3.3e-3) and those of one that is wrong (DPT on TensorRT-RTX 1.4: 5.7e-3)."""
 
 NORM_OF_HALVES: Final = 0.5
@@ -165,10 +165,12 @@ def judged(
     left_out = torch.zeros_like(eager, dtype=torch.bool)
     for each in varied():
         before = None
-        while not found.holds and before != found.undecided:  # the bound is less without those that eager gets wrong
+        while (
+            not found.holds and before != found.undecided
+        ):  # without elements that eager gets wrong the bound is smaller
             before, more = found.undecided, left_out | each.explains(values, errors, found.bound, size)
             if _is_inexact(eager) and 2 * int(more.sum()) > more.numel():
-                break  # it is just sensitive
+                break  # the output is just sensitive to rounding
             left_out, found = more, _measured(row, bound, ours, eager, exact, more)
         if isinstance(each, Drawn) and found.norm_bound:
             found = evolve(found, norm_bound=each.norm_bound(found.norm_bound))
@@ -197,7 +199,7 @@ def _measured(
     undecided = int(kept.numel() - kept.sum())
     if not _is_inexact(eager):
         theirs, mine = ((v != exact) & kept for v in (eager, ours))
-        wrong = mine & (ours != eager)  # what eager gives is right as well: rounding decides it
+        wrong = mine & (ours != eager)  # eager's values are right as well: rounding decides them
         error, own = (float("inf") if bool(v.any()) else 0.0 for v in (wrong, theirs))
         return evolve(row, error=error, eager_error=own, undecided=undecided)
     a, b, c = (_parts(v) for v in (ours, eager, exact))

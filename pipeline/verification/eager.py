@@ -22,13 +22,13 @@ from pipeline.runtime.call_memory import Bound
 from pipeline.runtime.opened_file import check_files
 
 WIDENED = 4
-"""A float64 takes so many times the bytes of a half."""
+"""The factor by which float64 is larger than a half, in bytes."""
 
 INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
 INEXACT_NAMES = frozenset(
     (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
 )
-"""Operators whose results depend on how sums and products are rounded; others only move, compare or choose."""
+"""Operators whose results depend on rounding; others only move, compare or select elements."""
 
 ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 """Operators that only check dtypes and strides, which differ here."""

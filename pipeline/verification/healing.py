@@ -75,7 +75,7 @@ class _Healing:
         try:
             made = self.compiled(chosen)
             return made if self.comparison.agreement(made).holds else None
-        except Exception as error:  # the form is not there, does not compile or does not run: the next one
+        except Exception as error:  # the form is not possible, does not compile or does not run: try the next one
             log.debug("%s: %s", [form.action for form in chosen.values()], error)
             return None
 

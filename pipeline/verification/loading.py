@@ -34,11 +34,11 @@ from pipeline.verification.split import split
 log = logging.getLogger(__name__)
 
 ROUNDS: Final = 4
-"""How often a program is compiled with more operators in another form, before whole segments run in PyTorch."""
+"""The number of compilations with more operators in other forms, before whole segments run in PyTorch."""
 LIMIT: Final = 48
 """The most engines that are built to find one fault."""
 FEW: Final = 8
-"""Operators of a fault that are tried one by one in another form."""
+"""The most operators of a fault that are tried one by one in another form."""
 
 
 class Loader(Protocol):
@@ -183,7 +183,7 @@ class _Search:
         try:
             made = self.again.finished(split(partitioned, names))
             found = self.loader(made, keep=False)
-        except Exception as error:  # a cut where none can be, or a form that does not build: another is tried
+        except Exception as error:  # not possible to cut there, or the form does not build: try another
             log.debug("%d operators in TensorRT: %s", len(names), error)
             return None
         return None if found is None or not made.engines else bool(found.refused)

@@ -20,13 +20,14 @@ from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
 TRIES: Final = 6
-"""How often products are rounded otherwise to see which elements rounding decides."""
+"""The number of runs with matmuls rounded differently, to find the elements that rounding decides."""
 
 ROUNDINGS: Final = 12
-"""How often every product is rounded by at most half a unit of its dtype, to see what that does to each element."""
+"""The number of runs with random roundings by at most half a unit, to find the spread of each element."""
 
 FLIPS: Final = 32.0
-"""A float that rounding decides changes by so many times what it was rounded by; others change by a few times it."""
+"""The factor, change over rounding error, from which rounding decides a float; others change by a few times the
+error."""
 
 
 LATER: Final = ("smallest", "largest")
@@ -71,7 +72,7 @@ class Reference:
             leaves, eager = _eager(sample, source, parameters, device)
         made = cls(sample, source, parameters, device, leaves, eager, bounds)
         if sample.name not in LATER:
-            _ = made.exact  # while no engine is in the GPU's memory
+            _ = made.exact  # now, while no engine is in the GPU's memory
         return made
 
     @property
@@ -130,7 +131,7 @@ class Reference:
             for seed in range(TRIES, TRIES + ROUNDINGS):
                 values = self._rounded(self._half_unit, seed)
                 found = [_more(*each) for each in zip(found, values, self.exact, limits, strict=True)]
-        except RuntimeError:  # no memory for them: then rounding explains nothing more
+        except RuntimeError:  # out of memory: rounding explains no more elements
             return [None] * len(self.eager)
         return found
 
@@ -179,7 +180,7 @@ def _exact(
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
             return Eager(source, parameters, device, dtype)(leaves), str(dtype).removeprefix("torch.")
-        except Exception:  # no kernel for the dtype, or no memory: the next one
+        except Exception:  # no kernel for the dtype, or out of memory: try the next dtype
             continue
     return None, "eager"
 

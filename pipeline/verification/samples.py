@@ -26,10 +26,10 @@ ENDS: Final[Mapping[End, Callable[[Range], int]]] = {
     "optimal": lambda r: r.opt,
     "largest": lambda r: r.max,
 }
-"""Which size of a range each sample has."""
+"""The size that each sample takes from a range."""
 
 NEAREST = 64
-"""How many sizes from an end of a range are tried where the end itself breaks a relation."""
+"""The number of sizes from an end of a range that are tried if the end itself breaks a relation."""
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from pipeline.errors import PipelineError
 
 Ask = Callable[[frozenset[str]], bool | None]
-"""Whether a set of nodes is wrong; None where it cannot be tried."""
+"""A predicate: whether a set of nodes is wrong; None if it cannot be tried."""
 
 
 class OutOfBuildsError(PipelineError):

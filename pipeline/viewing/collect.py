@@ -40,7 +40,7 @@ from pipeline.viewing.records import (
 )
 
 MOST_PARTS: Final = 10_000
-"""The parts of all different sizes whose ranges a page has; a model of transformers has some hundreds."""
+"""The most terms of distinct size expressions whose ranges a page shows; transformers' models have hundreds."""
 
 
 def view(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:

@@ -16,12 +16,12 @@ from pipeline.viewing.records import Change, NodeView, ProgramView, Row
 
 T = TypeVar("T")
 NOISE = 0.1
-"""Times that differ by less than this part are the same: two runs of one program differ by as much."""
+"""The relative difference below which times count as equal: two runs of one program differ by as much."""
 NAMES = {"tensorrt": "TensorRT", "pytorch": "PyTorch", "host": "the host"}
 _NUMBER = re.compile(r"_U\d+$")
-"""What a plan puts after a kernel's name to tell it from others; it counts from the plan's beginning."""
+"""The suffix that a plan adds to a kernel's name: a number that counts from the plan's beginning."""
 ERRORS = 2.0
-"""Errors against eager that differ by less than this factor are the same: the order of sums differs from GPU to GPU."""
+"""The factor below which errors against eager count as equal: the order of sums differs from GPU to GPU."""
 
 
 def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
@@ -222,4 +222,4 @@ KINDS: Mapping[str, Callable[[ProgramView, ProgramView], Iterator[Row]]] = {
     "times": _times,
     "errors": _errors,
 }
-"""Each kind of difference, and what finds it."""
+"""Each kind of difference, and the function that finds it."""

@@ -18,7 +18,7 @@ from pipeline.viewing.json import data_of
 from pipeline.viewing.records import Change, ProgramView
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
-"""d3 draws, dagre lays out; the licence of each stands beside it."""
+"""The libraries: d3 draws, dagre computes the layout; the licence of each is in a file beside it."""
 SCRIPTS = (
     "words.js",
     "html.js",

@@ -18,7 +18,7 @@ FORMAT: Final = "pipeline program view"
 SCHEMA: Final = 1
 
 Place = Literal["tensorrt", "pytorch", "host"]
-"""Where a node runs; ``host``: arithmetic on sizes, and taking items of tuples, which take no time of their own."""
+"""The place where a node runs; ``host``: arithmetic on sizes and tuple items, which take no time of their own."""
 
 
 NUMBERS = ("int", "float", "bool")

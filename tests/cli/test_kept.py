@@ -95,7 +95,7 @@ def test_compile_keeps_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[s
     save = tmp_path / "net.trtp"
     options = ["--input", "2x4", "-o", str(tmp_path / "net.engines"), "--save", str(save), "--no-check"]
     assert main(["compile", "tests.cli.test_kept:Net", *options]) == 0
-    assert f"kept in {save}" in capsys.readouterr().out
+    assert f"saved to {save}" in capsys.readouterr().out
     assert pipeline.load(save)(torch.ones(2, 4)).shape == (2, 3)
     report = json.loads((tmp_path / "net.engines" / "report.json").read_text())
     assert report["outputs"] == ["output"]

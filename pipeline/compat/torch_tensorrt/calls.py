@@ -45,7 +45,7 @@ class Item:
 
 
 Expression: TypeAlias = Call | Item | list[Call | Item | None]
-"""What a block computes: a call, one of its results, or several of these; None for a missing result."""
+"""The value of a block: a call, one of its results, or several of these; None for a missing result."""
 
 
 def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:

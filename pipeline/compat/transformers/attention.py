@@ -88,7 +88,8 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"
-"""The method of transformers by which layers that share keys and values (Gemma 4) compute the last rows only."""
+"""The name of the method by which layers of transformers that share keys and values (Gemma 4) compute only last
+rows."""
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pipeline.errors import CaptureError, ExecutionError, PipelineError
 from pipeline.frontend.untouched import checks_left
 
 Pretrained: TypeAlias = Any
-"""A model of transformers, or what is one of its class: what it has depends on its class."""
+"""A model of transformers, or a part or output of one: its attributes depend on its class."""
 Layer: TypeAlias = Any
 """A layer of a cache: of transformers, or ours."""
 

@@ -177,7 +177,8 @@ class CompiledGeneration:
 
         Raises:
             ExecutionError: the cache has no room for the tokens, is not from an earlier call, or has been overwritten;
-            or the inputs are not tokens. ShapeError: there are more rows than the model is compiled for.
+                or the inputs are not tokens.
+            ShapeError: there are more rows than the model is compiled for.
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
@@ -276,7 +277,7 @@ def _steps(
             where = starts[start:end]
         elif where is None:
             where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
-        elif where.dim() > 2 + len(shape):  # of text in several dims, which are the same
+        elif where.dim() > 2 + len(shape):  # position ids of text in several dims, which are equal
             where = where[0]
         filled.length = end
         where = where.to(model.device, dtype).expand(*shape, rows, size).contiguous()

@@ -48,7 +48,7 @@ from pipeline.stages.partition import in_pieces, partition
 log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
-"""Something of each input, by its name."""
+"""A value for each input, by its name."""
 Prompt: TypeAlias = Mapping[str, torch.Tensor]
 Example: TypeAlias = torch.Tensor | Prompt | Sequence[Prompt] | None
 Stages: TypeAlias = Pipeline[Any, Any]
@@ -78,14 +78,14 @@ def compile_for_generation(
         max_batch: the most sequences at once; each beam is one.
         max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
-        max_encoder_len: the same of an encoder of tokens.
+        max_encoder_len: the most tokens of an encoder.
         encoder_example: an input of an encoder that takes no tokens: pixels or sound [rows, …]; Whisper needs none. For
             a multimodal decoder: its processor's output for the largest prompt, or a list of them, for all between.
         prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
-        shared_weights: let all engines read one copy of the weights: then prompts and single tokens have separate
-            engines, and layers of one structure share an engine (`pipeline.shared_weights`, ``in_pieces``).
+        shared_weights: let engines share one copy of the weights: then prompts and single tokens have separate
+            engines, and layers of one structure share one (`pipeline.shared_weights`, ``in_pieces``).
         verify: compare logits with the model's own in a wider dtype, as `pipeline.verify` does; ``"warn"`` only warns.
         settings: of the compilation, by name.
 
@@ -94,8 +94,7 @@ def compile_for_generation(
     Raises:
         AgreementError: ``verify`` finds wrong logits.
         CaptureError: the model caches more than keys, values and states, or cannot be captured.
-        ValueError: a size is out of range, or an argument does not apply to the model, or it needs an
-        ``encoder_example``.
+        ValueError: a size is out of range, an argument does not apply to the model, or ``encoder_example`` is missing.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))

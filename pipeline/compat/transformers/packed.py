@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 Grid: TypeAlias = tuple[int, int, int]
 """Frames, and rows and columns of patches, of an image or a video."""
 Answers: TypeAlias = dict[str, torch.Tensor]
-"""What a tower asks of a grid."""
+"""The tensors that a tower computes from a grid, by name."""
 
 NAME: Final = "pipeline_flash"
-"""Towers say where segments end to an attention with ``flash`` in its name, and cut them apart for others."""
+"""The name of our attention. Towers pass the ends of segments if it contains ``flash``, and split them otherwise."""
 WINDOWS: Final = ("gather", "real", "back")
-"""The inputs that make `Windows`."""
+"""The names of the inputs that are the fields of `Windows`."""
 GRID: Final = "grid"
-"""The input with the grid itself."""
+"""The name of the input with the grid itself."""
 SIDE: Final = 64
-"""Patches on each side of a grid whose windows are whole."""
+"""The patches on each side of a grid that has full windows."""
 KEPT: Final = 64
-"""Answers for so many grids are kept."""
+"""The number of grids whose answers are cached."""
 
 
 @frozen
@@ -288,7 +288,7 @@ def offered(
             own = ((call.args, call.kwargs) for call in calls if found.takes(call))
             check(found, tower, [*own, *others(found)])
             found.inputs(tower)
-    except Exception as error:  # of whatever kind: towers differ in what they ask
+    except Exception as error:  # of any type: towers differ in their inputs
         log.info("%s has no program for every size: %s", calls[0].path, error)
         return None
     return found

@@ -13,15 +13,15 @@ from pipeline.compat.transformers.caches import Pretrained
 from pipeline.errors import PipelineError
 
 DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
-"""What the first layers of a language model add at the places of images, by the names that transformers has for it."""
+"""The inputs of a language model with features that its first layers add at images, by transformers' names."""
 BY_LAYER = "per_layer_inputs"
-"""What each layer takes of each token beside its embedding (Gemma 3n, Gemma 4), by the name that transformers has."""
+"""The input with a value for each token and layer beside the embedding (Gemma 3n, Gemma 4), by transformers' name."""
 CHUNK = 1024
-"""So many ids are looked at at a time."""
+"""The number of ids that are checked at a time."""
 LOOKS_UP = "get_per_layer_inputs"
-"""The method that looks it up by ids."""
+"""The name of the method that looks that input up by ids."""
 TABLE = "embed_tokens_per_layer"
-"""The module that has it, in the language model."""
+"""The name of the module with its table, in the language model."""
 
 
 class ReachedError(PipelineError):
@@ -81,7 +81,7 @@ def reaching(
         return args, given
 
     handle = decoder.register_forward_pre_hook(give, with_kwargs=True)
-    if added is not None:  # at all places alike, 0 where nothing is added
+    if added is not None:  # at every token, with 0 where nothing is added
         decoder.__dict__["_deepstack_process"] = lambda hidden, _, more: hidden + more
     if by_layer is not None:  # Gemma 4's own code looks ids up by their embeddings
         decoder.__dict__[LOOKS_UP] = lambda *_, **__: by_layer
@@ -130,7 +130,7 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
 def embeds_apart(model: Pretrained) -> bool:
     """Return whether a model's own code embeds some ids otherwise than by its table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
-    with torch.no_grad(), suppress(Exception):  # where ids alone are nothing that it takes, there are none of these
+    with torch.no_grad(), suppress(Exception):  # a model that does not take ids alone has no such embeddings
         for ids in torch.arange(table.weight.shape[0], device=model.device).split(CHUNK):
             if not torch.equal(reached(model, input_ids=ids[None])["inputs_embeds"], table(ids[None])):
                 return True

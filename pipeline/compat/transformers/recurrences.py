@@ -131,7 +131,7 @@ def convolved(
     terms = [inputs[..., k : k + length] * weight[:, k, None].float() for k in range(width)]
     result = sum(terms[1:], start=terms[0] if bias is None else terms[0] + bias[:, None].float()).to(weight.dtype)
     result = (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
-    return result if bias is None else states.counted(result)  # without a bias it is 0 where what it reads is
+    return result if bias is None else states.counted(result)  # without a bias the result is 0 where the inputs are
 
 
 def delta_rule(
@@ -247,7 +247,7 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "mamba_selective_scan": mamba,
     "create_recurrent_attention_mask": no_mask,
 }
-"""By the name that transformers has for them (5.17 to 5.23)."""
+"""The replacements, by transformers' names of the functions (5.17 to 5.23)."""
 
 
 @contextmanager

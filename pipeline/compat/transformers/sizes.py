@@ -10,7 +10,7 @@ from pipeline.compat.transformers.limits import Limits
 from pipeline.frontend.profiles import Tuned
 
 Along: TypeAlias = dict[int, int | Tuned]
-"""The size of dims, by their place."""
+"""The sizes of dims, by index."""
 
 
 @frozen

@@ -19,7 +19,7 @@ from pipeline.compat.transformers.packed import NAME, WINDOWS, Answers, Windows,
 from pipeline.compat.transformers.towers import TowerCall
 
 LENGTHS: Final = "feature_lens"
-"""The parameter for frames of each sound."""
+"""The name of the parameter with the frames of each sound."""
 ALONG: Final = {
     "padded_feature": "chunks",
     "chunk_lengths": "chunks",

@@ -286,7 +286,7 @@ class Tower(torch.nn.Module):
         call = TowerCall(self.__dict__["path"], args, kwargs)
         for kind, run in self.__dict__["programs"]:
             if kind.takes(call):
-                with suppress(ShapeError):  # sizes between those of examples, and no multiple of a patch, say
+                with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
                     return run(*args, **kwargs)
         self._report_once(str(call))
         return self.real(*args, **kwargs)

@@ -21,7 +21,7 @@ from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32, versions
 
 Failing: TypeAlias = Literal["raise", "warn"]
-"""What follows if logits are wrong."""
+"""The consequence of wrong logits: an error, or a warning."""
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
 Example: TypeAlias = torch.Tensor | Inputs | Sequence[Inputs] | None

@@ -1,7 +1,7 @@
 """Strategies that draw calls of an operator: written by hand, one file per family, or made from the operator's schema.
 
-``for_target(target)`` returns one or the other. A family's file ``strategies/<family>.py`` exports ``STRATEGIES``, a
-mapping from target to strategy:
+``for_target(target)`` returns one or the other. The file of a family ``strategies/<family>.py`` exports ``STRATEGIES``,
+a mapping from target to strategy:
 
     @calls(aten.linear.default)
     def linear(draw, target):
@@ -40,7 +40,7 @@ _MECHANISM: Final = frozenset({"automatic", "common"})
 
 @cache
 def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
-    """The strategies that the families' files export."""
+    """Return the strategies that the families' files export."""
     found: dict[Any, st.SearchStrategy[Call]] = {}
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
         strategies = importlib.import_module(f"{__name__}.{name}").STRATEGIES
@@ -52,6 +52,6 @@ def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
 
 @cache
 def for_target(target: object) -> st.SearchStrategy[Call] | None:
-    """The strategy for an operator's calls, written by hand or made from its schema; None if there is neither."""
+    """Return the strategy of an operator's calls, written by hand or made from its schema; None if there is none."""
     found = by_hand().get(target)
     return found if found is not None else automatic(target)

@@ -23,7 +23,7 @@ def prelu(draw: Draw, target: object) -> Call:
 
 @calls(aten.log_sigmoid_forward.default)
 def log_sigmoid(draw: Draw, target: object) -> Call:
-    """Only the first result: the second is for the gradient, and eager's own differs between devices."""
+    """Draw calls for the first result only: the second is for the gradient, and eager's own differs between devices."""
     dtype = draw(floats)
     call = draw(named(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
     return evolve(call, outputs=(0,))

@@ -26,7 +26,7 @@ def _operands(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) ->
 
 
 def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
-    """None, or bools, or numbers to add; its leading dims are the heads', or 1, or absent."""
+    """Draw a mask: None, bools, or numbers to add; its leading dims are those of heads, or 1, or absent."""
     kind = draw(st.sampled_from((None, torch.bool, dtype)))
     if kind is None:
         return None
@@ -54,7 +54,7 @@ def attention(draw: Draw, target: object) -> Call:
 
 
 def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
-    """Without heads; the values may have a size of their own."""
+    """Draw arguments without heads; the values may have a size of their own."""
     size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)

@@ -27,10 +27,10 @@ CHOICES: Final = {
     "half_to_float": (False,),
     "correction": (None, 0, 1, 2),
 }
-"""Arguments that only some values fit, by name."""
+"""The valid values of arguments that take only some, by name."""
 
 LEFT_OUT: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
-"""Arguments that are no business of a converter: they keep their defaults."""
+"""Arguments that converters do not use: they have their defaults."""
 
 UNTAGGED: Final = frozenset({torch.ops.aten.rsub.Tensor, torch.ops.aten.rsub.Scalar})
 """Elementwise operators that torch does not tag so."""
@@ -50,17 +50,17 @@ class Argument:
 
     @property
     def tensor(self) -> bool:
-        """Whether it is one tensor."""
+        """Return whether the argument is one tensor."""
         return self.type in ("Tensor", "Optional[Tensor]")
 
     @property
     def given_dtype(self) -> torch.dtype | None:
-        """The one dtype that the tensor may have."""
+        """Return the only dtype that the tensor may have, if there is one."""
         return torch.bool if self.name in ("condition", "mask") else None
 
     @property
     def dim(self) -> bool:
-        """Whether it names dims of the tensor."""
+        """Return whether the argument names dims of the tensor."""
         return self.name in ("dim", "dims", "axis") and self.type.removeprefix("Optional[").rstrip("]") in (
             "int",
             "List[int",
@@ -68,7 +68,7 @@ class Argument:
 
     @property
     def plain(self) -> bool:
-        """Whether any value of its type is accepted."""
+        """Return whether any value of the argument's type is accepted."""
         kind = self.type.removeprefix("Optional[").rstrip("]")
         known = self.name in CHOICES or self.name == "dtype" or kind in ("number", "bool", "float")
         return known and self.name not in LEFT_OUT
@@ -76,7 +76,7 @@ class Argument:
 
 @cache
 def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
-    """The schema's arguments."""
+    """Return the schema's arguments."""
     return tuple(
         Argument(a.name, str(a.type), not a.has_default_value(), a.default_value, a.kwarg_only)
         for a in target._schema.arguments
@@ -85,7 +85,7 @@ def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 @cache
 def automatic(target: object) -> st.SearchStrategy[Call] | None:
-    """A strategy, or None if the schema does not determine one."""
+    """Return a strategy, or None if the schema does not determine one."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
     tensors, dims = (len([a for a in arguments(target) if getattr(a, kind)]) for kind in ("tensor", "dim"))
@@ -97,7 +97,8 @@ def automatic(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def by_name(target: object, values: Mapping[str, object]) -> Call:
-    """The call with these arguments: positional ones in order, with defaults between them, as in torch.export."""
+    """Return the call with these arguments: positional ones in order, with defaults between them, as in
+    torch.export."""
     positional = [a for a in arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
@@ -105,7 +106,7 @@ def by_name(target: object, values: Mapping[str, object]) -> Call:
 
 
 def _elementwise(draw: Draw, target: object) -> Call:
-    """Tensors that broadcast, of one dtype or of several."""
+    """Draw a call with tensors that broadcast, of one dtype or of several."""
     tensors = [a for a in arguments(target) if a.tensor and (a.required or draw(st.booleans()))]
     shapes = draw(common.broadcastable(len(tensors)))
     dtype = draw(st.sampled_from(accepted(target)))
@@ -122,7 +123,7 @@ def _elementwise(draw: Draw, target: object) -> Call:
 
 
 def _spec(draw: Draw, target: Any, index: int, shape: Shape, dtype: torch.dtype) -> TensorSpec:
-    """A tensor argument: a parameter now and then; whole divisors are not zero."""
+    """Draw a tensor argument: sometimes a parameter; integer divisors are not zero."""
     name = target._schema.name.split("::")[-1]
     divides = index > 0 and name in _DIVISORS and not dtype.is_floating_point
     values = st.just("nonzero") if divides else common.values(dtype)
@@ -130,7 +131,7 @@ def _spec(draw: Draw, target: Any, index: int, shape: Shape, dtype: torch.dtype)
 
 
 def _along(draw: Draw, target: object) -> Call:
-    """One tensor, and dims of it if the operator takes dims."""
+    """Draw a call with one tensor, and dims of it if the operator takes dims."""
     shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted(target)))
     tensor = next(a.name for a in arguments(target) if a.tensor)
     given = {
@@ -142,7 +143,7 @@ def _along(draw: Draw, target: object) -> Call:
 
 
 def _held(target: Any, dtype: torch.dtype, result: torch.dtype | None) -> tuple[str, ...]:
-    """What the tensor may hold: no infinities where they become integers, nor where eager's running mean makes NaN."""
+    """Return the kind of the tensor's values: no infinities that become integers, or NaN in eager's running mean."""
     becomes_whole = result is not None and dtype.is_floating_point and not result.is_floating_point
     finite = becomes_whole or target._schema.name.endswith("_mean")
     return tuple(v for v in common.FLOAT_VALUES if not (finite and v == "special"))
@@ -154,7 +155,7 @@ def _dims(argument: Argument, rank: int) -> st.SearchStrategy[Any]:
 
 
 def _plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
-    """The plain arguments; those with defaults may be absent."""
+    """Draw the plain arguments; those with defaults may be absent."""
     plain = [a for a in arguments(target) if a.plain and (a.required or draw(st.booleans()))]
     return {a.name: draw(_value(a, dtype)) for a in plain}
 
@@ -172,14 +173,14 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: object) -> tuple[torch.dtype, ...]:
-    """The dtypes that PyTorch accepts for all tensors of an operator; floats are listed twice, so they are drawn more
-    often."""
+    """Return the dtypes that PyTorch accepts for all tensors of an operator; floats are listed twice, so they are drawn
+    more often."""
     found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
 
 def _taken(call: Call) -> bool:
-    """Whether eager takes a call, and so does tracing: of a shift of bools only the former does."""
+    """Return whether both eager and tracing take a call; only eager takes a shift of bools."""
     try:
         return common.well_formed(call) and bool(program_of(call, CompilationSettings()))
     except CallError:
@@ -187,7 +188,7 @@ def _taken(call: Call) -> bool:
 
 
 def _probe(target: object, dtype: torch.dtype, number: object) -> Call:
-    """A small call with this number for every number that it needs."""
+    """Return a small call with this number for every number that it needs."""
     values: dict[str, Any] = {}
     for argument in arguments(target):
         if argument.tensor:

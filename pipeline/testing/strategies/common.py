@@ -25,7 +25,7 @@ SMALL_INTS: Final = (torch.int8, torch.uint8)
 DTYPES: Final = (*FLOATS, *INTS, torch.bool, *SMALL_INTS)
 
 NAMES: Final = ("n", "m", "k")
-"""Names of sizes, in the order in which they are given."""
+"""Names of sizes, in the order in which they are assigned."""
 
 floats = st.sampled_from(FLOATS)
 ints = st.sampled_from(INTS)
@@ -33,7 +33,8 @@ dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.int64, torch.bool, *SMA
 
 FLOAT_VALUES: Final = ("normal", "special", "small", "positive", "special", "unit", "large")
 ORDERED_VALUES: Final = ("extreme", "small", "normal", "extreme", "special", "large")
-"""What is ordered or compared: NaN and both infinities in one row, and the greatest finite numbers beside them."""
+"""Kinds of values to sort or compare: NaN and both infinities in one row, and the greatest finite numbers beside
+them."""
 INT_VALUES: Final = ("small", "normal", "special", "large")
 seeds = st.integers(0, 99)
 
@@ -42,7 +43,7 @@ seeds = st.integers(0, 99)
 def shapes(
     draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
 ) -> Shape:
-    """Shapes with some sizes of 1, and (``zero``) occasionally a 0; with at most ``elements`` elements."""
+    """Draw shapes with some sizes of 1, and (``zero``) occasionally a 0; with at most ``elements`` elements."""
     ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
@@ -53,7 +54,7 @@ def shapes(
 
 
 def _shrunk(shape: Shape, elements: int) -> Shape:
-    """Sizes halved, the largest first, until there are not too many elements."""
+    """Halve sizes, the largest first, until there are at most ``elements`` elements."""
     sizes = list(shape)
     while math.prod(sizes) > elements:
         largest = sizes.index(max(sizes))
@@ -63,7 +64,7 @@ def _shrunk(shape: Shape, elements: int) -> Shape:
 
 @st.composite
 def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
-    """Shapes that broadcast together: one is complete, in the others dims are 1 or leading dims are missing."""
+    """Draw shapes that broadcast together: one is complete, in the others dims are 1 or leading dims are missing."""
     whole = draw(shapes(0, max_rank, zero=zero))
     parts = [draw(_part(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
@@ -80,20 +81,20 @@ def _part(draw: Draw, whole: Shape) -> Shape:
 
 
 def dims(rank: int) -> st.SearchStrategy[int]:
-    """A dim, counted from either end; a rank of 0 has the dims 0 and -1."""
+    """Return a strategy of dims, counted from either end; a rank of 0 has the dims 0 and -1."""
     return st.integers(-max(rank, 1), max(rank, 1) - 1)
 
 
 def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
-    """Different dims, each counted from either end."""
+    """Return a strategy of lists of distinct dims, each counted from either end."""
     some = st.lists(st.integers(0, rank - 1), min_size=min_size, max_size=rank, unique=True) if rank else st.just([])
     signed = some.flatmap(lambda chosen: st.tuples(*[st.sampled_from([d, d - rank]) for d in chosen]))
     return signed.map(list)
 
 
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
-    """Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for halves often such as they
-    round."""
+    """Return a strategy of Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for halves
+    often floats that they round."""
     negative = [] if dtype == torch.uint8 else [-1, -2, -0.5, -1.5]
     inexact = [0.1, 3.7, 1.7] * (3 if dtype in (torch.float16, torch.bfloat16) else 1)
     return st.sampled_from([1, 0.5, *inexact, 2, 0, 2.5, 7, *negative, 2.0, 0.0, True, False])
@@ -102,7 +103,7 @@ def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
 def tensors(
     shape: Sequence[object], dtype: torch.dtype, values: object = "normal", constant: bool = False
 ) -> st.SearchStrategy[TensorSpec]:
-    """A tensor of this shape and dtype; ``values`` may be a strategy of its contents."""
+    """Return a strategy of tensors of this shape and dtype; ``values`` may be a strategy of kinds of values."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 
@@ -113,12 +114,12 @@ def spatial_rank(target: Target) -> int:
 
 
 def moved(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
-    """A tensor that is only moved: it may hold any value of its dtype."""
+    """Return a strategy of tensors for operators that only move elements: any values of the dtype."""
     return tensors(shape, dtype, values(dtype))
 
 
 def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
-    """The kind of values of a tensor: one of the names if its dtype is a float, else one that suits its integers."""
+    """Return a strategy of kinds of values: one of the names for a float dtype, else one for its integers."""
     if dtype.is_floating_point:
         return st.sampled_from(names)
     return st.sampled_from(
@@ -128,9 +129,9 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
 
 @st.composite
 def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
-    """The call with names for some of its sizes, at least one where that is possible.
+    """Draw the call with names for some of its sizes, at least one where that is possible.
 
-    ``dims`` says which dims of which tensor (by its index in ``call.specs``) may be dynamic; None: all. Sizes below 2
+    ``dims`` has the dims of each tensor (by its index in ``call.specs``) that may be dynamic; None: all. Sizes below 2
     and constants stay as they are. Dims that align from the right, as in broadcasting, share one name, and get none if
     they differ. ``least`` is the smallest size for which the call is well-formed. For other ties write names into the
     call yourself.
@@ -147,13 +148,13 @@ def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = Non
 
 
 def _free(spec: TensorSpec, index: int, d: int, dims: Mapping[int, Sequence[int]] | None) -> bool:
-    """Whether a dim may be dynamic."""
+    """Return whether a dim may be dynamic."""
     listed = dims is None or d in dims.get(index, ()) or d - len(spec.shape) in dims.get(index, ())
     return listed and not spec.constant and isinstance(spec.shape[d], int) and spec.shape[d] != 1
 
 
 def _columns(call: Call, dims: Mapping[int, Sequence[int]] | None) -> dict[int, int]:
-    """Dims, counted from the right as negative numbers, in which all tensors have one size of at least 2, or 1."""
+    """Return the dims, as negative numbers from the right, in which all tensors have one size of at least 2, or 1."""
     found: dict[int, set[Any]] = {}
     for i, spec in enumerate(call.specs):
         for d, size in enumerate(spec.shape if dims is None or i in dims else ()):
@@ -172,7 +173,7 @@ def _renamed(
 
 
 def well_formed(call: Call) -> bool:
-    """Whether eager PyTorch takes the call, at every size that will be tried."""
+    """Return whether eager PyTorch takes the call, at every size that will be tried."""
     return all(_runs(call, sizes) for sizes in call.sizes_to_try)
 
 
@@ -180,7 +181,7 @@ def _runs(call: Call, sizes: Mapping[str, int]) -> bool:
     tensors = call.tensors(sizes)
     try:
         return _eager(call, sizes, tensors)
-    except NotImplementedError:  # no kernel for a small dtype on a CPU: another may have one
+    except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
         try:
             return _eager(call, sizes, [t.double() if t.is_floating_point() else t for t in tensors])
         except NotImplementedError:
@@ -200,8 +201,8 @@ def _eager(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]
 
 
 def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], dict[object, st.SearchStrategy[Call]]]:
-    """``@calls(target, …)`` on a function ``(draw, target) -> Call`` (or its ``args``, a tuple) gives a strategy of
-    well-formed calls for each target: ``{target: strategy}``, a part of a family's ``STRATEGIES``."""
+    """Turn a function ``(draw, target) -> Call`` (or its ``args``, a tuple), by ``@calls(target, …)``, into a strategy
+    of well-formed calls for each target: ``{target: strategy}``, a part of a family's ``STRATEGIES``."""
 
     def declare(function: Callable[[Draw, Target], object]) -> dict[Any, st.SearchStrategy[Call]]:
         return {target: calls_of(target, function) for target in targets}
@@ -210,7 +211,7 @@ def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], dict
 
 
 def calls_of(target: object, function: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:
-    """The strategy that ``calls`` makes for one target."""
+    """Return the strategy that ``calls`` makes for one target."""
 
     @st.composite
     def drawn(draw: Draw) -> Call:

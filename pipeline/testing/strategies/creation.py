@@ -1,4 +1,4 @@
-"""Calls that make tensors. Small results with static sizes are folded into constants, so some calls are large."""
+"""Calls that create tensors. Small results with static sizes are folded into constants, so some calls are large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, dtypes
 aten = torch.ops.aten
 
 LARGE = (300, 300)
-"""A shape of more elements than are folded."""
+"""A shape with more elements than constant folding takes."""
 
 SIZES = {"n": (1, 3, 8)}
 
@@ -49,8 +49,8 @@ def scalar_tensor(draw: Draw, target: object) -> Call:
 
 @calls(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(draw: Draw, target: Target) -> Call:
-    """Integral steps, or quarters in floats: sums of other steps are rounded differently by each device. For floats and
-    a size, PyTorch knows the length only for steps of 1."""
+    """Draw integer steps, or quarters in floats: sums of other steps are rounded differently by each device. For floats
+    and a size, PyTorch knows the length only for steps of 1."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
     large = draw(st.booleans())
     end: object = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))

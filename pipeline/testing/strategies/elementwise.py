@@ -1,4 +1,4 @@
-"""Calls of elementwise operators whose arguments are tied: conditions are bool, whole divisors are not zero."""
+"""Calls of elementwise operators with constrained arguments: conditions are bool, integer divisors are not zero."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def floor_divide(draw: Draw, target: object) -> Call:
 
 @calls(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def power(draw: Draw, target: object) -> Call:
-    """Powers, without bools: eager's result is bool, that of its shape functions int64."""
+    """Draw powers, without bools: eager's result is bool, that of its shape functions int64."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
@@ -67,7 +67,7 @@ def power(draw: Draw, target: object) -> Call:
 
 @calls(aten.round.decimals)
 def round_decimals(draw: Draw, target: object) -> Call:
-    """Rounding to decimals, without ties at the last decimal: rounding decides on which side a product falls."""
+    """Draw rounding to decimals, without ties at the last one: there the error of scaling decides the direction."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(named(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))

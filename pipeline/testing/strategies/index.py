@@ -1,4 +1,4 @@
-"""Calls that pick and write elements by index tensors and masks."""
+"""Calls that select and write elements by index tensors and masks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 @st.composite
 def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
-    """Index tensors for some dims, None for others; they broadcast together. ``once``: no element is named twice.
+    """Draw index tensors for some dims, None for others; they broadcast together. ``once``: no element is named twice.
 
     Beside others none has rank 0: torch (2.13) predicts a wrong shape for it.
     """
@@ -48,7 +48,7 @@ def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
 
 
 def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Leaf]:
-    """The same distinct indices, counted from either end, into each of these dims."""
+    """Draw the same distinct indices, counted from either end, into each of these dims."""
     length = min(shape[a] for a in axes)
     given = {a: ("given", [i - shape[a] if i % 2 else i for i in reversed(range(length))]) for a in axes}
     spec = {a: TensorSpec((length,), dtype, values, constant) for a, values in given.items()}
@@ -75,7 +75,7 @@ def index_put(draw: Draw, target: object) -> Call:
         given = draw(st.sampled_from([(), (1,), rest, (1, *rest)])) if rest else draw(st.sampled_from([(), (1,)]))
         mask = draw(tensors(covered, torch.bool))
         accumulate = draw(st.booleans()) and dtype.is_floating_point
-        if draw(st.booleans()):  # a value for each that the mask picks
+        if draw(st.booleans()):  # a value for each element that the mask selects
             picks = tuple(mask.at({}).flatten().tolist())
             mask = TensorSpec(covered, torch.bool, ("given", picks))
             given = (*draw(st.sampled_from([shape[:place], ()])), sum(picks), *rest)
@@ -121,7 +121,7 @@ def gather(draw: Draw, target: object) -> Call:
 
 @calls(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(draw: Draw, target: object) -> Call:
-    """Indices count from either end."""
+    """Draw indices that count from either end."""
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)

@@ -18,7 +18,7 @@ SIZES = {"n": 3}
 
 @st.composite
 def matrices(draw: Draw, values: str = "regular") -> TensorSpec:
-    """Square ones, or batches of them."""
+    """Draw a square matrix, or a batch of them."""
     size, batch = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.sampled_from(((), ("n",), (2, "n"))))
     return TensorSpec((*batch, size, size), torch.float32, values, seed=draw(seeds))
 
@@ -28,8 +28,8 @@ def _sizes(*specs: TensorSpec) -> dict[str, int]:
 
 
 def _beside(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
-    """A matrix that is multiplied with another, or solved for, of the same batch or of none; ``linalg.solve`` takes one
-    of a single row for a vector where the batch has as many as it has columns."""
+    """Draw the other operand of a matmul or solve, of the same batch or of none. For 1 × 1 matrices it has their batch,
+    since ``linalg.solve`` may take an operand with a single row for a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), a.shape[-1]
     batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))

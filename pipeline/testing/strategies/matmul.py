@@ -1,4 +1,4 @@
-"""Calls of matrix products: the sizes that two operands share have one name."""
+"""Calls of matmuls: the sizes that two operands share have one name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, INNER, COLUMNS = "n", "k", "m"
 
 
 def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None) -> Call:
-    """The call with sizes for the names that it uses; now and then one is 0."""
+    """Draw the call with sizes for the names that it uses; sometimes one is 0."""
     names = sorted({d for spec in args for d in spec.shape if isinstance(d, str)})
     zero = draw(st.sampled_from((None, None, None, None, *names)))
     low = {name: 0 if name == zero else 1 for name in names}
@@ -49,7 +49,7 @@ SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.addmv.default: ((ROWS,), A, (INNER,)),
 }
 coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0)))
-"""beta and alpha, never of opposite signs: how far a sum may be off is measured against what cancels nothing."""
+"""beta and alpha, never of opposite signs: the tolerance of a sum assumes that nothing cancels."""
 
 
 @calls(*SUMS)
@@ -60,7 +60,7 @@ def sums(draw: Draw, target: object) -> Call:
 
 @calls(aten.matmul.default)
 def matmul(draw: Draw, target: object) -> Call:
-    """Vectors, matrices, and batches of them that broadcast."""
+    """Draw vectors, matrices, and batches of them that broadcast."""
     vectors = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True), (True, True))))
     batch: list[Dim] = draw(st.sampled_from(([], ["b"], [2, "b"])))
     part: st.SearchStrategy[list[Dim]] = st.sampled_from((batch, batch, batch[1:], [1] * len(batch)))

@@ -18,12 +18,13 @@ epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 
 
 def _values(count: int) -> st.SearchStrategy[str]:
-    """What so many elements that are normalised hold: few must differ well, or their variance is all rounding."""
+    """Return the kind of values of so many elements to normalise: few must differ well, or rounding decides the
+    variance."""
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
 def _affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
-    """A weight and a bias, or neither, or one of them; constants mostly."""
+    """Draw a weight and a bias, or neither, or one of them; constants mostly."""
     constant = draw(st.sampled_from((True, True, False)))
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
 
@@ -52,7 +53,7 @@ def rms_norm(draw: Draw, target: object) -> Call:
 
 
 def _images(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
-    """A batch of at least two elements a channel, of so many groups of channels."""
+    """Draw a batch of at least two elements per channel, with so many groups of channels."""
     spatial = draw(st.lists(st.integers(2, 4), min_size=least_rank, max_size=3))
     return (draw(st.integers(2, 3)), groups * draw(st.integers(1, 3)), *spatial)
 
@@ -107,7 +108,8 @@ def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Lea
     aten._native_batch_norm_legit_no_training.default,
 )
 def batch_norm(draw: Draw, target: object) -> Call:
-    """With running statistics, as in inference. What channels have may be of any shape with so many elements."""
+    """Draw calls with running statistics, as in inference. Those and the weights may have any shape of one element per
+    channel."""
     shape, dtype = _images(draw, 1), draw(floats)
     each = draw(st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])]))
     x, affine, running = draw(tensors(shape, dtype)), _affine(draw, each, dtype), _running(draw, each, dtype)

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @st.composite
 def _amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
-    """(before, after) for the last ``count`` dims: no more than the mode allows, negative ones leave something."""
+    """Draw (before, after) for the last ``count`` dims: no more than the mode allows; negative ones leave elements."""
     found: list[int] = []
     for size in reversed(shape[len(shape) - count :]):
         most = {"reflect": size - 1, "circular": size - 1}.get(mode, 3)

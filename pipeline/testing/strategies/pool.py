@@ -28,8 +28,8 @@ def _windows(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
-    """The batch may always be dynamic, the pooled dims mostly: tracing takes the size that ``max_pool1d`` pools for a
-    number."""
+    """Draw names for sizes: the batch may always be dynamic, the pooled dims mostly, except that of ``max_pool1d``,
+    which tracing fixes."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
     return draw(named(call, {0: [0, *pooled]}, least=5))
 

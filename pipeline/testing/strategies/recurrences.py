@@ -10,7 +10,7 @@ from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 
 TOKENS: tuple[Dim, ...] = ("t", "t", 1, 5, 70, 300)
-"""A number that varies, one, and some that a chunk has, or several."""
+"""Numbers of tokens: dynamic, 1, within a chunk, and over several chunks."""
 FADES = ("uniform", -0.8, 0.0)
 
 

@@ -1,5 +1,6 @@
-"""Calls of recurrent layers: of any length, both ways, with and without biases and projection; of rows of one length or
-of several."""
+"""Calls of recurrent layers of any length, in one or both directions, with and without biases and projection.
+
+Rows have one length, or several (packed sequences)."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ aten = torch.ops.aten
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
 PACKED = {LAYERS[getattr(aten, target._schema.name.removeprefix("aten::")).data]: n for target, n in GATES.items()}
 LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
-"""A dynamic one, some that are written out, and one that is a loop."""
+"""Lengths: dynamic, some that are unrolled, and one that becomes a loop."""
 
 
 @frozen
 class Layer:
-    """A layer's first states, weights and options, and what an input has."""
+    """A layer's initial states, weights and options, and the form of its input."""
 
     steps: Dim
     features: int
@@ -33,13 +34,13 @@ class Layer:
 
     @property
     def sizes(self) -> list[str]:
-        """The names of its sizes beside the batch."""
+        """Return the names of its sizes beside the batch."""
         return ["t"] if self.steps == "t" else []
 
 
 @st.composite
 def layers(draw: Draw, gates: int) -> Layer:
-    """A layer of so many gates, of which an LSTM has four."""
+    """Draw a layer of so many gates; an LSTM has four."""
     features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
     projected = draw(st.none() | st.integers(1, hidden - 1)) if gates == 4 and hidden > 1 else None

@@ -34,13 +34,13 @@ def _input(draw: Draw, rank: int) -> object:
 
 
 def _aligned(draw: Draw, target: Target) -> list[bool]:
-    """align_corners, where the operator has it."""
+    """Draw align_corners, where the operator has it."""
     names = [argument.name for argument in target._schema.arguments]
     return [draw(st.booleans())] if "align_corners" in names else []
 
 
 def _sizes(draw: Draw, target: object, rank: int) -> list[int]:
-    """torch 2.13 antialiases wrongly on a CPU where the last dim becomes 1: it repeats the first row."""
+    """Draw sizes; the last is above 1 with antialiasing, since torch 2.13 repeats the first row there on a CPU."""
     *others, last = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 

@@ -14,8 +14,8 @@ aten = torch.ops.aten
 
 
 @st.composite
-def _places(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
-    """An index into a dim, and its shape. ``once``: of each line, no place is named twice."""
+def _index(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
+    """Draw an index into a dim, and its shape. ``once``: no element of a line along the dim is named twice."""
     if not shape:
         return draw(tensors((), torch.int64, "zeros")), ()
     axis, size = dim % len(shape), shape[dim]
@@ -43,7 +43,7 @@ def scatter(draw: Draw, target: object) -> Call:
         index = draw(tensors(lines, torch.int64, "permutation"))
         given = (draw(tensors(lines, dtype)), 1, index, draw(tensors(lines, dtype)))
         return Call(target, given, sizes={n: (1, 3, 6) for n in lines if isinstance(n, str)})
-    index, own = draw(_places(shape, dim, once=True))
+    index, own = draw(_index(shape, dim, once=True))
     source = draw(tensors(draw(_larger(own)), dtype))
     return Call(target, (draw(tensors(shape, dtype)), dim, index, source))
 
@@ -52,7 +52,7 @@ def scatter(draw: Draw, target: object) -> Call:
 def scatter_value(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
-    index, own = draw(_places(shape, dim, once=False))
+    index, own = draw(_index(shape, dim, once=False))
     value = draw(st.sampled_from([1, 0, 2.5] if dtype.is_floating_point else [1, 0]))
     rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
     return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, index, value)), {0: rest, 1: rest}))
@@ -66,7 +66,7 @@ REDUCIBLE = st.sampled_from((*FLOATS, *INTS))
 def scatter_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
-    index, own = draw(_places(shape, dim, once=False))
+    index, own = draw(_index(shape, dim, once=False))
     source = draw(tensors(draw(_larger(own)), dtype, "small"))
     args = [draw(tensors(shape, dtype)), dim, index, source]
     if target is aten.scatter_reduce.two:
@@ -81,13 +81,13 @@ def scatter_reduce(draw: Draw, target: object) -> Call:
 def scatter_value_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 3, zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
-    index, _ = draw(_places(shape, dim, once=False))
+    index, _ = draw(_index(shape, dim, once=False))
     reduce = draw(st.sampled_from(["add", "multiply"]))
     return _dynamic(draw, Call(target, (draw(tensors(shape, dtype)), dim, index, 2), {"reduce": reduce}))
 
 
 def _dynamic(draw: Draw, call: Call) -> Call:
-    """With names for the dims that are alike in all its tensors."""
+    """Draw names for the dims that are alike in all tensors of the call."""
     x, index, *source = call.specs
     rank, dim = len(x.shape), call.args[1]
     alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]

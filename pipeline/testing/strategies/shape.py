@@ -47,7 +47,7 @@ def stack(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _sizes(draw: Draw, total: int) -> list[int]:
-    """Sizes that add up to a number."""
+    """Draw sizes that add up to a number."""
     found: list[int] = []
     while total > 0 and len(found) < 4 and draw(st.booleans()):
         found.append(draw(st.integers(0, total)))

@@ -1,5 +1,6 @@
-"""Calls of topk and sort, of what is found in sorted tensors, and of order statistics. If equal elements may come in
-any order, elements are distinct or indices are not requested."""
+"""Calls of topk and sort, of searches in sorted tensors, and of order statistics.
+
+If equal elements may come in any order, elements are distinct or indices are not requested."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def sort(draw: Draw, target: object) -> Call:
 
 @calls(aten.searchsorted.Tensor, aten.bucketize.Tensor)
 def searched(draw: Draw, target: object) -> Call:
-    """Short sequences and long ones, with NaN at the end now and then."""
+    """Draw short and long sequences, sometimes with NaN at the end."""
     dtype, length = draw(floats | ints), draw(st.sampled_from((0, 1, 2, 3, 5, 8, 70)))
     leading = draw(st.sampled_from(((), (2,)))) if target is aten.searchsorted.Tensor else ()
     sequence = draw(tensors((*leading, length), dtype, "sorted", draw(st.booleans())))
@@ -68,7 +69,7 @@ def searched(draw: Draw, target: object) -> Call:
 
 @calls(aten.kthvalue.default)
 def kthvalue(draw: Draw, target: object) -> Call:
-    """Eager's index of equal elements depends on how it selects."""
+    """Draw calls that request only values: eager's index of equal elements depends on its algorithm."""
     shape = draw(shapes(0, 3, zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     x = draw(tensors(shape, dtype, values(dtype, ORDERED_VALUES)))
@@ -79,7 +80,7 @@ def kthvalue(draw: Draw, target: object) -> Call:
 
 @calls(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
 def median(draw: Draw, target: object) -> Call:
-    """Of no integers eager's is what the processor makes of NaN."""
+    """Draw nonempty integers: for empty ones, eager's result is NaN converted to an integer by the processor."""
     dtype = draw(ORDERED)
     x = draw(tensors(draw(shapes(0, 3, zero=dtype.is_floating_point)), dtype, values(dtype, ORDERED_VALUES)))
     if target in (aten.median.default, aten.nanmedian.default):
@@ -89,7 +90,7 @@ def median(draw: Draw, target: object) -> Call:
 
 @calls(aten.isin.Tensor_Tensor)
 def isin(draw: Draw, target: object) -> Call:
-    """A few elements to compare with, or so many that both are sorted."""
+    """Draw few elements to compare with, or enough that eager sorts both tensors."""
     dtype = draw(ORDERED)
     kind = values(dtype, ORDERED_VALUES)
     x, among = (draw(tensors(shape, dtype, kind)) for shape in (draw(shapes(0, 3)), (draw(st.sampled_from((3, 40))),)))

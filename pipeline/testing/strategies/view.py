@@ -16,7 +16,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @st.composite
 def _factors(draw: Draw, count: int) -> list[int]:
-    """Sizes whose product is a number."""
+    """Draw sizes whose product is a number."""
     found: list[int] = []
     while count > 1 and len(found) < 4 and draw(st.booleans()):
         divisor = draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
@@ -99,7 +99,7 @@ def t(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _expanded(draw: Draw, shape: Shape) -> list[int]:
-    """What a shape can be expanded to: sizes of 1 grow, -1 keeps one, dims are put in front."""
+    """Draw an expansion of a shape: sizes of 1 grow, -1 leaves one unchanged, dims are added in front."""
     front = draw(st.lists(st.integers(0, 3), max_size=2))
     kept = [draw(st.sampled_from([1, 4, 0, -1])) if s == 1 else draw(st.sampled_from([s, -1])) for s in shape]
     return [*front, *kept]
@@ -156,7 +156,7 @@ def squeeze(draw: Draw, target: object) -> Call:
 
 
 def _above_one(call: Call) -> Call:
-    """A dynamic size is not 1, which would be squeezed."""
+    """Return the call, static if a dynamic size may be 1, which would be squeezed."""
     spec: TensorSpec = call.specs[0]
     return call if all(call.sizes[n].min > 1 for n in spec.names) else call.static()
 

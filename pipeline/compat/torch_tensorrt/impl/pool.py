@@ -19,7 +19,7 @@ ADAPTIVE: Final = {
     2: aten._adaptive_avg_pool2d.default,
     3: aten._adaptive_avg_pool3d.default,
 }
-"""By how many dims a window has."""
+"""The adaptive average pooling operators, by the number of dims of a window."""
 
 Sizes = int | Sequence[int]
 
