@@ -7,7 +7,6 @@ effects. An ``if`` of Python is not traced so; it is a `CaptureError`.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -55,9 +54,8 @@ class Branch:
 
 @define
 class Choice:
-    """A result that data chose, and the memory that it would share with other tensors in eager mode."""
+    """The memory of a result that data chose, with that of the tensors of which it is one in eager mode."""
 
-    result: weakref.ref[torch.Tensor]
     memory: frozenset[StorageWeakRef]
     place: str
 
@@ -129,7 +127,7 @@ def _chosen(
     shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _memory(tensor) not in branch.memory]
     trace = _trace.get()
     if trace is not None and shared:
-        trace.choices.append(Choice(weakref.ref(chosen), frozenset(map(_memory, (chosen, *shared))), place))
+        trace.choices.append(Choice(frozenset(map(_memory, (chosen, *shared))), place))
     return chosen
 
 
@@ -143,7 +141,7 @@ def noting(own: Kernel) -> Kernel:
             return result
         written = {_memory(tensor) for tensor in _written(func, args, kwargs or {})}
         for choice in trace.choices:
-            if written & choice.memory and choice.result() is not None:
+            if written & choice.memory:
                 why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
                 raise CaptureError(why, "write to a clone: which of two tensors is written is for data to decide")
         before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
