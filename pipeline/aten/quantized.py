@@ -173,7 +173,7 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
-        raise ValueError(f"a code less its zero point is beyond {type}, which the program was compiled for")
+        raise ValueError(f"a quantized value minus its zero point does not fit in {type}; recompile with these weights")
     return result.to(torch.int8)
 
 

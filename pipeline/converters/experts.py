@@ -13,7 +13,7 @@ from pipeline.converters.decompositions import register_torch_trt_decomposition
 aten = torch.ops.aten
 
 SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
-"""By the name of another library's operator, the equal ATen operator."""
+"""The equal ATen operator for each operator of another library, by name."""
 
 
 FEW_ROWS: Final = 256

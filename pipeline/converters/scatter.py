@@ -149,7 +149,7 @@ def whole_slice_scatter(
     """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
     -> Tensor
 
-    Of all there is."""
+    Handle a slice of everything."""
     return src.to(self.dtype, copy=True) if shape_of(src) == shape_of(self) else NotImplemented
 
 

@@ -55,7 +55,7 @@ def _compared(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Search by halving: the position grows by powers of two, the largest first, as long as the element before it lies
+    """Search by bisection: the position grows by powers of two, the largest first, while the element before it is
     before the value."""
     length = ascending.shape[-1]
     place = torch.zeros_like(values, dtype=torch.int64)

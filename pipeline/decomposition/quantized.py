@@ -85,11 +85,11 @@ class _Normalizer:
     def run(self) -> Program:
         for node in self.program.graph.nodes:
             self.constant[node] = is_constant(node, self.constant, self.program)
-            self.env[node] = self.made(node)
+            self.env[node] = self.rewritten(node)
         outputs = rewired(self.program.outputs, self.graph)
         return self.program.with_graph(self.graph, outputs=outputs)
 
-    def made(self, node: Node) -> Argument:
+    def rewritten(self, node: Node) -> Argument:
         """Return a node's replacement in the new graph: the expansion of its form, or a copy; several nodes if a form
         has several results."""
         found = self.form(node) if node.op == "call_function" else None

@@ -29,7 +29,7 @@ FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAST: Final = 464
 """The largest number that rounds to E4M3's greatest, 448."""
 SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
-"""Whether torch's cast to E4M3 saturates, as from 2.13 on; before, it returned NaN for larger numbers."""
+"""True if torch's cast to E4M3 saturates, as from 2.13 on; before, it returned NaN for larger numbers."""
 
 
 def paired_casts(program: Program) -> Program:

@@ -178,7 +178,7 @@ class _Merger:
         return self.call(aten.expand.default, (scale, [1, columns])) if one else scale
 
     def hoist(self, node: Node) -> None:
-        """Move the nodes that compute a constant before the first product."""
+        """Move the nodes that compute a constant before the first matmul."""
         waiting, later = [node], set[Node]()
         while waiting:
             each = waiting.pop()
@@ -190,5 +190,5 @@ class _Merger:
             self.places[each] = -1
 
     def call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
-        """Insert a call before the first product."""
+        """Insert a call before the first matmul."""
         return self.layout.call(self.first, target, args)

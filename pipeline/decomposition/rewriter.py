@@ -54,11 +54,11 @@ class Rewriter:
     def rewrite(self) -> torch.fx.Graph:
         """Rewrite the whole graph in the registry's opset."""
 
-        def made(node: torch.fx.Node, args: Argument, kwargs: Argument) -> Argument:
+        def transform(node: torch.fx.Node, args: Argument, kwargs: Argument) -> Argument:
             written = self.control_flow.written(node, args)
             return self.emit(node.target, args, kwargs, node.meta, node.name) if written is None else written
 
-        return self._copied(made)
+        return self._transformed(transform)
 
     def is_kept(self, node: torch.fx.Node) -> bool:
         """Return whether the user's settings leave a node in PyTorch, or a user's converter or decomposition may accept
@@ -70,19 +70,19 @@ class Rewriter:
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
         """Rewrite these nodes as if the user had no converter for them, and copy all others."""
 
-        def made(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
+        def transform(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             if node.name in refused or node.target is operator.getitem:
                 return self.emit(node.target, args, kwargs, node.meta, node.name, refused=True)
             return self.add(node.target, args, kwargs, node.meta, node.name)
 
-        return self._copied(made)
+        return self._transformed(transform)
 
-    def _copied(self, made: Callable[[torch.fx.Node, Argument, Argument], object]) -> torch.fx.Graph:
+    def _transformed(self, transform: Callable[[torch.fx.Node, Argument, Argument], object]) -> torch.fx.Graph:
         env: dict[torch.fx.Node, Argument] = {}
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
-                env[node] = made(node, args, kwargs)
+                env[node] = transform(node, args, kwargs)
             else:
                 env[node] = copied_node(node, self.graph, env.__getitem__)
                 self.note(env[node])

@@ -45,13 +45,13 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
         return
-    found = [
+    convolutions = [
         c for node in rewriting.nodes(aten.convolution.default) if (c := _convolution(rewriting, node)) is not None
     ]
     every = settings.use_fp32_acc is True
-    wide = [c for c in found if c.taps > 1]
+    wide = [c for c in convolutions if c.taps > 1]
     mostly = sum(c.work for c in wide if c.pays) >= MOSTLY * sum(c.work for c in wide) > 0
-    for each in found:
+    for each in convolutions:
         if each.terms <= FEW_TERMS:
             continue
         done = each.is_pixelwise and (every or mostly) and _by_pixels(rewriting, each, exact=every)
@@ -148,7 +148,7 @@ def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
     return Convolution(node, pixels, argument(node, "groups"))
 
 
-class _Made(list[Node]):
+class _NewNodes(list[Node]):
     """The nodes created to replace one node."""
 
     def __init__(self, rewriting: Rewriting, old: Node) -> None:
@@ -173,83 +173,94 @@ class _Made(list[Node]):
         return done
 
 
-def _by_windows(rewriting: Rewriting, found: Convolution) -> bool:
+def _by_windows(rewriting: Rewriting, convolution: Convolution) -> bool:
     """Replace a convolution by a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels]."""
-    made, rank = _Made(rewriting, found.node), len(found.kernel)
+    create, rank = _NewNodes(rewriting, convolution.node), len(convolution.kernel)
     last = (0, *range(2, rank + 2), 1)
-    image = made(aten.permute.default, found.x, last)
-    padding = found.each("padding")
+    image = create(aten.permute.default, convolution.x, last)
+    padding = convolution.each("padding")
     if any(padding):
         pads = [p for pad in reversed(padding) for p in (pad, pad)]
-        image = made(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
-    parts = _windows(made, found, image)
-    matrix = made(aten.reshape.default, made(aten.permute.default, found.weight, last), [found.maps, found.terms])
-    if found.bias is not None:
+        image = create(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
+    parts = _windows(create, convolution, image)
+    matrix = create(
+        aten.reshape.default,
+        create(aten.permute.default, convolution.weight, last),
+        [convolution.maps, convolution.terms],
+    )
+    if convolution.bias is not None:
         # a linear layer adds the bias to the rounded sum; here it is a term of the sum
-        matrix = made(aten.cat.default, [matrix, _column(made, found)], 1)
-        parts[-1] = made(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
-    windows = made(aten.cat.default, parts, rank + 1)
-    result = made(aten.linear.default, windows, matrix)
-    return made.put(made(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
+        matrix = create(aten.cat.default, [matrix, _column(create, convolution)], 1)
+        parts[-1] = create(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
+    windows = create(aten.cat.default, parts, rank + 1)
+    result = create(aten.linear.default, windows, matrix)
+    return create.put(create(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
 
 
-def _windows(made: _Made, found: Convolution, image: Node) -> list[Node]:
+def _windows(create: _NewNodes, convolution: Convolution, image: Node) -> list[Node]:
     """Return, for each element of the kernel, the elements of ``image`` [N, …, C] that it multiplies."""
-    counts = shape_of(found.node.meta["val"])[2:]
-    strides, dilations = found.each("stride"), found.each("dilation")
+    counts = shape_of(convolution.node.meta["val"])[2:]
+    strides, dilations = convolution.each("stride"), convolution.each("dilation")
     parts: list[Node] = []
-    for place in itertools.product(*map(range, found.kernel)):
+    for place in itertools.product(*map(range, convolution.kernel)):
         part = image
         for dim, (at, count, stride, dilation) in enumerate(zip(place, counts, strides, dilations, strict=True), 1):
             start = at * dilation
-            last = found.kernel[dim - 1] - 1
+            last = convolution.kernel[dim - 1] - 1
             # to the end if no later window starts before it; dynamic sizes end at a distance from the end
             stop: Argument = start + (count - 1) * stride + 1 if isinstance(count, int) else start - last * dilation
             if stop == 0 or (start, stop, stride) == (0, image.meta["val"].shape[dim], 1):
                 stop = torch.iinfo(torch.int64).max
-            part = made(aten.slice.Tensor, part, dim, start, stop, stride)
+            part = create(aten.slice.Tensor, part, dim, start, stop, stride)
         parts.append(part)
     return parts
 
 
-def _by_pixels(rewriting: Rewriting, found: Convolution, exact: bool) -> bool:
+def _by_pixels(rewriting: Rewriting, convolution: Convolution, exact: bool) -> bool:
     """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``exact``: the bias is
     a term of the sums, which costs a copy of the pixels; else it is added to the rounded sums."""
-    made, rank = _Made(rewriting, found.node), len(found.kernel)
-    channels = found.terms
-    sizes = [made.size(found.x, dim) for dim in (0, *range(2, rank + 2))]
-    pixels = made(aten.flatten.using_ints, found.x, 2) if rank > 1 else found.x
-    matrix = made(aten.reshape.default, found.weight, [found.maps, channels])
-    if found.bias is not None and exact:
-        matrix = made(aten.cat.default, [matrix, _column(made, found)], 1)
-        pixels = made(aten.constant_pad_nd.default, pixels, [0, 0, 0, ALIGNED], 1.0)
-    matrix = made(aten.unsqueeze.default, matrix, 0)
-    result = made(aten.matmul.default, matrix, pixels)
-    if found.bias is not None and not exact:
-        result = made(aten.add.Tensor, result, made(aten.reshape.default, found.bias, [1, found.maps, 1]))
-    return made.put(made(aten.reshape.default, result, [sizes[0], found.maps, *sizes[1:]]))
+    create, rank = _NewNodes(rewriting, convolution.node), len(convolution.kernel)
+    channels = convolution.terms
+    sizes = [create.size(convolution.x, dim) for dim in (0, *range(2, rank + 2))]
+    pixels = create(aten.flatten.using_ints, convolution.x, 2) if rank > 1 else convolution.x
+    matrix = create(aten.reshape.default, convolution.weight, [convolution.maps, channels])
+    if convolution.bias is not None and exact:
+        matrix = create(aten.cat.default, [matrix, _column(create, convolution)], 1)
+        pixels = create(aten.constant_pad_nd.default, pixels, [0, 0, 0, ALIGNED], 1.0)
+    matrix = create(aten.unsqueeze.default, matrix, 0)
+    result = create(aten.matmul.default, matrix, pixels)
+    if convolution.bias is not None and not exact:
+        result = create(
+            aten.add.Tensor, result, create(aten.reshape.default, convolution.bias, [1, convolution.maps, 1])
+        )
+    return create.put(create(aten.reshape.default, result, [sizes[0], convolution.maps, *sizes[1:]]))
 
 
-def _column(made: _Made, found: Convolution) -> Node:
+def _column(create: _NewNodes, convolution: Convolution) -> Node:
     """Return the bias as a column of the weights, padded with zeros for alignment: its factor is 1."""
-    return made(
-        aten.constant_pad_nd.default, made(aten.reshape.default, found.bias, [found.maps, 1]), [0, ALIGNED - 1], 0.0
+    return create(
+        aten.constant_pad_nd.default,
+        create(aten.reshape.default, convolution.bias, [convolution.maps, 1]),
+        [0, ALIGNED - 1],
+        0.0,
     )
 
 
-def _in_float32(rewriting: Rewriting, found: Convolution) -> None:
+def _in_float32(rewriting: Rewriting, convolution: Convolution) -> None:
     """Replace a convolution by one in float32, with casts around it.
 
     The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).
     """
-    made = _Made(rewriting, found.node)
+    create = _NewNodes(rewriting, convolution.node)
 
     def wide(x: Node | None) -> Node | None:
-        return None if x is None else made(aten._to_copy.default, x, dtype=torch.float32)
+        return None if x is None else create(aten._to_copy.default, x, dtype=torch.float32)
 
-    node: Sequence[Argument] = found.node.args
-    result = made(aten.convolution.default, wide(found.x), wide(found.weight), wide(found.bias), *node[3:])
-    rounded = made(aten._to_copy.default, result, dtype=torch.float16)
-    sizes = [made.size(rounded, dim) for dim in range(rank_of(rounded))]
-    flat = made(aten.reshape.default, rounded, [-1])
-    made.put(made(aten.reshape.default, made(aten.maximum.default, flat, flat), sizes))
+    node: Sequence[Argument] = convolution.node.args
+    result = create(
+        aten.convolution.default, wide(convolution.x), wide(convolution.weight), wide(convolution.bias), *node[3:]
+    )
+    rounded = create(aten._to_copy.default, result, dtype=torch.float16)
+    sizes = [create.size(rounded, dim) for dim in range(rank_of(rounded))]
+    flat = create(aten.reshape.default, rounded, [-1])
+    create.put(create(aten.reshape.default, create(aten.maximum.default, flat, flat), sizes))

@@ -76,20 +76,20 @@ def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node
     dtype, rank = dtype_of(node), rank_of(node)
     x, weight, bias = node.args[:3]
 
-    def made(target: object, *args: object, **kwargs: object) -> Node:
+    def create(target: object, *args: object, **kwargs: object) -> Node:
         return rewriting.create(target, args, kwargs, last)
 
     def shaped(value: Node, rank: int) -> Node:
         size = [-1] + [1] * (rank - 1)
-        return value if rank_of(value) == rank == 1 else made(aten.view.default, value, size)
+        return value if rank_of(value) == rank == 1 else create(aten.view.default, value, size)
 
     def narrow(value: Node) -> Node:
-        return value if dtype_of(value) == dtype else made(aten._to_copy.default, value, dtype=dtype)
+        return value if dtype_of(value) == dtype else create(aten._to_copy.default, value, dtype=dtype)
 
-    wide = factor if dtype_of(factor) == torch.float32 else made(aten._to_copy.default, factor, dtype=torch.float32)
-    kernel = narrow(made(aten.mul.Tensor, weight, shaped(wide, rank)))
-    shift = None if bias is None else made(aten.mul.Tensor, bias, shaped(wide, 1))
+    wide = factor if dtype_of(factor) == torch.float32 else create(aten._to_copy.default, factor, dtype=torch.float32)
+    kernel = narrow(create(aten.mul.Tensor, weight, shaped(wide, rank)))
+    shift = None if bias is None else create(aten.mul.Tensor, bias, shaped(wide, 1))
     if term is not None:
-        shift = shaped(term, 1) if shift is None else made(aten.add.Tensor, shift, shaped(term, 1))
+        shift = shaped(term, 1) if shift is None else create(aten.add.Tensor, shift, shaped(term, 1))
     arguments = (x, kernel, None if shift is None else narrow(shift), *node.args[3:])
     rewriting.offer(last, node.target, arguments)

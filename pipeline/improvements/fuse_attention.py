@@ -202,24 +202,24 @@ def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
 def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
     """Return one mask for all: of bools if there are only conditions, else of the query's dtype; None without masks."""
 
-    def made(target: object, *args: object, **kwargs: object) -> Node:
+    def create(target: object, *args: object, **kwargs: object) -> Node:
         return rewriting.create(target, args, kwargs, before)
 
-    allowed = [n if allows else made(aten.logical_not.default, n) for n, allows in scores.allowed]
+    allowed = [n if allows else create(aten.logical_not.default, n) for n, allows in scores.allowed]
     condition = allowed[0] if allowed else None
     for other in allowed[1:]:
-        condition = made(aten.logical_and.default, condition, other)
+        condition = create(aten.logical_and.default, condition, other)
     total = scores.added[0] if scores.added else None
     for term in scores.added[1:]:
-        total = made(aten.add.Tensor, total, term)
+        total = create(aten.add.Tensor, total, term)
     if total is None:
         return condition
     dtype = dtype_of(scores.query)
     mask = _in_dtype(rewriting, total, dtype, before)
     if condition is None:
         return mask
-    lowest = made(aten.full.default, [], -math.inf, dtype=dtype)
-    return made(aten.where.self, condition, mask, lowest)
+    lowest = create(aten.full.default, [], -math.inf, dtype=dtype)
+    return create(aten.where.self, condition, mask, lowest)
 
 
 def _in_rows(rewriting: Rewriting, mask: Node | None, before: Node) -> Node | None:

@@ -52,18 +52,18 @@ def _multiplied(rewriting: Rewriting, node: Node) -> None:
     counts = [s // k for s, k in zip(image, kernel, strict=True)]
     dims = len(kernel)
 
-    def made(target: object, *args: object) -> Node:
+    def create(target: object, *args: object) -> Node:
         return rewriting.create(target, args, {}, node)
 
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]
-    cut = made(aten.view.default, x, [-1, channels, *pairs])
+    cut = create(aten.view.default, x, [-1, channels, *pairs])
     places, inside = [2 + 2 * i for i in range(dims)], [3 + 2 * i for i in range(dims)]
-    ordered = made(aten.permute.default, cut, [0, *places, 1, *inside])
-    rows = made(aten.reshape.default, ordered, [-1, math.prod(counts), channels * math.prod(kernel)])
-    matrix = made(aten.reshape.default, weight, [features, channels * math.prod(kernel)])
-    product = made(aten.linear.default, rows, matrix, bias)
-    turned = made(aten.permute.default, product, [0, 2, 1])
-    new = made(aten.view.default, turned, [-1, features, *counts])
+    ordered = create(aten.permute.default, cut, [0, *places, 1, *inside])
+    rows = create(aten.reshape.default, ordered, [-1, math.prod(counts), channels * math.prod(kernel)])
+    matrix = create(aten.reshape.default, weight, [features, channels * math.prod(kernel)])
+    product = create(aten.linear.default, rows, matrix, bias)
+    turned = create(aten.permute.default, product, [0, 2, 1])
+    new = create(aten.view.default, turned, [-1, features, *counts])
     fresh = [cut, ordered, rows, product, turned, new]
     if not all(map(rewriting.accepted, fresh)) or not rewriting.replace(node, new):
         rewriting.erase(new)

@@ -19,7 +19,7 @@ LENGTHS: Final = (128, 64, 32)
 """The lengths of INT4's blocks along a row; the first that divides the row is used."""
 
 WEIGHTS: Final = MappingProxyType({Does.PROJECTS: "weight", Does.CONVOLVES: "weight"})
-"""By the kind of operator, the name of its weight argument."""
+"""The name of the weight argument for each kind of operator."""
 
 
 def weight_of(node: Node) -> Node | None:

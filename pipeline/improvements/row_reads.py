@@ -19,7 +19,7 @@ from pipeline.shapes.environment import Expr, shape_of
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 
 Dims: TypeAlias = Mapping[int, int]
-"""By argument number, the dim along which an argument is read row by row; other arguments are read completely."""
+"""The dim along which each argument, by number, is read row by row; other arguments are read completely."""
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:

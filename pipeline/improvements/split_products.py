@@ -118,24 +118,24 @@ def _split(rewriting: Rewriting, node: Node, product: Product, parts: int) -> No
     inner, columns = product.sizes
     fresh: list[Node] = []
 
-    def made(target: Target, *args: Argument, **kwargs: Argument) -> Node:
+    def create(target: Target, *args: Argument, **kwargs: Argument) -> Node:
         fresh.append(rewriting.create(target, args, kwargs, node))
         return fresh[-1]
 
     x, last = product.x, rank_of(product.x) - 1
-    rows = made(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x
-    sides = made(aten.transpose.int, made(aten.unflatten.int, rows, 1, [parts, inner // parts]), 0, 1)
-    cut = made(aten.unflatten.int, product.weight, int(product.is_linear), [parts, inner // parts])
-    matrices = made(aten.permute.default, cut, [1, 2, 0]) if product.is_linear else cut
-    wide = made(aten._to_copy.default, made(aten.matmul.default, sides, matrices), dtype=torch.float32)
-    total = _sum(made, [made(aten.select.int, wide, 0, part) for part in range(parts)])
+    rows = create(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x
+    sides = create(aten.transpose.int, create(aten.unflatten.int, rows, 1, [parts, inner // parts]), 0, 1)
+    cut = create(aten.unflatten.int, product.weight, int(product.is_linear), [parts, inner // parts])
+    matrices = create(aten.permute.default, cut, [1, 2, 0]) if product.is_linear else cut
+    wide = create(aten._to_copy.default, create(aten.matmul.default, sides, matrices), dtype=torch.float32)
+    total = _sum(create, [create(aten.select.int, wide, 0, part) for part in range(parts)])
     if product.bias is not None:
-        total = made(aten.add.Tensor, total, made(aten._to_copy.default, product.bias, dtype=torch.float32))
-    new = made(aten._to_copy.default, total, dtype=dtype_of(node))
+        total = create(aten.add.Tensor, total, create(aten._to_copy.default, product.bias, dtype=torch.float32))
+    new = create(aten._to_copy.default, total, dtype=dtype_of(node))
     computed = list(fresh)
     if last > 1:
-        leading = [s if isinstance(s, int) else made(aten.sym_size.int, x, d) for d, s in enumerate(_leading(x))]
-        new = made(aten.view.default, new, [*leading, columns])
+        leading = [s if isinstance(s, int) else create(aten.sym_size.int, x, d) for d, s in enumerate(_leading(x))]
+        new = create(aten.view.default, new, [*leading, columns])
         computed.append(new)
     if not all(map(rewriting.accepted, computed)) or not rewriting.replace(node, new):
         rewriting.erase(new)
@@ -145,9 +145,9 @@ def _leading(x: Node) -> Shape:
     return shape_of(x.meta["val"])[:-1]
 
 
-def _sum(made: Callable[..., Node], terms: list[Node]) -> Node:
+def _sum(create: Callable[..., Node], terms: list[Node]) -> Node:
     """Return the sum of a power of two of tensors, by pairs: a reduction of more than four would be a separate
     kernel."""
     while len(terms) > 1:
-        terms = [made(aten.add.Tensor, *pair) for pair in zip(terms[::2], terms[1::2], strict=True)]
+        terms = [create(aten.add.Tensor, *pair) for pair in zip(terms[::2], terms[1::2], strict=True)]
     return terms[0]

@@ -66,11 +66,11 @@ def update_in_place(rewriting: Rewriting) -> None:
         if output.kind != "buffer" or placeholder is None or placeholder in returned:
             continue
         held = _buffer_write(nodes[placeholder], nodes[output.value])
-        made = None if held is None else _updated(rewriting, held, at)
-        if held is not None and made is None:
+        updated = None if held is None else _updated(rewriting, held, at)
+        if held is not None and updated is None:
             _write_outside(rewriting, held, at)
-        elif held is not None and made is not None:
-            cache, check = made
+        elif held is not None and updated is not None:
+            cache, check = updated
             buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
             names.append(output.target)
             checks.append(check)
@@ -135,13 +135,13 @@ def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] 
     if not isinstance(size, int) or update is None:
         return None
     cache = _placeholder(rewriting, held, seen)
-    made = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, held.written)
-    back = _viewed(rewriting, made, shape, held.written) if rewriting.accepted(made) else None
+    update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, held.written)
+    back = _viewed(rewriting, update_node, shape, held.written) if rewriting.accepted(update_node) else None
     if back is None:
-        rewriting.erase(made)
+        rewriting.erase(update_node)
         _erase_placeholder(rewriting, held, cache)
         return None
-    _replace_by_update(rewriting, held, made, back, at)
+    _replace_by_update(rewriting, held, update_node, back, at)
     _erase_placeholder(rewriting, held, held.placeholder if cache is not held.placeholder else None)
     return cache, Checked(write.starts, write.update, write.dim, length, size)
 
@@ -154,8 +154,8 @@ def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
     place = indexed(held.whole)
     if place is None or value.numel() * value.itemsize < SMALL:
         return
-    made = rewriting.create(CACHE_WRITE, (held.placeholder, *place), {}, held.whole)
-    _replace_by_update(rewriting, held, made, made, at)
+    write = rewriting.create(CACHE_WRITE, (held.placeholder, *place), {}, held.whole)
+    _replace_by_update(rewriting, held, write, write, at)
 
 
 def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
@@ -185,21 +185,21 @@ def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> N
         with quietly(rewriting.mode):
             value = value.reshape(sizes)
     with rewriting.graph.inserting_before(held.placeholder):
-        made = rewriting.graph.placeholder(f"{held.placeholder.name}_rows")
-    made.target, made.meta = made.name, {**held.placeholder.meta, "val": value}
-    return made
+        rows = rewriting.graph.placeholder(f"{held.placeholder.name}_rows")
+    rows.target, rows.meta = rows.name, {**held.placeholder.meta, "val": value}
+    return rows
 
 
-def _replace_by_update(rewriting: Rewriting, held: Held, made: Node, back: Node, at: int) -> None:
+def _replace_by_update(rewriting: Rewriting, held: Held, new_value: Node, readers_value: Node, at: int) -> None:
     """Replace the written value by an update in all readers, and return the update from the program."""
     output = next(iter(reversed(rewriting.graph.nodes)))
     returned = list(results(rewriting.graph))
-    returned[at] = made
+    returned[at] = new_value
     output.args = (tuple(returned),)
     for part in [user for user in held.whole.users if held.whole is not held.written and user is not output]:
-        part.replace_all_uses_with(back)
+        part.replace_all_uses_with(readers_value)
         rewriting.erase(part)
-    held.written.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    held.written.replace_all_uses_with(readers_value, delete_user_cb=lambda user: user is not readers_value)
     rewriting.erase(held.whole)
 
 
@@ -228,14 +228,14 @@ def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
     """Add a result to the program: whether a row is outside of its buffer."""
     output = next(iter(reversed(rewriting.graph.nodes)))
 
-    def made(target: Any, *args: Any) -> Node:
+    def create(target: Any, *args: Any) -> Node:
         return rewriting.create(target, args, {}, output)
 
     outside = []
     for check in checks:
         varies = not isinstance(check.length, int)
-        length = made(aten.sym_size.int, check.update, check.dim) if varies else check.length
-        last = made(aten.gt.Scalar, made(aten.add.Tensor, check.starts, length), check.size)
-        outside.append(made(aten.logical_or.default, last, made(aten.lt.Scalar, check.starts, 0)))
-    every = outside[0] if len(outside) == 1 else made(aten.cat.default, outside)
-    output.args = ((*results(rewriting.graph), made(aten.any.default, every)),)
+        length = create(aten.sym_size.int, check.update, check.dim) if varies else check.length
+        last = create(aten.gt.Scalar, create(aten.add.Tensor, check.starts, length), check.size)
+        outside.append(create(aten.logical_or.default, last, create(aten.lt.Scalar, check.starts, 0)))
+    every = outside[0] if len(outside) == 1 else create(aten.cat.default, outside)
+    output.args = ((*results(rewriting.graph), create(aten.any.default, every)),)

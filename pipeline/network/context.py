@@ -53,7 +53,7 @@ class ConversionContext:
         compilation_settings: the user's settings.
         requires_output_allocator: whether an output's shape depends on data.
         weight_refit_map: engine weight name → tensor, as recorded.
-        cpu_weights_reference_holder: tensors that the network points at; kept until the engine is built.
+        cpu_weights_reference_holder: tensors that the network points at, alive until the engine is built.
         log: TensorRT's messages.
         node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
         symbols: for each symbol, the input and dim to read it from, or the input that is the symbol itself.

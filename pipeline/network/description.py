@@ -107,7 +107,7 @@ class Profile:
 
 @attrs.frozen
 class Network:
-    """A whole network. Compare by `digest`: for `==`, 1 equals True and 1.0."""
+    """A network. Compare by `digest`: for `==`, 1 equals True and 1.0."""
 
     name: str
     inputs: tuple[Tensor, ...]

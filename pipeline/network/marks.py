@@ -44,7 +44,7 @@ class Marks:
     """
 
     def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
-        """Group marks by node; warn if no pass made any (None)."""
+        """Group marks by node; warn if no pass set them (None)."""
         self._by_node: dict[str, list[Mark]] = {}
         if marks is None:
             log.warning("no stage avoid_faults ran before convert: TensorRT may use kernels that are known to be wrong")

@@ -87,7 +87,7 @@ def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[
     rows = list(_quantized(planned))
     steps = _kernels(plan) if rows else ()
     names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True)) if rows else {}
-    found = (_found(planned, layer, of, type, steps) for layer, of, type in rows)
+    found = (_pair(planned, layer, of, type, steps) for layer, of, type in rows)
     return tuple(evolve(pair, engine=network.name, layer=names[pair.layer]) for pair in found)
 
 
@@ -103,18 +103,18 @@ def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "act
             yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
 
 
-def _found(
+def _pair(
     network: Network, layer: Layer, of: Literal["weight", "activation"], type: str, steps: Sequence[Step] | None
 ) -> Pair:
     if steps is None:
-        return Pair(network.name, layer.name, type, of, None, "the plan holds no program in words")
-    fused, why = _fate(network, layer, of, steps)
-    told = not CAPABILITIES.codes_beside_floats and not fused and of == "weight"
-    known = UNREAD.get((type, layer.outputs[0].dtype), "") if told else ""
-    return Pair(network.name, layer.name, type, of, fused, why + known)
+        return Pair(network.name, layer.name, type, of, None, "the plan contains no program as text")
+    fused, why = _fusion(network, layer, of, steps)
+    is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and of == "weight"
+    known_reason = UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else ""
+    return Pair(network.name, layer.name, type, of, fused, why + known_reason)
 
 
-def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:
+def _fusion(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:
     inside = [step for step in steps if layer.name in step.layers]
     readers = _readers(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
@@ -123,26 +123,26 @@ def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tup
             return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
         if step.is_product and step.codes and layer.name in step.layers and of == "weight":
             return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
-    said = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
-    apart = next((step for step in inside if step.codes and not step.is_product), None)
-    if apart is not None:
-        return False, f"{apart.name}, a kernel of its own, dequantizes it before {said} reads it"
+    reader_kinds = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
+    separate = next((step for step in inside if step.codes and not step.is_product), None)
+    if separate is not None:
+        return False, f"{separate.name}, a kernel of its own, dequantizes it before {reader_kinds} reads it"
     if of == "weight":
-        return False, f"it was dequantized when the engine was built, for {said}: the engine holds its numbers"
-    return False, f"its numbers are rounded, and {said} reads them as numbers"
+        return False, f"it was dequantized when the engine was built, for {reader_kinds}: the engine holds its numbers"
+    return False, f"its numbers are rounded, and {reader_kinds} reads them as numbers"
 
 
 def _readers(network: Network, tensor: str) -> list[Layer]:
     """Return the layers that read a tensor, directly or through layers that return it unchanged."""
-    passed, found = {tensor}, list[Layer]()
+    same, readers = {tensor}, list[Layer]()
     for layer in network.layers:
-        if passed.isdisjoint(layer.inputs):
+        if same.isdisjoint(layer.inputs):
             continue
         if _is_identity(layer):
-            passed.add(layer.outputs[0].name)
+            same.add(layer.outputs[0].name)
         else:
-            found.append(layer)
-    return found
+            readers.append(layer)
+    return readers
 
 
 def _is_identity(layer: Layer) -> bool:

@@ -43,9 +43,9 @@ class _Replay:
     def run(self) -> trt.INetworkDefinition:
         self.net.name = self.network.name
         for tensor in self.network.inputs:
-            made = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
-            name_dimensions(made, tensor.dimension_names)
-            self.tensors[tensor.name] = made
+            new_input = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
+            name_dimensions(new_input, tensor.dimension_names)
+            self.tensors[tensor.name] = new_input
         layers = [self.layer(row) for row in self.network.layers]
         for row, layer in zip(self.network.layers, layers, strict=True):
             self.connect(row, layer)
@@ -58,17 +58,17 @@ class _Replay:
     def layer(self, row: Layer) -> trt.ILayer:
         """Create the row's layer, with its name and attributes; inputs from later layers are still missing."""
         mark = self.log.mark()
-        made = self.made(row)
-        if made is None:
+        layer = self.add_layer(row)
+        if layer is None:
             raise self.error(row, self.log.said_since(mark))
-        made.name = row.name
+        layer.name = row.name
         for index, tensor in enumerate(row.outputs):
-            self.tensors[tensor.name] = made.get_output(index)
-            made.get_output(index).name = tensor.name
-        self.set_attributes(row, made)
-        return made
+            self.tensors[tensor.name] = layer.get_output(index)
+            layer.get_output(index).name = tensor.name
+        self.set_attributes(row, layer)
+        return layer
 
-    def made(self, row: Layer) -> trt.ILayer:
+    def add_layer(self, row: Layer) -> trt.ILayer:
         inputs = [None if name is None else self.tensors.get(name) for name in row.inputs]
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention(row, inputs)
@@ -101,12 +101,12 @@ class _Replay:
         return layer_of(self.net, self.net.num_layers - 2)
 
     def weight(self, row: Layer) -> Callable[[str], Any]:
-        def of(role: str) -> Any:
+        def weights_of(role: str) -> Any:
             name = row.weight(role)
             dtype = row.outputs[0].dtype
             return trt.Weights(dtype_called(dtype)) if name is None else self.weight_of(name)
 
-        return of
+        return weights_of
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Set the attributes that differ from the new layer's."""

@@ -41,17 +41,19 @@ def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], ob
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}
     members = sorted([*together, *((i,) for i in range(len(flow.nodes)) if i not in grouped)])
-    of = [0] * len(flow.nodes)
+    unit_of = [0] * len(flow.nodes)
     for number, inside in enumerate(members):
         for i in inside:
-            of[i] = number
-    before = tuple(_others(of, flow.before, number, inside) for number, inside in enumerate(members))
-    after = tuple(_others(of, flow.after, number, inside) for number, inside in enumerate(members))
-    return Units(tuple(members), tuple(of), before, after, _order(before, after), _kin(members, kin))
+            unit_of[i] = number
+    before = tuple(_adjacent_units(unit_of, flow.before, number, inside) for number, inside in enumerate(members))
+    after = tuple(_adjacent_units(unit_of, flow.after, number, inside) for number, inside in enumerate(members))
+    return Units(tuple(members), tuple(unit_of), before, after, _order(before, after), _kin(members, kin))
 
 
-def _others(of: list[int], edges: tuple[tuple[int, ...], ...], own: int, inside: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(of[j] for i in inside for j in edges[i] if of[j] != own))
+def _adjacent_units(
+    unit_of: list[int], edges: tuple[tuple[int, ...], ...], unit: int, members: Iterable[int]
+) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(unit_of[j] for i in members for j in edges[i] if unit_of[j] != unit))
 
 
 def _order(before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:

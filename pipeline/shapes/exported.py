@@ -80,13 +80,13 @@ def environment(
     ranges = {**_marked_dynamic(inputs), **exported.range_constraints}
     found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _input_symbols(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
-    told = {s.name: (place, expr) for place, expr, _ in _size_sources(inputs, sizes) for s in expr.free_symbols}
-    shapes = _with_conditions(shapes, _conditions(graph, shapes), asked, told)
+    sources = {s.name: (place, expr) for place, expr, _ in _size_sources(inputs, sizes) for s in expr.free_symbols}
+    shapes = _with_conditions(shapes, _conditions(graph, shapes), asked, sources)
     unbounded = dict[str, int]()
     for node in graph.nodes:
         for symbol in sorted(_new_symbols(node, shapes), key=str):
-            made = _data_dependent(node, ranges.get(symbol), shapes, examples, unbounded)
-            shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
+            new_symbol = _data_dependent(node, ranges.get(symbol), shapes, examples, unbounded)
+            shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: new_symbol}))
     _warn_of(unbounded)
     tuned = tuned_together(graph, shapes)
     pieces = {name: evolve(shapes.symbols[name], range=each) for name, each in tuned.items()}
@@ -104,8 +104,8 @@ def _marked_dynamic(inputs: Mapping[str, object]) -> dict[Any, Any]:
 def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
     """Return the symbols in the inputs' sizes, in the inputs' order: the order of torch.export's ranges varies between
     runs."""
-    told = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
-    return [s for s in dict.fromkeys(told) if s in ranges and not free_unbacked_symbols(s)]
+    candidates = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
+    return [s for s in dict.fromkeys(candidates) if s in ranges and not free_unbacked_symbols(s)]
 
 
 def _sizes(value: object) -> list[sympy.Expr]:
@@ -183,22 +183,22 @@ def _with_conditions(
     shapes: ShapeEnvironment,
     conditions: Iterable[object],
     asked: Mapping[str, Ends],
-    told: Mapping[str, tuple[str, object]],
+    sources: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
     """Return the environment under conditions; warn for each symbol whose range became smaller than requested.
-    ``told``: for each symbol, a place to read it from and the expression there."""
-    kept: list[Relation] = []
+    ``sources``: for each symbol, a place to read it from and the expression there."""
+    relations: list[Relation] = []
     for condition in conditions:
-        if not always(condition, shapes, kept):
-            kept.append(Relation(condition, shapes.words(condition)))
-    left = shapes.related(*(r.condition for r in kept))
+        if not always(condition, shapes, relations):
+            relations.append(Relation(condition, shapes.words(condition)))
+    left = shapes.related(*(r.condition for r in relations))
     for name, before in shapes.items():
-        place, expr = told.get(name, (name, sympy.Symbol(name)))
+        place, expr = sources.get(name, (name, sympy.Symbol(name)))
         (low, high), wanted = (_values_at_ends(expr, name, env) for env in (left, {**left, name: before}))
         if (low, high) == wanted:
             continue
-        alone = [r.words for r in kept if r.symbols == {name}]
-        why = " and ".join(alone or [r.words for r in kept if name in r.symbols])
+        own_words = [r.words for r in relations if r.symbols == {name}]
+        why = " and ".join(own_words or [r.words for r in relations if name in r.symbols])
         if low == high and name in asked:
             raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
@@ -288,10 +288,10 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
         if node.target is aten.split_with_sizes.default:
             whole = shape_of(argument(node, "self").meta["val"])[argument(node, "dim")]
             given = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in argument(node, "split_sizes")]
-            told = [expression(size) if isinstance(size, torch.SymInt) else size for size in given]
-            names = [str(size) for size in told if str(size) in ranges]
-            fixed = [size for size in told if isinstance(size, int)]
-            if names and len(names) + len(fixed) == len(told):
+            expressions = [expression(size) if isinstance(size, torch.SymInt) else size for size in given]
+            names = [str(size) for size in expressions if str(size) in ranges]
+            fixed = [size for size in expressions if isinstance(size, int)]
+            if names and len(names) + len(fixed) == len(expressions):
                 opt = value_of(whole, {name: each.opt for name, each in {**ranges, **found}.items()}) - sum(fixed)
                 for number, name in enumerate(names):
                     low, high = ranges[name].min, ranges[name].max

@@ -60,7 +60,7 @@ def fixed_numbers(graph: torch.fx.Graph) -> int:
 
 
 def _has_quotient(expr: sympy.Basic) -> bool:
-    """Whether an expression is made of a quotient of sizes that is rounded to an int, and is no remainder."""
+    """Return whether an expression rounds a quotient of sizes to an int other than for a remainder."""
     parts = sympy.preorder_traversal(expr)
     return "Mod" not in type(expr).__name__ and any(on_host(p) or type(p).__name__ == "FloorDiv" for p in parts)
 
