@@ -67,7 +67,7 @@ def _ids(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
-        raise UsageError(f"--prompt-ids is {text!r}; expected whole numbers separated by commas") from None
+        raise UsageError(f"--prompt-ids is {text!r}; expected integers separated by commas") from None
     if any(token < 0 for token in found):
         raise UsageError(f"--prompt-ids is {text!r}; ids are not negative")
     return found

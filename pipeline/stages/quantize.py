@@ -39,7 +39,7 @@ Activations = Literal["int8", "fp8"]
 
 BETTER: Final = (
     "rounded to nearest; where that loses too much, NVIDIA ModelOpt and torchao do better: "
-    "compile the model that they give"
+    "compile the model that they return"
 )
 
 
@@ -87,7 +87,7 @@ class Quantize:
 
     def __attrs_post_init__(self) -> None:
         if self.activations is not None and not self.calibration:
-            raise CalibrationError(f"activations={self.activations!r} needs ranges, and no inputs give them")
+            raise CalibrationError(f"activations={self.activations!r} needs ranges: pass typical inputs as calibration")
         if {self.weights, self.activations} == {"int8", "fp8"}:
             raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
 

@@ -33,8 +33,8 @@ def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, tri
     found = bisected(compiled, agreement, comparison, trial)
     made = _Healing(compiled, found, comparison, trial).healed()
     if made is None:
-        told = "nothing that runs in an engine" if not found.faults else f"not only {', '.join(found.nodes)}"
-        raise AgreementError(agreement, f"healing did not help: {told} is at fault; compare the values in between")
+        told = "no engine" if not found.faults else f"more than {', '.join(found.nodes)}"
+        raise AgreementError(agreement, f"healing did not help: {told} is at fault; compare intermediate values")
     chosen, result = made
     if final is not trial:
         result = _Healing(compiled, found, comparison, final).compiled(chosen)

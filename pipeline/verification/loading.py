@@ -80,7 +80,9 @@ def loadable(
         raise ExecutionError("; ".join(now.refused.values()))
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
     told = ", ".join(f"{count} of {what}" if count > 1 else what for what, count in counts.items())
-    log.warning("engines did not load on this GPU, and were built otherwise: %s (see coverage.healed)", told)
+    log.warning(
+        "engines did not load on this GPU; operators were compiled in other forms: %s (see coverage.healed)", told
+    )
     return compiled, now
 
 

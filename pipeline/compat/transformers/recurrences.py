@@ -105,7 +105,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
 
     def _own_way(self) -> CaptureError:
         return CaptureError(
-            f"{self.model} computes its states in a way of its own",
+            f"{self.model} computes its states by functions of its own",
             "those of functions of transformers 5.17 generate: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
         )
 
