@@ -42,7 +42,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
                     futures[again] = job
                     pending.add(again)
                     continue
-                plans[str(job.path)] = _kept(job, found)
+                plans[str(job.path)] = _checked_plan(job, found)
                 report(len(plans), len(jobs), job.order.name)
     except BaseException:
         for future, job in futures.items():
@@ -52,7 +52,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
     return [plans[str(job.path)] for job in jobs]
 
 
-def _kept(job: Job, found: Plan | SentPlan) -> Plan:
+def _checked_plan(job: Job, found: Plan | SentPlan) -> Plan:
     """Write the plan's bytes to the job's path, unless they are there, and check their digest."""
     if isinstance(found, SentPlan):
         job.path.write_bytes(found.data)

@@ -82,7 +82,7 @@ def ran(options: argparse.Namespace) -> str:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
     program = _loaded(options)
-    given = dict(_given(program, options.inputs))
+    given = dict(_input_values(program, options.inputs))
     module = program.module(options.executor)
     try:
         outputs = called_by_name(program.program, module, given)
@@ -98,7 +98,7 @@ def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     _check_there(options.file)
     program = _loaded(options)
-    calls = [call_by_name(program.program, dict(_given(program, options.inputs)))] if options.inputs else None
+    calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 
@@ -126,7 +126,7 @@ def _check_there(file: str) -> None:
         raise UsageError(f"there is no file {file!r}")
 
 
-def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return the inputs by name; raise a `UsageError` if one is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)

@@ -210,11 +210,11 @@ def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledMo
     want = expected(call, sizes, _dtypes(made.program))
     _agrees(want, made.program)
     for i, got in enumerate(results):
-        said = difference(want, i, got.cpu(), executor)
-        if said:
+        fault = difference(want, i, got.cpu(), executor)
+        if fault:
             what = f"result {i}" if len(results) > 1 else "the result"
             networks = "\n\n".join(map(str, module.compiled.networks))
-            fail("values", call, f"{what}{_at(sizes, executor)}: {said}\n\n{networks}")
+            fail("values", call, f"{what}{_at(sizes, executor)}: {fault}\n\n{networks}")
 
 
 def _agrees(want: Expected, program: Program) -> None:

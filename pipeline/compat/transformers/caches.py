@@ -373,8 +373,8 @@ def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
     every = ((kind, getattr(layer, name, None)) for kind, name in KEPT.items())
     named = {kind: tensor for kind, tensor in every if tensor is not None and tensor.dim() > 1}
     states = dict(layer.own) if isinstance(layer, States) else {}
-    kept = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
-    others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in kept]
+    known = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
+    others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in known]
     if others or (named and ("key" not in named or named["key"].dim() != 4)):
         raise CaptureError(
             f"{type(model).__name__} caches more than keys, values and states",

@@ -265,10 +265,10 @@ def _steps(
         filled.mask = torch.zeros(rows, limits.max_cache_len, dtype=torch.bool, device=model.device)
     calls = limits.calls(length, wanted)
     sizes = [size for size, _ in calls]
-    wheres = repeat(None) if places is None else places.split(sizes, -1)
+    positions = repeat(None) if places is None else places.split(sizes, -1)
     ends = [filled.length + end for end in accumulate(sizes, initial=0)]
     sights = multimodal_inputs(sight, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
-    for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
+    for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), positions, sights, strict=False):
         start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
         if where is None and sight is not None and sight.padded:
