@@ -65,7 +65,7 @@ class PipelineError(RuntimeError):
 
     def __str__(self) -> str:
         """Return the message, then the hint on a line of its own."""
-        return _told(self.message, "", self.hint or self.advice)
+        return _message(self.message, "", self.hint or self.advice)
 
 
 class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's name for it
@@ -82,7 +82,7 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
     def __str__(self) -> str:
         """Return every node with its reason, and the hint."""
         nodes = (_indented(str(fallback)) for fallback in self.fallbacks)
-        return _told("\n".join([self.message, *nodes]), "", self.advice)
+        return _message("\n".join([self.message, *nodes]), "", self.advice)
 
 
 class ConversionError(PipelineError):
@@ -99,7 +99,7 @@ class ConversionError(PipelineError):
         """Return the node, its source line and TensorRT's message."""
         what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
         hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or give it a converter of your own'
-        return _told(what, self.message, hint)
+        return _message(what, self.message, hint)
 
 
 class BuildError(PipelineError):
@@ -182,7 +182,7 @@ class RefitError(PipelineError):
     def __str__(self) -> str:
         """Return every weight with its reason."""
         rows = "\n".join(f"{name}: {reason}" for name, reason in self.weights.items())
-        return _told(self.message, rows, self.hint or self.advice)
+        return _message(self.message, rows, self.hint or self.advice)
 
 
 class AgreementError(PipelineError):
@@ -330,7 +330,7 @@ def raised_at(error: BaseException) -> str:
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
-def _told(what: str, why: str, hint: str) -> str:
+def _message(what: str, why: str, hint: str) -> str:
     lines = [what, _indented(why, 4), f"  hint: {hint}" if hint else ""]
     return "\n".join(line for line in lines if line)
 

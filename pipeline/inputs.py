@@ -57,7 +57,7 @@ def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
         raise TypeError(f"Input: {field.name} is a sequence of sizes, not {value!r}")
     for dim, size in enumerate(value):
         if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"Input: {field.name}[{dim}] is a whole number, not {size!r}")
+            raise TypeError(f"Input: {field.name}[{dim}] is an integer, not {size!r}")
         if size < 0:
             raise ValueError(f"Input: {field.name}[{dim}] is {size}, less than 0; ranges take min_shape and max_shape")
 

@@ -90,10 +90,10 @@ class Recipe:
         places = {t.device for t in given.values() if t.device.type != CPU}
         if len(places) == 1:
             with suppress(torch.OutOfMemoryError):
-                return self._made(given, places.pop())
-        return self._made(given, torch.device(CPU))
+                return self._compute(given, places.pop())
+        return self._compute(given, torch.device(CPU))
 
-    def _made(self, given: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+    def _compute(self, given: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
         values: dict[str, Any] = {n: t if t.device == device else t.to(device) for n, t in given.items()}
         with torch.no_grad():
             for step in self.steps:

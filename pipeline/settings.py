@@ -105,7 +105,7 @@ def _flag_or_none(_: object, field: "attrs.Attribute[bool | None]", value: objec
 def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
     """Return a validator of integers from `least` to `most`, and of None where the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-    expected = f"a whole number {span}" + (", or None" if optional else "")
+    expected = f"an integer {span}" + (", or None" if optional else "")
 
     def check(_: object, field: "attrs.Attribute[int | None]", value: object) -> None:
         if value is None and optional:

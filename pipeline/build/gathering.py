@@ -42,7 +42,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
                     futures[again] = job
                     pending.add(again)
                     continue
-                plans[str(job.path)] = _kept(job, found)
+                plans[str(job.path)] = _checked_plan(job, found)
                 report(len(plans), len(jobs), job.order.name)
     except BaseException:
         for future, job in futures.items():
@@ -52,7 +52,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
     return [plans[str(job.path)] for job in jobs]
 
 
-def _kept(job: Job, found: Plan | SentPlan) -> Plan:
+def _checked_plan(job: Job, found: Plan | SentPlan) -> Plan:
     """Write the plan's bytes to the job's path, unless they are there, and check their digest."""
     if isinstance(found, SentPlan):
         job.path.write_bytes(found.data)
@@ -70,9 +70,11 @@ def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Futu
         future: object = executor.submit(work)
     except RuntimeError as error:
         hint = "pass an executor that has not been shut down, and whose workers live"
-        raise BuildError(f"{job.order.name}: the executor takes no work: {error}", hint) from error
+        raise BuildError(f"{job.order.name}: the executor refused the work: {error}", hint) from error
     if not isinstance(future, Future):
-        raise BuildError(f"{job.order.name}: the executor's submit() gave a {type(future).__name__}, no Future", _NONE)
+        raise BuildError(
+            f"{job.order.name}: the executor's submit() returned a {type(future).__name__}, no Future", _NONE
+        )
     return future
 
 
@@ -98,7 +100,7 @@ _NONE = "leave the executor out: the engines are then built in this process"
 
 _ENDED = (
     "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "
-    "time (an executor with one worker), and run what the engine is of in PyTorch (torch_executed_ops)"
+    "time (an executor with one worker), and run its operators in PyTorch (torch_executed_ops)"
 )
 
 

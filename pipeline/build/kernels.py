@@ -71,7 +71,7 @@ def steps(plan: Any) -> tuple[Kernel, ...]:
     """
     found = _PROGRAM.search(plan)
     if found is None:
-        raise ValueError("this plan holds no program in words: TensorRT-RTX 1.4 writes one")
+        raise ValueError("the plan holds no program as text: expected a plan of TensorRT-RTX 1.4")
     lines = (line for text in found[0].decode(errors="replace").split("\n") if (line := _LINE.match(text)))
     return tuple(_step(line, place) for place, line in enumerate(lines))
 

@@ -40,7 +40,7 @@ def _check(program: Program, segment: Segment, port: Port) -> None:
             raise BuildError(
                 f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}, and "
                 f"TensorRT takes at most {2**31 - 1}",
-                "give the dims that it is computed from a smaller max (Dim or pipeline.Input), say its bounds with "
+                "give the dims that it is computed from a smaller max (Dim or pipeline.Input), declare its bounds with "
                 "torch._check, or run what reads it in PyTorch (torch_executed_ops)",
             )
 

@@ -204,7 +204,7 @@ def compile_command(options: argparse.Namespace) -> int:
     if folder is not None:
         _check_output(folder, options.force)
     if options.save is not None and not options.save.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to keep {options.save.name!r} in")
+        raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to save {options.save.name!r} in")
     compile = pipeline_of(options)
     compile = compile | verify(options.verify) if options.verify else compile
     source = source_of(options)

@@ -58,8 +58,8 @@ def generated(options: argparse.Namespace) -> str:
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compiled.device)
     torch.manual_seed(options.seed)
     drawn = {"temperature": options.temperature, "top_k": options.top_k} if options.sample else {}
-    how = {"max_new_tokens": options.max_new_tokens, "num_beams": options.num_beams, "do_sample": options.sample}
-    tokens = compiled.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **how, **drawn)
+    generation = {"max_new_tokens": options.max_new_tokens, "num_beams": options.num_beams, "do_sample": options.sample}
+    tokens = compiled.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **generation, **drawn)
     return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
 
 
@@ -67,7 +67,7 @@ def _ids(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
-        raise UsageError(f"--prompt-ids is {text!r}; expected whole numbers separated by commas") from None
+        raise UsageError(f"--prompt-ids is {text!r}; expected integers separated by commas") from None
     if any(token < 0 for token in found):
         raise UsageError(f"--prompt-ids is {text!r}; ids are not negative")
     return found

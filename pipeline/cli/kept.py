@@ -25,7 +25,7 @@ from pipeline.stages.verify import verify
 
 def add_inspect(commands: Any) -> None:
     """Add the command ``pipeline inspect``."""
-    parser = commands.add_parser("inspect", help="what a kept program is: inputs, outputs, engines; loads nothing")
+    parser = commands.add_parser("inspect", help="describe a saved program: inputs, outputs, engines; load nothing")
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
     parser.set_defaults(text=inspected)
@@ -33,7 +33,7 @@ def add_inspect(commands: Any) -> None:
 
 def add_run(commands: Any) -> None:
     """Add the command ``pipeline run``."""
-    parser = commands.add_parser("run", help="run a kept program on arrays; write its outputs")
+    parser = commands.add_parser("run", help="run a saved program on arrays; write its outputs")
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
@@ -44,7 +44,7 @@ def add_run(commands: Any) -> None:
 
 def add_verify(commands: Any) -> None:
     """Add the command ``pipeline verify``."""
-    parser = commands.add_parser("verify", help="run a kept program beside eager PyTorch; exit with 1 if it is wrong")
+    parser = commands.add_parser("verify", help="run a saved program beside eager PyTorch; exit with 1 if it is wrong")
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
@@ -54,7 +54,7 @@ def add_verify(commands: Any) -> None:
 
 def add_serve_config(commands: Any) -> None:
     """Add the command ``pipeline serve-config``."""
-    parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a kept program")
+    parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a saved program")
     add_file(parser)
     add_operators(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
@@ -82,7 +82,7 @@ def ran(options: argparse.Namespace) -> str:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
     program = _loaded(options)
-    given = dict(_given(program, options.inputs))
+    given = dict(_input_values(program, options.inputs))
     module = program.module(options.executor)
     try:
         outputs = called_by_name(program.program, module, given)
@@ -98,7 +98,7 @@ def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     _check_there(options.file)
     program = _loaded(options)
-    calls = [call_by_name(program.program, dict(_given(program, options.inputs)))] if options.inputs else None
+    calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 
@@ -126,7 +126,7 @@ def _check_there(file: str) -> None:
         raise UsageError(f"there is no file {file!r}")
 
 
-def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return the inputs by name; raise a `UsageError` if one is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
@@ -157,7 +157,7 @@ def input_value(port: Port, text: str) -> Any:
         try:
             return int(text)
         except ValueError:
-            raise UsageError(f"--input {port.name}: {text!r} is no whole number") from None
+            raise UsageError(f"--input {port.name}: {text!r} is no integer") from None
     try:
         array = np.load(text, allow_pickle=False)
     except OSError as error:

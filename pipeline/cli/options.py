@@ -32,8 +32,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "spec",
         metavar="SPEC",
         help="a file that torch.export.save (.pt2) or torch.jit.save (.pt, .ts) wrote, or package.module:factory, "
-        "which is called without arguments and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, "
-        "kwargs[, dynamic_shapes]])",
+        "which is called without arguments and returns an nn.Module (it is put in eval mode) or a tuple (module, "
+        "args[, kwargs[, dynamic_shapes]])",
     )
     text = "an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated"
     add_described_inputs(parser, text)
@@ -69,8 +69,8 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=sorted(PRECISIONS),
         default="fp32",
-        help="fp16, bf16: mixed precision, products in halves, norms and softmax in float32; inputs and outputs keep "
-        "their dtypes; fp32 (default): the dtypes that the model has",
+        help="fp16, bf16: mixed precision, matmuls in halves, norms and softmax in float32; inputs and outputs keep "
+        "their dtypes; fp32 (default): the model's own dtypes",
     )
     parser.add_argument(
         "--precision-exclude",
@@ -90,7 +90,7 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
         raise UsageError(str(error)) from None
     if dtype is None:
         if options.precision_exclude:
-            raise UsageError("--precision-exclude leaves something out of --precision fp16 or bf16; give one of them")
+            raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
         return compile
     return compile.insert(autocast(dtype, exclude=options.precision_exclude), before="decompose")
 

@@ -76,7 +76,7 @@ def names_a_model(spec: str) -> bool:
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
     """Load the model that a SPEC names, with its own inputs or those given; raise a `SourceError` if it names none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
-        source = _made(spec)
+        source = _from_factory(spec)
     elif spec.endswith(tuple(READERS)):
         source = _file(Path(spec))
     else:
@@ -113,7 +113,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 """The reader of a file and its writer's name, by the file's suffix."""
 
 
-def _made(spec: str) -> Source:
+def _from_factory(spec: str) -> Source:
     return _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
 
 
@@ -177,7 +177,7 @@ def _source(spec: str, name: str, made: object) -> Source:
             name, model.eval(), _tuple(spec, args), _dict(spec, kwargs), getattr(made, "dynamic_shapes", None)
         )
     raise SourceError(
-        f"{spec} gives a {type(made).__name__}; expected an nn.Module, an ExportedProgram or a tuple "
+        f"{spec} returns a {type(made).__name__}; expected an nn.Module, an ExportedProgram or a tuple "
         "(module, args[, kwargs[, dynamic_shapes]])"
     )
 
@@ -185,13 +185,13 @@ def _source(spec: str, name: str, made: object) -> Source:
 def _tuple(spec: str, args: object) -> tuple[object, ...]:
     if args is None or isinstance(args, (tuple, list)):
         return tuple(args or ())
-    raise SourceError(f"{spec} gives a {type(args).__name__} as args; expected a tuple of inputs")
+    raise SourceError(f"{spec} returns a {type(args).__name__} as args; expected a tuple of inputs")
 
 
 def _dict(spec: str, kwargs: object) -> dict[str, Any]:
     if kwargs is None or isinstance(kwargs, Mapping):
         return dict(kwargs or {})
-    raise SourceError(f"{spec} gives a {type(kwargs).__name__} as kwargs; expected a dict of inputs by name")
+    raise SourceError(f"{spec} returns a {type(kwargs).__name__} as kwargs; expected a dict of inputs by name")
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:

@@ -51,7 +51,7 @@ def add_diff(commands: Any, run: Run) -> None:
         "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE",
     )
     parser.add_argument("spec", metavar="A", help=f"{WHAT}; or a SPEC as `pipeline compile` takes it, without B")
-    parser.add_argument("other", metavar="B", nargs="?", help="what A is compared with, as A")
+    parser.add_argument("other", metavar="B", nargs="?", help="the program to compare A with, in any form of A")
     for side, letter in ("left", "A"), ("right", "B"):
         parser.add_argument(
             f"--{side}",
@@ -70,7 +70,9 @@ def add_diff(commands: Any, run: Run) -> None:
 
 def add_plan(commands: Any, run: Run) -> None:
     """Add the command ``pipeline plan``; ``run`` compiles a source with a pipeline."""
-    parser = commands.add_parser("plan", help="what would be built of a model, and why not all of it; build nothing")
+    parser = commands.add_parser(
+        "plan", help="show the engines that would be built for a model, and the fallbacks; build nothing"
+    )
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
     add_precision(parser)

@@ -33,7 +33,7 @@ def checked(step: AnyStage, record: object) -> Any:
     result = step(record)
     if not is_instance(result, step.gives):
         raise TypeError(
-            f"stage {step.name!r} gave a {type(result).__name__}, not the {type_name(step.gives)} it declares"
+            f"stage {step.name!r} returned a {type(result).__name__}, not the {type_name(step.gives)} it declares"
         )
     return result
 
@@ -41,7 +41,7 @@ def checked(step: AnyStage, record: object) -> Any:
 def check_join(before: AnyStage, after: AnyStage) -> None:
     if not accepts(after.takes, before.gives):
         raise TypeError(
-            f"stage {before.name!r} gives {type_name(before.gives)}, "
+            f"stage {before.name!r} returns {type_name(before.gives)}, "
             f"but the next stage, {after.name!r}, takes {type_name(after.takes)}"
         )
 

@@ -157,10 +157,10 @@ def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
     A stage that compiles again, such as `verify`, then uses the stages of its own pipeline.
     """
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
-    told = getattr(inner, "following", None)
+    method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
         return Named(following(inner, before), step.name)
-    return step if told is None else as_stage(Named(as_stage(told(before)), step.name))
+    return step if method is None else as_stage(Named(as_stage(method(before)), step.name))
 
 
 def described(step: AnyStage) -> str:

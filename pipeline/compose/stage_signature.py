@@ -73,4 +73,4 @@ def check_signature(function: Callable[..., object], name: str) -> None:
     missing = [f"the type of its parameter {parameters[0].name!r}"] * (parameters[0].annotation is signature.empty)
     missing += ["the type of what it returns (->)"] * (signature.return_annotation is signature.empty)
     if missing:
-        raise TypeError(f"stage {name!r} does not say {' or '.join(missing)}; annotate it with the records")
+        raise TypeError(f"stage {name!r} does not declare {' or '.join(missing)}; annotate it with the record types")

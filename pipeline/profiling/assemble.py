@@ -76,13 +76,13 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
         )
     rows = _medians(measured.layers.get(segment.name, ()))
     layers = tuple(_layers(compiled, segment, rows, measured.metadata.get(segment.name, {})))
-    told = timed(rows, measured.kernels.get(segment.name, ()))
-    if told is None:
+    timings = timed(rows, measured.kernels.get(segment.name, ()))
+    if timings is None:
         return SegmentTime(segment.name, "tensorrt", whole, layers)
-    found = zip(layers, told.rows, strict=True)
+    found = zip(layers, timings.rows, strict=True)
     layers = tuple(evolve(layer, milliseconds=taken, kernels=kernels) for layer, (kernels, taken) in found)
     left = max(whole - sum(layer.milliseconds for layer in layers), 0.0)
-    between = LayerTime("between kernels", min(told.between, left), by="between")
+    between = LayerTime("between kernels", min(timings.between, left), by="between")
     return SegmentTime(segment.name, "tensorrt", whole, (*layers, between), "kernels")
 
 

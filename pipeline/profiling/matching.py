@@ -65,8 +65,8 @@ class _Layers:
 
     def match(self, row: str, step: Kernel | None) -> Match:
         """Match a row, given its step in the plan."""
-        if told := self.known(self.metadata.get(row, ())):
-            return Match(told, "inspector")
+        if listed := self.known(self.metadata.get(row, ())):
+            return Match(listed, "inspector")
         if step is not None and step.layers:
             return Match(self.known(step.layers), "plan")
         if step is not None and step.kind in STREAMS:
@@ -142,10 +142,10 @@ def metadata_of(information: str) -> dict[str, tuple[str, ...]]:
     """Return the layers of each row in the inspector's JSON, which `build` wrote as their metadata; empty if it is not
     JSON, or has only names."""
     try:
-        told = json.loads(information)
+        listed = json.loads(information)
     except ValueError:
         return {}
-    rows = told.get("Layers", []) if isinstance(told, dict) else []
+    rows = listed.get("Layers", []) if isinstance(listed, dict) else []
     found = ((row.get("Name"), row.get("Metadata")) for row in rows if isinstance(row, dict))
     return {
         name: tuple(part.strip("[]") for part in _BETWEEN.split(text) if part.strip("[]"))

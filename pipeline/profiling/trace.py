@@ -54,13 +54,13 @@ def _segment(profile: Profile, segment: SegmentTime, at: float) -> Iterator[Even
     yield _event("segments", segment.segment, at, _length(segment), args)
     for layer in segment.layers:
         nodes = [about[name] for name in layer.nodes if name in about]
-        told = {"nodes": list(layer.nodes), "modules": sorted({n.module for n in nodes}), "by": layer.by}
-        told["where"] = sorted({n.where for n in nodes if n.where})
-        yield _event("layers", layer.name, at, layer.milliseconds, told)
+        details = {"nodes": list(layer.nodes), "modules": sorted({n.module for n in nodes}), "by": layer.by}
+        details["where"] = sorted({n.where for n in nodes if n.where})
+        yield _event("layers", layer.name, at, layer.milliseconds, details)
         share = layer.milliseconds / max(1, len(nodes))
         for i, node in enumerate(nodes):
-            told = {"target": node.target, "module": node.module, "where": node.where}
-            yield _event("nodes", node.node, at + i * share, share, told)
+            details = {"target": node.target, "module": node.module, "where": node.where}
+            yield _event("nodes", node.node, at + i * share, share, details)
         at += layer.milliseconds
 
 

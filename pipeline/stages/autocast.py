@@ -30,7 +30,7 @@ Node = torch.fx.Node
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
 CASTS = (aten._to_copy.default, aten.to.dtype)
-EXCLUDED = "exclude keeps it as the model has it"
+EXCLUDED = "exclude names it: it keeps its own dtype"
 FAILED = "PyTorch has it in the model's own dtype only"
 
 

@@ -187,7 +187,7 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
 def _check_positive(name: str, value: object, more: str = "") -> None:
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} is a whole number at least 1, not {value!r}{more}")
+        raise kind(f"{name} is an integer of at least 1, not {value!r}{more}")
 
 
 def _largest(program: Flow, refused: dict[int, str]) -> Units:

@@ -39,7 +39,7 @@ Activations = Literal["int8", "fp8"]
 
 BETTER: Final = (
     "rounded to nearest; where that loses too much, NVIDIA ModelOpt and torchao do better: "
-    "compile the model that they give"
+    "compile the model that they return"
 )
 
 
@@ -87,7 +87,7 @@ class Quantize:
 
     def __attrs_post_init__(self) -> None:
         if self.activations is not None and not self.calibration:
-            raise CalibrationError(f"activations={self.activations!r} needs ranges, and no inputs give them")
+            raise CalibrationError(f"activations={self.activations!r} needs ranges: pass typical inputs as calibration")
         if {self.weights, self.activations} == {"int8", "fp8"}:
             raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
 
@@ -172,12 +172,12 @@ class _Quantizer:
 
     def chosen(self, node: Node) -> bool:
         """Return whether an operator is quantized; if not, record the decision with its reason."""
-        why = self.kept(node)
+        why = self.why_not(node)
         if why:
             self.decide(node, f"stays in floats: {why}")
         return not why
 
-    def kept(self, node: Node) -> str:
+    def why_not(self, node: Node) -> str:
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
             return "its weight is computed"
@@ -223,8 +223,8 @@ class _Quantizer:
         if weight not in self.weights:
             self.weights[weight] = self.rounded(weight, block, node)
         node.replace_input_with(weight, self.weights[weight])
-        how = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
-        said = f"{options.weights} weight {how}"
+        granularity = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
+        said = f"{options.weights} weight {granularity}"
         if options.activations is not None:
             node.replace_input_with(source, self.paired(source, found[source.name], node))
             said += f", {options.activations} activations up to {found[source.name]:.4g}"

@@ -198,8 +198,8 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
         of_inputs = bool(program.inputs)  # a block in a converter has none: its sizes may be the network's own
         if any_number or (of_inputs and _of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
             yield Rejection(
-                f"{what} has a size, {program.shapes.words(size)}, that a number in the data decides, without a bound",
-                "compute it from sizes of inputs, or say its bounds with torch._check",
+                f"{what} has a size, {program.shapes.words(size)}, that depends on data and has no bound",
+                "compute it from sizes of inputs, or declare its bounds with torch._check",
             )
 
 
@@ -211,7 +211,7 @@ def _untuned(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
         if any(map(_of_data, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
             yield Rejection(
-                f"its inputs have the sizes {words} in one dim, and only data says that they are equal",
+                f"its inputs have the sizes {words} in one dim, and only data makes them equal",
                 "compute both from sizes of inputs; numbers that never change can be an input as pipeline.Constant",
             )
 

@@ -210,11 +210,11 @@ def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledMo
     want = expected(call, sizes, _dtypes(made.program))
     _agrees(want, made.program)
     for i, got in enumerate(results):
-        said = difference(want, i, got.cpu(), executor)
-        if said:
+        fault = difference(want, i, got.cpu(), executor)
+        if fault:
             what = f"result {i}" if len(results) > 1 else "the result"
             networks = "\n\n".join(map(str, module.compiled.networks))
-            fail("values", call, f"{what}{_at(sizes, executor)}: {said}\n\n{networks}")
+            fail("values", call, f"{what}{_at(sizes, executor)}: {fault}\n\n{networks}")
 
 
 def _agrees(want: Expected, program: Program) -> None:
@@ -225,11 +225,11 @@ def _agrees(want: Expected, program: Program) -> None:
     """
     for result, fake in zip(want.eager, _fakes(program), strict=True):
         if result.dtype != fake.dtype:
-            raise CallError(f"PyTorch gives {result.dtype} in eager mode, and {fake.dtype} when it is traced")
+            raise CallError(f"PyTorch returns {result.dtype} in eager mode, and {fake.dtype} when it is traced")
         sizes = shape_of(fake)
         seen = [s if isinstance(s, int) else r for s, r in zip(sizes, result.shape, strict=False)]
         if len(sizes) == result.dim() and seen != list(result.shape):
-            raise CallError(f"PyTorch gives {list(result.shape)} in eager mode, and {list(sizes)} when it is traced")
+            raise CallError(f"PyTorch returns {list(result.shape)} in eager mode, and {list(sizes)} when it is traced")
 
 
 def _dtypes(program: Program) -> list[torch.dtype]:

@@ -127,8 +127,8 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
     wrong = _wrong_elements(
         got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor)
     )
-    said = _describe_first(wrong, got, eager, exact)
-    return said or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
+    fault = _describe_first(wrong, got, eager, exact)
+    return fault or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
 
 
 def _tolerance(
@@ -171,6 +171,6 @@ def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor,
     if not bool(wrong.any()):
         return ""
     at = tuple(int(i) for i in wrong.nonzero()[0])
-    said = f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {list(at)}: "
+    fault = f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {list(at)}: "
     values = f"{got[at].item()!r}, eager gives {eager[at].item()!r}"
-    return said + values + (f", float64 {exact[at].item()!r}" if exact is not eager else "")
+    return fault + values + (f", float64 {exact[at].item()!r}" if exact is not eager else "")

@@ -99,11 +99,11 @@ def _check_operators(
     own = () if any(call.target in each.targets for each in expected) else (_Named(call.target),)
     missing = [each for each in expected if not each.targets & set(found)]
     present = [each for each in (*unexpected, *own) if each.targets & set(found)]
-    said = [f"without {each}, which is expected" for each in missing] + [
+    faults = [f"without {each}, which is expected" for each in missing] + [
         f"with {each}, which is not" for each in present
     ]
-    if said:
-        fail("decomposes", call, f"{becomes}: {'; '.join(said)}")
+    if faults:
+        fail("decomposes", call, f"{becomes}: {'; '.join(faults)}")
 
 
 def _compiled(call: Call, program: Program, registry: ConverterRegistry) -> Compiled:

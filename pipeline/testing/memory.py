@@ -81,9 +81,9 @@ def sharing(
     results = len(tensors(ours))
     for i, j in combinations(range(len(mine)), 2):
         if i < results:
-            said = _pair(mine[i][1], mine[j][1], other[i][1], other[j][1])
-            if said and not ("one tensor" in said and any(other[i][1] is echo for echo in echoes)):
-                return f"{mine[i][0]} and {mine[j][0]} {said}"
+            fault = _pair(mine[i][1], mine[j][1], other[i][1], other[j][1])
+            if fault and not ("one tensor" in fault and any(other[i][1] is echo for echo in echoes)):
+                return f"{mine[i][0]} and {mine[j][0]} {fault}"
     return ""
 
 

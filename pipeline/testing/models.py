@@ -241,7 +241,7 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
         raise
     except Exception as error:
         raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
-    if changes := [said for each in before if (said := each.changes())]:
+    if changes := [fault for each in before if (fault := each.changes())]:
         raise ModelError("changed", f"compiling changed {', '.join(changes)}")
     if str(program) != text:
         raise ModelError("changed", f"compiling changed the program\n{text}\n\nto\n{program}")
@@ -335,10 +335,10 @@ class _Run:
         first = self.once(f"{self.where}, first call")
         before = [Snapshot.of(results) for results in first]
         second = self.once(f"{self.where}, second call")
-        if said := memory.kept(*zip(first, second, strict=True)):
-            raise ModelError("aliasing", f"{said}{self.where}")
-        if (said := before[0].changes()) and not before[1].changes():
-            raise ModelError("aliasing", f"the second call changed a result of the first, {said}{self.where}")
+        if fault := memory.kept(*zip(first, second, strict=True)):
+            raise ModelError("aliasing", f"{fault}{self.where}")
+        if (fault := before[0].changes()) and not before[1].changes():
+            raise ModelError("aliasing", f"the second call changed a result of the first, {fault}{self.where}")
 
     def once(self, where: str) -> tuple[Leaf, Leaf]:
         with torch.no_grad():
@@ -352,8 +352,8 @@ class _Run:
         self.compare("values", "result", want, best, got, where)
         self.compare("mutation", "input", self.theirs, self.doubles, self.ours, where)
         self.compare("mutation", "buffer", *self.buffers(), where)
-        if said := sharing(got, self.ours, want, self.theirs, echoes.heard):
-            raise ModelError("aliasing", f"{said}{where}")
+        if fault := sharing(got, self.ours, want, self.theirs, echoes.heard):
+            raise ModelError("aliasing", f"{fault}{where}")
         return got, want
 
     def best(self) -> object:
@@ -373,7 +373,7 @@ class _Run:
         )
 
     def compare(self, kind: Kind, what: str, want: object, best: object, got: object, where: str) -> None:
-        said = difference(what, want, best, got, self.module.program, self.executor)
-        if said:
+        fault = difference(what, want, best, got, self.module.program, self.executor)
+        if fault:
             networks = "\n\n".join([str(self.module.compiled.partitioned), *map(str, self.module.compiled.networks)])
-            raise ModelError(kind, f"{said}{where}\n\n{self.module.program}\n\n{networks}")
+            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{networks}")

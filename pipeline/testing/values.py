@@ -52,11 +52,11 @@ _ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 10
 
 def _without(unwanted: Callable[[float], bool]) -> Make:
     """Return a generator of the values of ``special``, without some floats."""
-    kept = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
+    allowed = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
 
     def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         special = dtype.is_floating_point
-        return _choice(kept, shape, generator) if special else _special(shape, dtype, generator)
+        return _choice(allowed, shape, generator) if special else _special(shape, dtype, generator)
 
     return make
 

@@ -22,9 +22,9 @@ def difference(what: str, want: object, best: object, got: object, program: Prog
     exact = tree_flatten(best)[0] if best is not None else [None] * len(given)
     dtype = _coarsest(program)
     for (where, eager), ours, double in zip(wanted, given, exact, strict=True):
-        said = _leaf(eager, double, ours, dtype, executor)
-        if said:
-            return f"{what}{where}: {said}"
+        fault = _leaf(eager, double, ours, dtype, executor)
+        if fault:
+            return f"{what}{where}: {fault}"
     return ""
 
 

@@ -31,7 +31,7 @@ class Again:
         places = {record: _place(stages, record) for record in (Validated, Partitioned, Built, Compiled)}
         if missing := [record.__name__ for record, place in places.items() if place is None]:
             raise PipelineError(
-                f"the program cannot be compiled again: no stage of its pipeline gives {' or '.join(missing)}",
+                f"the program cannot be compiled again: no stage of its pipeline returns {' or '.join(missing)}",
                 'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in place of one',
             )
         at = {record: place or 0 for record, place in places.items()}

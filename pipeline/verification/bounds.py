@@ -195,21 +195,21 @@ def _measured(
     exact: torch.Tensor,
     unstable: torch.Tensor | None,
 ) -> OutputAgreement:
-    kept = torch.ones_like(eager, dtype=torch.bool) if unstable is None else ~unstable
-    undecided = int(kept.numel() - kept.sum())
+    decided = torch.ones_like(eager, dtype=torch.bool) if unstable is None else ~unstable
+    undecided = int(decided.numel() - decided.sum())
     if not _is_inexact(eager):
-        theirs, mine = ((v != exact) & kept for v in (eager, ours))
+        theirs, mine = ((v != exact) & decided for v in (eager, ours))
         wrong = mine & (ours != eager)  # eager's values are right as well: rounding decides them
         error, own = (float("inf") if bool(v.any()) else 0.0 for v in (wrong, theirs))
         return evolve(row, error=error, eager_error=own, undecided=undecided)
     a, b, c = (_parts(v) for v in (ours, eager, exact))
-    kept = kept.unsqueeze(-1).expand(a.shape) if eager.is_complex() else kept
-    own = own_error(b[kept], c[kept], scale(c))
-    error = largest(_errors(a, b, c, scale(c))[kept])
+    decided = decided.unsqueeze(-1).expand(a.shape) if eager.is_complex() else decided
+    own = own_error(b[decided], c[decided], scale(c))
+    error = largest(_errors(a, b, c, scale(c))[decided])
     found = evolve(row, error=error, eager_error=own, bound=bound.of(own), undecided=undecided)
-    if int(kept.sum()) < ENOUGH:
+    if int(decided.sum()) < ENOUGH:
         return found
-    ours_norm, eager_norm = (norm_of((v - c)[kept], c[kept]) for v in (a, b))
+    ours_norm, eager_norm = (norm_of((v - c)[decided], c[decided]) for v in (a, b))
     return evolve(found, norm_error=ours_norm, eager_norm_error=eager_norm, norm_bound=bound.of_norm(eager_norm))
 
 

@@ -16,13 +16,13 @@ Node = torch.fx.Node
 
 @frozen
 class Range:
-    """How calibration computes the range of an activation: the greatest magnitude, or a percentile of all
+    """The rule by which calibration computes the range of an activation: the greatest magnitude, or a percentile of all
     magnitudes."""
 
     percentile: float | None = None
 
     def of(self, x: Tensor) -> float:
-        """The range of one batch."""
+        """Return the range of one batch."""
         sizes = x.detach().float().abs().reshape(-1)
         if not sizes.numel():
             return 0.0

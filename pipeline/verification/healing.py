@@ -33,8 +33,8 @@ def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, tri
     found = bisected(compiled, agreement, comparison, trial)
     made = _Healing(compiled, found, comparison, trial).healed()
     if made is None:
-        told = "nothing that runs in an engine" if not found.faults else f"not only {', '.join(found.nodes)}"
-        raise AgreementError(agreement, f"healing did not help: {told} is at fault; compare the values in between")
+        culprits = "no engine" if not found.faults else f"more than {', '.join(found.nodes)}"
+        raise AgreementError(agreement, f"healing did not help: {culprits} is at fault; compare intermediate values")
     chosen, result = made
     if final is not trial:
         result = _Healing(compiled, found, comparison, final).compiled(chosen)
@@ -91,8 +91,8 @@ class _Healing:
 
 def _reason(fault: Fault) -> str:
     others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
-    said = f": {fault.failures[0]}" if fault.failures else ""
-    return f"its engine is wrong{others}{said}"
+    failure = f": {fault.failures[0]}" if fault.failures else ""
+    return f"its engine is wrong{others}{failure}"
 
 
 def _rows(fault: Fault, form: Form) -> Iterator[Healed]:

@@ -17,7 +17,7 @@ def check_comparable(program: Program) -> None:
     """
     if program.source is None and _was_loaded(program):
         raise PipelineError(
-            "the program was loaded without what eager PyTorch runs, so there is nothing to verify it by",
+            "the file lacks the program for eager PyTorch, so there is nothing to verify against",
             "import the libraries whose operators the model calls, and allow them (pipeline.load(…, operators={…})); "
             "or, if its file is of an earlier version, save it again",
         )

@@ -79,8 +79,10 @@ def loadable(
     if now is not None and now.refused:
         raise ExecutionError("; ".join(now.refused.values()))
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
-    told = ", ".join(f"{count} of {what}" if count > 1 else what for what, count in counts.items())
-    log.warning("engines did not load on this GPU, and were built otherwise: %s (see coverage.healed)", told)
+    summary = ", ".join(f"{count} of {what}" if count > 1 else what for what, count in counts.items())
+    log.warning(
+        "engines did not load on this GPU; operators were compiled in other forms: %s (see coverage.healed)", summary
+    )
     return compiled, now
 
 

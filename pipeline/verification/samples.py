@@ -61,15 +61,15 @@ def samples(program: Program, source: Program, given: Given = None) -> tuple[Sam
     """
     if given is not None and not callable(given):
         return tuple(_own(program, f"inputs[{i}]", call) for i, call in enumerate(given))
-    return tuple(_made(program, source, name, sizes, given) for name, sizes in sizes_to_try(program))
+    return tuple(_create(program, source, name, sizes, given) for name, sizes in sizes_to_try(program))
 
 
 def sample(program: Program, sizes: Mapping[str, int]) -> Sample:
     """Return the inputs of a call with these sizes (by symbol), generated as in `samples`."""
-    return _made(program, program.as_source(), "given", sizes, None)
+    return _create(program, program.as_source(), "given", sizes, None)
 
 
-def _made(program: Program, source: Program, name: str, sizes: Mapping[str, int], given: Given) -> Sample:
+def _create(program: Program, source: Program, name: str, sizes: Mapping[str, int], given: Given) -> Sample:
     if callable(given):
         return _own(program, name, given(by_place(program, sizes)))
     limits = index_limits(source)

@@ -154,8 +154,8 @@ class _Writer:
 
 def _title(fault: Fault) -> str:
     nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
-    said = f": {fault.failures[0]}" if fault.failures else ""
-    return f"The engine of {nodes} is wrong{said}.".replace('"', "'").replace("\\", "/")
+    failure = f": {fault.failures[0]}" if fault.failures else ""
+    return f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/")
 
 
 def _printed(value: object) -> str:

@@ -92,26 +92,26 @@ def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[f
 
     right: the number of nodes at the start that are known to be right together.
     """
-    kept: list[str] = []
+    collected: list[str] = []
     candidates = list(nodes)
     try:
-        low, high = _border(candidates, right, kept, questions)
-        kept, candidates, right = candidates[low:high], candidates[:low][::-1], low
-        while candidates and not questions(kept):
-            low, high = _border(candidates, 0, kept, questions)
-            kept, candidates = [*kept, *candidates[low:high]], candidates[:low]
+        low, high = _border(candidates, right, collected, questions)
+        collected, candidates, right = candidates[low:high], candidates[:low][::-1], low
+        while candidates and not questions(collected):
+            low, high = _border(candidates, 0, collected, questions)
+            collected, candidates = [*collected, *candidates[low:high]], candidates[:low]
     except OutOfBuildsError:
-        raise _Cut(frozenset([*kept, *candidates])) from None
-    return frozenset(kept), sum(node not in kept for node in nodes[:right])
+        raise _Cut(frozenset([*collected, *candidates])) from None
+    return frozenset(collected), sum(node not in collected for node in nodes[:right])
 
 
-def _border(candidates: Sequence[str], low: int, kept: Sequence[str], questions: Questions) -> tuple[int, int]:
-    """Return two prefix lengths: the candidates up to the first are right together with ``kept``, those up to the
+def _border(candidates: Sequence[str], low: int, collected: Sequence[str], questions: Questions) -> tuple[int, int]:
+    """Return two prefix lengths: the candidates up to the first are right together with ``collected``, those up to the
     second wrong. They are neighbours, unless the predicate has no answer between them."""
     high = len(candidates)
     while high - low > 1:
         for middle in _middles(low, high):
-            wrong = questions([*kept, *candidates[:middle]])
+            wrong = questions([*collected, *candidates[:middle]])
             if wrong is not None:
                 low, high = (low, middle) if wrong else (middle, high)
                 break

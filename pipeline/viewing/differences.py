@@ -107,9 +107,9 @@ def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
             "quantized": (old.fusion, new.fusion),
         }
         same_place = old.place == new.place
-        told = [f"{k} {was or '-'} -> {now or '-'}" for k, (was, now) in rows.items() if was != now and same_place]
-        if told:
-            yield Row(f"{new.name}: {'; '.join(told)}", new.name)
+        parts = [f"{k} {was or '-'} -> {now or '-'}" for k, (was, now) in rows.items() if was != now and same_place]
+        if parts:
+            yield Row(f"{new.name}: {'; '.join(parts)}", new.name)
 
 
 def _counted(before: Iterable[str], after: Iterable[str]) -> Iterator[Row]:

@@ -34,10 +34,10 @@ def opened(path: str | os.PathLike[str]) -> ProgramView:
         if not (place / PROGRAM).is_file():
             raise ArtifactError(f"{place} has no {PROGRAM}", "`pipeline compile -o DIR` writes one; compile again")
         return read(place / PROGRAM)
-    return read(place) if place.suffix in (".json", ".html") else _kept(place)
+    return read(place) if place.suffix in (".json", ".html") else _saved_view(place)
 
 
-def _kept(path: Path) -> ProgramView:
+def _saved_view(path: Path) -> ProgramView:
     """Return the view of a saved program, with the versions that compiled it and the digest of its weights."""
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights

@@ -88,7 +88,7 @@ def test_a_batch_of_padding_costs_no_kernel(dynamic: Any) -> None:
 
 
 def test_a_plan_without_words_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no program in words"):
+    with pytest.raises(ValueError, match="no program as text"):
         kernels(b"\x00plan")
 
 

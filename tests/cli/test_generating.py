@@ -59,7 +59,7 @@ def test_beams_are_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--prompt-ids", "5,x"], "whole numbers"),
+        (["--prompt-ids", "5,x"], "integers separated"),
         (["--prompt-ids", "5,99"], "the model has 50 tokens"),
         (["--prompt-ids", "-5"], "not negative"),
         (["--prompt-ids", "5", "--max-new-tokens", "0"], "--max-new-tokens is 0; it is at least 1"),

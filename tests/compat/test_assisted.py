@@ -92,7 +92,7 @@ def test_drafts_have_an_engine_of_their_own() -> None:
 def test_what_cannot_go_back_is_refused_in_words() -> None:
     compiled, llama = (drafting(family, 0) for family in ("lfm2", "llama"))
     for model, how in ((compiled, {"prompt_lookup_num_tokens": 2}), (llama, {"assistant_model": compiled})):
-        with pytest.raises(ValueError, match="Lfm2ForCausalLM keeps recurrent states, which cannot go back"):
+        with pytest.raises(ValueError, match="Lfm2ForCausalLM has recurrent states, which assisted decoding cannot"):
             families.generated(model, families.prompts("llama", (5,)), 4, **how)
     cache = compiled(**families.prompts("llama", (5,))).past_key_values
     with pytest.raises(ValueError, match="cannot go back"):
@@ -103,7 +103,7 @@ def test_what_cannot_go_back_is_refused_in_words() -> None:
     ("options", "words"),
     [
         ({"assistant_early_exit": 1}, "assistant_early_exit is 1, and an engine has all layers"),
-        ({"output_hidden_states": True}, "output_hidden_states is True, and the engines give no hidden states"),
+        ({"output_hidden_states": True}, "output_hidden_states is True, and the engines return no hidden states"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search"),
         ({"cache_implementation": "static"}, "a compiled model has a cache of its own"),
     ],

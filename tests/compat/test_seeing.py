@@ -160,7 +160,7 @@ def test_an_example_shows_what_prompts_have() -> None:
     text = {name: given[name][:, -2:] for name in ("input_ids", "attention_mask", "token_type_ids")}
     compiled = compile_for_generation(model, encoder_example=text, compile=unbuilt, executor="reference", **SIZES)
     agree(*(each.generate(**text, **SCORED) for each in (compiled, model)))
-    with pytest.raises(pipeline.ExecutionError, match="in another way than that of encoder_example"):
+    with pytest.raises(pipeline.ExecutionError, match="in another form than encoder_example's"):
         compiled.generate(**given, **SCORED)
 
 
@@ -218,5 +218,5 @@ def test_a_model_that_reads_its_prompts_in_another_way_is_refused() -> None:
         return forward(**{**inputs, "attention_mask": None})
 
     decoder.forward = other
-    with pytest.raises(pipeline.CaptureError, match="reads its prompts in another way: its logits for encoder_example"):
+    with pytest.raises(pipeline.CaptureError, match="reads its prompts in an unsupported way: its logits for"):
         compile_for_generation(model, encoder_example=given, **SIZES)

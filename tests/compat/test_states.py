@@ -128,11 +128,11 @@ def test_a_class_may_be_of_another_module(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 REFUSED = {
-    "Zaya": "computes its states in a way of its own",
+    "Zaya": "computes its states by functions of its own",
     "MiniMax": "cannot be called with a cache of transformers",
-    "DeepseekV4": "keeps more than keys, values and states of its past",
-    "Rwkv": "gives no cache of keys and values",
-    "Bert": "gives no cache of keys and values",
+    "DeepseekV4": "caches more than keys, values and states",
+    "Rwkv": "returns no cache of keys and values",
+    "Bert": "returns no cache of keys and values",
 }
 
 

@@ -277,12 +277,12 @@ def test_pieces_of_each_engine_beside_pytorch() -> None:
 
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
 def test_a_count_is_at_least_one(count: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="count is a whole number at least 1"):
+    with pytest.raises(error, match="count is an integer of at least 1"):
         pipeline.in_pieces(count)
 
 
 def test_a_path_is_no_depth() -> None:
-    with pytest.raises(TypeError, match=r"depth is a whole number .*'encoder'; paths are given by pattern="):
+    with pytest.raises(TypeError, match=r"depth is an integer .*'encoder'; paths are given by pattern="):
         pipeline.by_submodule("encoder")  # type: ignore[arg-type]
 
 

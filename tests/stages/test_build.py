@@ -275,7 +275,7 @@ def settled(result: Any = None, error: Exception | None = None, cancelled: bool 
 
 
 ODD: dict[str, tuple[Any, str]] = {
-    "no future": (None, r"the executor's submit\(\) gave a NoneType, no Future\n  hint: leave"),
+    "no future": (None, r"the executor's submit\(\) returned a NoneType, no Future\n  hint: leave"),
     "no plan": (settled(3), "its worker returned a int instead of the job's result"),
     "cancelled": (settled(cancelled=True), "the executor cancelled it\n  hint: keep the executor open"),
     "failed": (settled(error=OSError("no disk")), "OSError in its worker: no disk\n  hint: leave"),
@@ -307,7 +307,7 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
     ]
     with pytest.raises(BuildError, match=r"^engine_0: a process that was building it ended abruptly"):
         gathered(processes, jobs, report)
-    with pytest.raises(BuildError, match="engine_0: the executor takes no work"):
+    with pytest.raises(BuildError, match="engine_0: the executor refused the work"):
         Build(processes)(converted)
 
 

@@ -351,7 +351,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
         why = f"{type(model).__name__} cannot be called with a cache of transformers"
         raise CaptureError(why, f"it says: {error}") from error
     if found is None:
-        why = f"{type(model).__name__} gives no cache of keys and values"
+        why = f"{type(model).__name__} returns no cache of keys and values"
         raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")
     own = found.self_attention_cache if model.config.is_encoder_decoder else found
     return [_kept_by(model, layer) for layer in own.layers]
@@ -373,11 +373,11 @@ def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
     every = ((kind, getattr(layer, name, None)) for kind, name in KEPT.items())
     named = {kind: tensor for kind, tensor in every if tensor is not None and tensor.dim() > 1}
     states = dict(layer.own) if isinstance(layer, States) else {}
-    kept = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
-    others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in kept]
+    known = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
+    others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in known]
     if others or (named and ("key" not in named or named["key"].dim() != 4)):
         raise CaptureError(
-            f"{type(model).__name__} keeps more than keys, values and states of its past",
+            f"{type(model).__name__} caches more than keys, values and states",
             "models whose every layer is attention, or has states, generate; others can be compiled as they are",
         )
     along = {kind: Kept(tuple(x.shape), x.dtype, x.dim() - 2) for kind, x in named.items()}

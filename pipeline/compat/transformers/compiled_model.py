@@ -45,10 +45,10 @@ OTHERS: Final = {
     "penalty_alpha": "contrastive search has a cache of its own",
     "cache_implementation": "a compiled model has a cache of its own",
     "assistant_early_exit": "an engine has all layers",
-    "use_mtp": "the engines give no hidden states",
-    "speculation_type": "the engines give no hidden states",
-    "output_attentions": "the engines give no attentions",
-    "output_hidden_states": "the engines give no hidden states",
+    "use_mtp": "the engines return no hidden states",
+    "speculation_type": "the engines return no hidden states",
+    "output_attentions": "the engines return no attentions",
+    "output_hidden_states": "the engines return no hidden states",
 }
 """The options of ``generate`` that a compiled model does not support, and why."""
 
@@ -147,7 +147,7 @@ class CompiledGeneration:
         states."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):
-            raise ValueError(f"{type(made).__name__} reads hidden states of the model, and the engines give none")
+            raise ValueError(f"{type(made).__name__} reads hidden states of the model, and the engines return none")
         return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -226,7 +226,7 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
         return given
     if given is not None and has_tokens(given):
         why = f"a {type(given).__name__} with tokens is given, and a compiled model has a cache of its own"
-        raise ExecutionError(why, "pass the past_key_values that an earlier call of it gave, or none")
+        raise ExecutionError(why, "pass the past_key_values that an earlier call of it returned, or none")
     kind = FilledCross if "encoder" in model.runners else Filled
     return kind(model.limits.max_cache_len, model.runners["decoder"], model.__dict__["_latest"])
 
@@ -241,9 +241,7 @@ def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
     for each in (model, assistant):
         if isinstance(each, CompiledGeneration) and not goes_back(each.runners["decoder"]):
             name = type(each).__name__.removeprefix("Compiled")
-            raise ValueError(
-                f"{name} keeps recurrent states, which cannot go back as assisted decoding does: leave it out"
-            )
+            raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: leave it out")
 
 
 def _steps(
@@ -267,10 +265,10 @@ def _steps(
         filled.mask = torch.zeros(rows, limits.max_cache_len, dtype=torch.bool, device=model.device)
     calls = limits.calls(length, wanted)
     sizes = [size for size, _ in calls]
-    wheres = repeat(None) if places is None else places.split(sizes, -1)
+    positions = repeat(None) if places is None else places.split(sizes, -1)
     ends = [filled.length + end for end in accumulate(sizes, initial=0)]
     sights = multimodal_inputs(sight, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
-    for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
+    for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), positions, sights, strict=False):
         start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
         if where is None and sight is not None and sight.padded:

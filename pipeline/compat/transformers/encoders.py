@@ -107,7 +107,7 @@ class CompiledEncoder(torch.nn.Module):
         inputs = self._taken(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
         if mask is None and attention_mask is not None and not hears_all(self) and not attention_mask.all():
-            raise ValueError("attention_mask hides a part of what the encoder takes: a compiled one takes all of it")
+            raise ValueError("attention_mask hides a part of the encoder's input: a compiled encoder reads all of it")
         hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
         made = BaseModelOutput(last_hidden_state=hidden)
         made["cross"] = tuple(cross)
@@ -122,6 +122,6 @@ class CompiledEncoder(torch.nn.Module):
                 raise ExecutionError(f"the encoder is compiled for {self.main_input_name}", hint)
             return inputs
         if embeds is None and not embedded.of_ids:
-            why = "the encoder makes other embeddings of ids than the model, and is compiled for these"
+            why = "the encoder embeds ids otherwise than the model, and is compiled for the model's embeddings"
             raise ExecutionError(why, "pass inputs_embeds")
         return embed(inputs) if embeds is None else embeds

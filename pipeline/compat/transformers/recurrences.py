@@ -105,7 +105,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
 
     def _own_way(self) -> CaptureError:
         return CaptureError(
-            f"{self.model} computes its states in a way of its own",
+            f"{self.model} computes its states by functions of its own",
             "those of functions of transformers 5.17 generate: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
         )
 
@@ -149,8 +149,8 @@ def delta_rule(
     [rows, length, heads, width], each key for as many heads of values."""
     states = _current.get()
     if states is None:
-        how = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, **kwargs}
-        return original(query, key, value, g, beta, *args, **how)  # type: ignore[no-any-return]
+        options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, **kwargs}
+        return original(query, key, value, g, beta, *args, **options)  # type: ignore[no-any-return]
     heads, (rows, _, _, width) = value.shape[2], key.shape
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
     q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -178,8 +178,8 @@ def mamba2(
     [rows, length, groups, state]."""
     states = _current.get()
     if states is None:
-        how = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, **kwargs}
-        return original(hidden_states, dt, a, b, c, *args, **how)
+        options = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, **kwargs}
+        return original(hidden_states, dt, a, b, c, *args, **options)
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
     step = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
@@ -207,8 +207,8 @@ def mamba(
     """Compute ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
     states = _current.get()
     if states is None:
-        how = {"z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
-        return original(hidden_states, dt, a, b, c, **how)
+        options = {"z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
+        return original(hidden_states, dt, a, b, c, **options)
     step = _step(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()

@@ -186,7 +186,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     rounding = max(16 * torch.finfo(dtype).eps, 1e-3 if dtype == torch.float32 else 0.03)
     if off > rounding * sample.logits.abs().max().clamp(min=1):
         name = type(step.model).__name__
-        why = f"{name} reads its prompts in another way: its logits for encoder_example differ by {off:.1e}"
+        why = f"{name} reads its prompts in an unsupported way: its logits for encoder_example differ by {off:.1e}"
         raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
 
 
@@ -300,7 +300,7 @@ def multimodal_inputs(
         yield from repeat({}, len(chunks))
         return
     if prompt is not None and not prompt.is_like(spec):
-        why = "a prompt reaches the language model in another way than that of encoder_example"
+        why = "a prompt reaches the language model in another form than encoder_example's"
         raise ExecutionError(why, "compile with a prompt that has an image, or sound")
     for start, end in chunks:
         if prompt is None:

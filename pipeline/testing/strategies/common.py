@@ -73,10 +73,10 @@ def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool =
 
 @st.composite
 def _part(draw: Draw, whole: Shape) -> Shape:
-    how = draw(st.sampled_from(["same", "shorter", "ones", "shorter", "both"]))
-    starts = [*range(1, len(whole)), 1, len(whole)] if how in ("shorter", "both") and whole else [0]
+    form = draw(st.sampled_from(["same", "shorter", "ones", "shorter", "both"]))
+    starts = [*range(1, len(whole)), 1, len(whole)] if form in ("shorter", "both") and whole else [0]
     start = draw(st.sampled_from(starts))
-    ones = draw(st.tuples(*[st.booleans()] * len(whole))) if how in ("ones", "both") else (False,) * len(whole)
+    ones = draw(st.tuples(*[st.booleans()] * len(whole))) if form in ("ones", "both") else (False,) * len(whole)
     return tuple(1 if one else size for size, one in zip(whole, ones, strict=True))[start:]
 
 

@@ -64,7 +64,7 @@ def arange(draw: Draw, target: Target) -> Call:
 
 @calls(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(draw: Draw, target: Target) -> Call:
-    """Of no elements: any others may be anything."""
+    """Draw calls for empty tensors: elements of others are undefined."""
     shape = [0, Size("n")] if draw(st.booleans()) else [Size("n"), 0]
     more = {aten.empty_permuted.default: ([0, 1],), aten.empty_strided.default: ([1, 1],)}.get(target, ())
     return Call(target, (shape, *more), {"dtype": draw(dtypes)}, SIZES)
@@ -72,7 +72,7 @@ def empty(draw: Draw, target: Target) -> Call:
 
 @calls(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
 def empty_like(draw: Draw, target: Target) -> Call:
-    """Of no elements: any others may be anything."""
+    """Draw calls for empty tensors: elements of others are undefined."""
     spec = TensorSpec(("n", 0), draw(dtypes))
     more = {aten.new_empty.default: ([Size("n"), 0],), aten.new_empty_strided.default: ([Size("n"), 0], [1, 1])}
     return Call(target, (spec, *more.get(target, ())), sizes=SIZES)

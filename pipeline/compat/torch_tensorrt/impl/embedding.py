@@ -28,5 +28,5 @@ def embedding_bag(
     include_last_offset: bool = False,
 ) -> Expression:
     """aten._embedding_bag.default; ``mode`` is 0 for sum, 1 for mean, 2 for max -> [tensor, None, None, None]"""
-    how = (False, mode, False, per_sample_weights, include_last_offset)
-    return [call(aten._embedding_bag.default, weight, indices, offsets, *how)[0], None, None, None]
+    options = (False, mode, False, per_sample_weights, include_last_offset)
+    return [call(aten._embedding_bag.default, weight, indices, offsets, *options)[0], None, None, None]
