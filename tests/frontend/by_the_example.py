@@ -63,6 +63,20 @@ def by_the_example(is_wrong: Callable[[pipeline.Program], bool]) -> Callable[[],
     return is_flawed
 
 
+def with_filled_memory(is_flawed: Callable[[], bool]) -> Callable[[], bool]:
+    """The same where memory that nothing was written to is NaN, and not whatever it was before."""
+
+    def filled() -> bool:
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            return is_flawed()
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    return filled
+
+
 def counts_alike() -> bool:
     """Whether a program is for the number of rows of its example alone."""
     run = pipeline.default()(pipeline.capture(Counts(), (ROW,), settings=BY_EXAMPLE)).module("reference")
