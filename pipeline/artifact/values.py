@@ -80,6 +80,13 @@ def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
     return [read(part) for part in data]
 
 
+def _read_shape(data: JsonData) -> torch.Size:
+    try:
+        return torch.Size(_parts(data))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise MalformedError("these are no sizes") from None
+
+
 def _read_slice(data: JsonData) -> slice:
     return slice(*_parts(data, 3))
 
@@ -145,7 +152,7 @@ _WRITE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
 
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "float": lambda data: read_float({"float": data}),
-    "shape": lambda data: torch.Size(_parts(data)),
+    "shape": _read_shape,
     "tuple": lambda data: tuple(_parts(data)),
     "dict": _read_dict,
     "dtype": dtype_named,

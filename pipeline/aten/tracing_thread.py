@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 import torch
+
+one_export: Final = threading.RLock()
+"""Held by the thread that exports or traces a graph: torch changes then what is the whole process's, such as
+`Module.__call__`. Exports that are not ours do not wait. It is held by a ``with`` in a function: an interrupt takes it
+from no other context for sure."""
 
 _MODES: Final = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.support import function_name
+from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Spec
 from pipeline.aten.whole import meant
 from pipeline.frontend.fakes import quietly, signature
@@ -68,7 +69,7 @@ def _trace(
             raise _DoesNotApply
         return tuple(result) if isinstance(result, tuple) else result  # fx would turn named tuples into calls
 
-    with torch.no_grad(), quietly(mode), enable_python_dispatcher():
+    with one_export, torch.no_grad(), quietly(mode), enable_python_dispatcher():
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except (_DoesNotApply, GuardOnDataDependentSymNode):

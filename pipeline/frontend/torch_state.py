@@ -13,6 +13,7 @@ from torch.export import _trace
 from torch.fx import _symbolic_trace
 from torch.utils import _python_dispatch
 
+from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument
 
 FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
@@ -50,25 +51,30 @@ def thread_state() -> Callable[[], None]:
 
 
 def process_state() -> Callable[[], None]:
-    """Return a function that takes back what a trace has changed since for all threads."""
+    """Return a function that takes back what a trace has changed since for all threads, when none exports: what is
+    changed meanwhile is the other's."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
+    modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
+    free = [place for place in (0, 1) if modes.get(place) is None]
     unpatched = _fx_patches()
 
     def put_back() -> None:
-        for module, name, value in idle:
-            setattr(module, name, value)
-        unpatched()
+        with one_export:
+            for module, name, value in idle:
+                setattr(module, name, value)
+            for place in free:
+                modes.set(place, None)
+            unpatched()
 
     return put_back
 
 
 class _Modes:
-    """The modes that are entered: of operators, before autograd and after, and of functions."""
+    """The modes that this thread has entered: of operators and of functions."""
 
     def __init__(self) -> None:
         self.operators = _python_dispatch._get_current_dispatch_mode_stack()
         self.functions = overrides._get_current_function_mode_stack()
-        self.before = [_ops.mode_stack_state_for_pre_dispatch().get(place) for place in (0, 1)]
 
     def put_back(self) -> None:
         """Leave those that were entered since."""
@@ -82,9 +88,6 @@ class _Modes:
                 torch._C._pop_torch_function_stack()
             for mode in self.functions:
                 torch._C._push_on_torch_function_stack(mode)
-        for place, mode in enumerate(self.before):
-            if mode is None:
-                _ops.mode_stack_state_for_pre_dispatch().set(place, None)
 
 
 def _same(some: list[Argument], others: list[Argument]) -> bool:
@@ -94,7 +97,8 @@ def _same(some: list[Argument], others: list[Argument]) -> bool:
 def _fx_patches() -> Callable[[], None]:
     """Return a function that takes back what tracers of torch.fx replace since, in `nn.Module` and elsewhere."""
     before = _symbolic_trace.CURRENT_PATCHER
-    own = {name: vars(torch.nn.Module)[name] for name in ("__call__", "__getattr__")}
+    names = ("__call__", "__getattr__") if before is None else ()  # else what is there is another thread's
+    own = {name: vars(torch.nn.Module)[name] for name in names}
 
     def take_back() -> None:
         patcher: Argument = _symbolic_trace.CURRENT_PATCHER

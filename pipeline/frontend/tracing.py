@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 
+from pipeline.aten.tracing_thread import one_export
 from pipeline.frontend import gpu_answers, moved, stale_constants
 from pipeline.frontend.replaced import TABLE
 from pipeline.frontend.replacement import Places
 from pipeline.frontend.transforms import levels_left
 from pipeline.frontend.untouched import checks_left
 
+__all__ = ["by_the_example", "exporting", "exporting_by", "one_export", "tracing", "tracing_for"]
+
 _places = Places(TABLE)
-one_export: Final = threading.RLock()
-"""Held by the thread that exports: torch.export changes what is the whole process's. Other exports do not wait. It is
-held by a ``with`` in a function: an interrupt takes it from no other context for sure."""
 
 
 @contextmanager

@@ -80,6 +80,12 @@ class Meaning:
             for port, value in zip(segment["outputs"], results, strict=True):
                 self.values[port["name"]] = value
         users = [row for row in self.manifest["outputs"] if row.get("kind", "user") == "user"]
+        held, written = dict(self.manifest.get("buffers", ())), {}
+        for row in self.manifest["outputs"]:
+            if row.get("kind") == "buffer":
+                written[row["target"]] = row["value"]
+        if any(row.get("target") in held and written.get(held[row["target"]]) != row["value"] for row in users):
+            raise UnknownError("a buffer that is returned, and has another value after the call")
         return [row["value"] if row.get("constant") else self.returned(row["value"]) for row in users]
 
     def returned(self, name: str) -> Any:
@@ -87,7 +93,10 @@ class Meaning:
         value = self.rows[name].get("value") if name in self.rows else None
         if isinstance(value, dict) and "size" in value:
             return self.size(value["size"])
-        return self.values[name] if name in self.values else self.constant(name)
+        found = self.values[name] if name in self.values else self.constant(name)
+        if isinstance(value, dict) and "tensor" in value and isinstance(found, torch.Tensor):
+            return found.to(getattr(torch, value["tensor"]["dtype"]))
+        return found
 
     def taken(self, port: Records) -> Any:
         """An input of a segment."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from threading import Thread
+from contextlib import ExitStack, suppress
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -27,6 +27,15 @@ aten = torch.ops.aten
 
 class Inherits(dict[str, Any]):
     """An attribute that is inherited is replaced, and then is again."""
+
+
+@pytest.fixture(autouse=True)
+def _frozen() -> Iterator[None]:
+    """Each interrupt collects garbage, which is fast where little else is tracked."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Interrupt:
@@ -119,6 +128,44 @@ def test_contexts_that_end_late_end_before_modes_are_put_back(chained: bool) -> 
         gc.collect()
         assert torch._C._len_torch_function_stack() == 0
     assert kept.__traceback__ is not None
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_what_another_thread_exports_is_left_alone(error: type[BaseException] | None) -> None:
+    """A function that began before the export, and ends in the middle of it, in whichever way."""
+    modes, own = torch._ops.mode_stack_state_for_pre_dispatch(), vars(nn.Module)["__call__"]
+    begun, patched, seen = Event(), Event(), list[bool]()
+
+    def other(*_: object) -> None:
+        """As torch.export's own."""
+
+    def export() -> None:
+        begun.wait()
+        with tracing.one_export:
+            modes.set(0, other)
+            nn.Module.__call__ = other  # type: ignore[method-assign, assignment]
+            patched.set()
+            main.join(0.2)
+            seen.extend((modes.get(0) is other, vars(nn.Module)["__call__"] is other))
+            modes.set(0, None)
+            nn.Module.__call__ = own  # type: ignore[method-assign]
+
+    def function() -> None:
+        begun.set()
+        patched.wait()
+        if error is not None:
+            raise error
+
+    def run() -> None:
+        with suppress(ValueError, KeyboardInterrupt):
+            undoing.interruptible(function)()
+
+    main, beside = Thread(target=run), Thread(target=export)
+    for thread in (main, beside):
+        thread.start()
+    for thread in (main, beside):
+        thread.join()
+    assert seen == [True, True] and modes.get(0) is None and vars(nn.Module)["__call__"] is own
 
 
 def test_an_interrupted_export_leaves_torch_as_it_was() -> None:
