@@ -58,14 +58,16 @@ def test_all_the_work_is_done(form: str, device: str | None) -> None:
             run(nothing)
 
 
-def test_a_model_that_asks_itself_is_told_nothing() -> None:
-    """Its ways may differ: both are computed."""
-
+def test_a_model_that_asks_for_their_number_is_refused_or_decides_by_the_example() -> None:
     def asks(x: Tensor) -> Tensor:
         rows = x[x[:, 0] > 0]
         return rows.sum(0) if rows.shape[0] > 1 else x.sum(0)
 
-    compiled = pipeline.default(min_block_size=1).replace("build", unbuilt)(Calls(asks).eval(), (X,))
-    run = compiled.module("reference")
-    for x in (*calls(), -X.abs() - 1):
-        torch.testing.assert_close(run(x), asks(x))
+    compile = pipeline.default(min_block_size=1).replace("build", unbuilt)
+    with pytest.raises(pipeline.CaptureError, match=r"test_rows_of_data.py:\d+, return rows.sum"):
+        compile(Calls(asks).eval(), (X,))
+    by_example = pipeline.default(min_block_size=1, decisions="example").replace("build", unbuilt)
+    run = by_example(Calls(asks).eval(), (X,)).module("reference")
+    torch.testing.assert_close(run(X), asks(X))
+    with pytest.raises(pipeline.DecisionError):
+        run(-X.abs() - 1)
