@@ -33,7 +33,7 @@ from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.errors import CaptureError, DecisionError, ShapeError
 from pipeline.stages.unbuilt import unbuilt
-from pipeline.testing.whole import difference
+from pipeline.testing.compare_outputs import difference
 
 TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "chat", "series", "diffusion")
 

@@ -8,7 +8,7 @@ y = compiled(x)
 """
 
 from pipeline import api as _api  # noqa: F401 - binds methods of Compiled, defines torch.ops.pipeline.run
-from pipeline.artifact.cached import cached
+from pipeline.artifact.engine_cache_stage import cached
 from pipeline.artifact.engine_fsspec import FsspecStore
 from pipeline.artifact.engine_store import DiskStore, EngineStore
 from pipeline.artifact.load import load
@@ -49,8 +49,8 @@ from pipeline.errors import (
     UnreachedWarning,
     UnsupportedOperatorException,
 )
+from pipeline.frontend.call_recorder import Calls, recorded
 from pipeline.frontend.capture import capture
-from pipeline.frontend.recorded import Calls, recorded
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input
 from pipeline.network.context import ConversionContext

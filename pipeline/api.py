@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import get_args
 
 from pipeline.artifact.lora import with_lora
-from pipeline.artifact.operator import Entry
+from pipeline.artifact.program_op import Entry
 from pipeline.artifact.save import save
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.profiling.measure import profile
 from pipeline.profiling.trace import write
 from pipeline.records.profile import Profile
-from pipeline.runtime.in_place import in_place_of
 from pipeline.runtime.module import ProgramModule
+from pipeline.runtime.module_replacement import in_place_of
 from pipeline.settings import RUNTIME
 from pipeline.viewing.page import write_report
 

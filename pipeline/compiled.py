@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.marks import OPEN_MASK
+from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from pipeline.artifact.cached import cached_by
+from pipeline.artifact.engine_cache_stage import cached_by
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
 from pipeline.compose.pipelines import Pipeline
@@ -28,11 +28,11 @@ from pipeline.stages import (
     unbuilt,
 )
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
-from pipeline.verification.again import Again
 from pipeline.verification.bisection import LIMIT, bisected
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.loaded import check_compilable
 from pipeline.verification.measure import Comparison
+from pipeline.verification.missing_parts import check_compilable
+from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection
 from pipeline.verification.samples import Given
 

@@ -27,11 +27,11 @@ from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.frontend.dynamo_graph import DynamoGraph, NotCapturedError
-from pipeline.frontend.quiet import said_already
 from pipeline.frontend.returned_views import returned_views
+from pipeline.frontend.silence_torch_logs import said_already
 from pipeline.program import Program
 from pipeline.runtime.data_writes import DataWrites, watch
-from pipeline.runtime.overlap import shared, written_inputs
+from pipeline.runtime.memory_overlap import shared, written_inputs
 from pipeline.settings import CompilationSettings
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
 
-from pipeline.elsewhere import ELSEWHERE
 from pipeline.errors import PipelineError
+from pipeline.settings_migration import ELSEWHERE
 
 ModulePredicate: TypeAlias = Callable[[str], bool]
 TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate

@@ -118,7 +118,7 @@ ONE: Final = (
     *("tests/models/", "tests/test_zoo_devices.py", "tests/compat/test_generation.py", "tests/compat/test_prompts.py"),
     *("tests/compat/test_assisted.py", "tests/compat/test_beams.py", "tests/compat/test_encoders.py"),
     *("tests/compat/test_diffusers.py", "tests/compat/test_seeing.py", "tests/compat/test_states.py"),
-    *("tests/compat/test_towers.py", "tests/compat/test_embeddings.py", "tests/frontend/test_untouched.py"),
+    *("tests/compat/test_towers.py", "tests/compat/test_embeddings.py", "tests/frontend/test_restore_model_state.py"),
     *("tests/compat/test_packed.py", "tests/compat/test_sounds.py"),
     *("tests/frontend/test_flex_attention.py", "tests/profiling/test_kernels.py", "tests/stages/test_autocast.py"),
     *("tests/benchmarks/test_emulator.py", "tests/improvements/test_push_down_slices.py", "tests/testing/test_fuzz.py"),

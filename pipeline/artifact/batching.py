@@ -8,7 +8,7 @@ import sympy
 import torch
 from attrs import evolve
 
-from pipeline.artifact.by_name import outputs_by_name
+from pipeline.artifact.named_io import outputs_by_name
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
 from pipeline.program import Port, Program

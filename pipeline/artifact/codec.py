@@ -17,7 +17,7 @@ import attrs
 import sympy
 import torch
 
-from pipeline.artifact import expressions, values
+from pipeline.artifact import expressions, json_values
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.malformed import MalformedError, MissingOperatorError
 from pipeline.errors import ArtifactError
@@ -230,10 +230,10 @@ def _read_size(data: JsonData) -> object:
 
 _PLAIN: Mapping[object, Rule] = {
     **{kind: _exact(kind) for kind in (bool, int, str)},
-    float: Rule(values.written_float, values.read_float),
-    Any: Rule(values.written, values.read),
+    float: Rule(json_values.written_float, json_values.read_float),
+    Any: Rule(json_values.written, json_values.read),
     Json: Rule(lambda value: value, lambda data: data),
-    torch.dtype: Rule(values.dtype_name, values.dtype_named),
-    torch.layout: Rule(values.dtype_name, values.layout_named),
+    torch.dtype: Rule(json_values.dtype_name, json_values.dtype_named),
+    torch.layout: Rule(json_values.dtype_name, json_values.layout_named),
     int | sympy.Expr: Rule(expressions.written, _read_size),
 }

@@ -18,7 +18,7 @@ from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.program import Port
 from pipeline.recipes import Recipe, refs
-from pipeline.runtime.plan import NUMBERS
+from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Expr, Range
 
 

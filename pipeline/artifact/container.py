@@ -17,7 +17,7 @@ from typing import BinaryIO, Self
 
 from attrs import evolve, frozen
 
-from pipeline.artifact.sums import SharedFile, SummedWriter
+from pipeline.artifact.hashing import SharedFile, SummedWriter
 from pipeline.errors import ArtifactError
 
 ALIGNMENT = 4096

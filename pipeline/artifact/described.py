@@ -14,11 +14,11 @@ from typing import TypeVar
 import torch
 from attrs import evolve
 
-from pipeline.artifact import operators
+from pipeline.artifact import op_names
 from pipeline.artifact.graphs import KeptGraph, KeptNode
+from pipeline.artifact.hashing import THREADS
 from pipeline.artifact.load import Loader, opened
 from pipeline.artifact.manifest import KeptSegment
-from pipeline.artifact.sums import THREADS
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.compiled import Compiled
 from pipeline.program import Program
@@ -34,7 +34,7 @@ def described(path: Path) -> Compiled:
         ArtifactError: it is not a kept program, was truncated or altered, or comes from a newer version.
     """
     with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
-        return _Describer(file, path, threads, operators.ANY).compiled()
+        return _Describer(file, path, threads, op_names.ANY).compiled()
 
 
 class _Describer(Loader):
@@ -56,7 +56,7 @@ class _Describer(Loader):
         made = super().module([_named(row) for row in rows], list(map(_of_names, segments)))
         for node, row in zip(made.graph.nodes, rows, strict=True):
             if row.calls and row.op == "call_function":
-                node.target = operators.known(row.target) or node.target
+                node.target = op_names.known(row.target) or node.target
         return made
 
 

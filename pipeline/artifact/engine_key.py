@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pipeline.artifact.sums import THREADS
-from pipeline.aten.raw import raw_bytes
-from pipeline.build.plans import Order
+from pipeline.artifact.hashing import THREADS
+from pipeline.aten.tensor_bytes import raw_bytes
+from pipeline.build.serialized_plans import Order
 from pipeline.network.canonical import Canonical
 from pipeline.settings import ENGINE
 from pipeline.trt import CAPABILITIES, LIBRARY

@@ -14,13 +14,13 @@ import torch
 from attrs import evolve, frozen
 from torch.fx.node import map_aggregate
 
-from pipeline.artifact import codec, operators, values
+from pipeline.artifact import codec, json_values, op_names
 from pipeline.artifact.allocations import filled
 from pipeline.artifact.codec import Json, at
 from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.json_values import NodeName
 from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.tensors import Kept, Tensors
-from pipeline.artifact.values import NodeName
 from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
@@ -59,14 +59,14 @@ class KeptGraph:
 
 def kept_node(node: torch.fx.Node, *, calls: bool) -> KeptNode:
     """The row of a node; one whose target is not called again may have any arguments."""
-    write = values.written if calls else _written_or_text
+    write = json_values.written if calls else _written_or_text
     target = str(node.target)
     if node.op == "call_function":
-        target = operators.name_of(node.target) if calls else operators.name_of_any(node.target)
+        target = op_names.name_of(node.target) if calls else op_names.name_of_any(node.target)
     elif node.op not in ("placeholder", "get_attr", "output"):
         raise ArtifactError(f"node {node.name} cannot be kept: it is a {node.op}")
     value = written_value(node.meta.get("val")) if "val" in node.meta else None
-    library = operators.library_of(node.target) if calls else ""
+    library = op_names.library_of(node.target) if calls else ""
     args, kwargs = write(node.args), write(dict(node.kwargs))
     where = node.meta.get("where") or line_of(node.meta)
     return KeptNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
@@ -74,7 +74,7 @@ def kept_node(node: torch.fx.Node, *, calls: bool) -> KeptNode:
 
 def _written_or_text(value: object) -> JsonData:
     try:
-        return values.written(value)
+        return json_values.written(value)
     except ArtifactError:
         return str(value)
 
@@ -88,7 +88,7 @@ def written_value(value: object) -> JsonData:
     if isinstance(value, (tuple, list)):
         return {"tuple" if isinstance(value, tuple) else "list": [written_value(part) for part in value]}
     try:
-        return values.written(value)
+        return json_values.written(value)
     except ArtifactError:
         return None
 
@@ -96,13 +96,13 @@ def written_value(value: object) -> JsonData:
 def read_value(data: JsonData) -> Any:
     """Read a node's value."""
     if not isinstance(data, dict) or len(data) != 1:
-        return values.read(data)
+        return json_values.read(data)
     name, inner = next(iter(data.items()))
     if name == "tensor":
         return codec.read(inner, TensorType)
     if name in ("tuple", "list") and isinstance(inner, list):
         return (tuple if name == "tuple" else list)(map(read_value, inner))
-    return values.read(data)
+    return json_values.read(data)
 
 
 def kept_graph(module: torch.fx.GraphModule, name: str, tensors: Tensors) -> KeptGraph:
@@ -135,7 +135,7 @@ def attributes(
 def check_calls(rows: Iterable[KeptNode], graphs: Iterable[tuple[str, KeptGraph]]) -> None:
     """Raise an error if a node calls what no program from a file may call: such a file could not be loaded."""
     for row in rows:
-        if row.calls and row.op == "call_function" and (why := operators.refused(operators.known(row.target))):
+        if row.calls and row.op == "call_function" and (why := op_names.refused(op_names.known(row.target))):
             raise ArtifactError(f"node {row.name} cannot be kept: {row.target} {why}")
     for _, graph in graphs:
         check_calls(graph.nodes, graph.graphs)
@@ -232,7 +232,7 @@ class Nodes:
 
     def add(self, row: KeptNode) -> None:
         """Add a node."""
-        args, kwargs = values.read(row.args), values.read(row.kwargs)
+        args, kwargs = json_values.read(row.args), json_values.read(row.kwargs)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
             raise MalformedError("its arguments are not those of a call")
         if row.name in self.env or not row.name.isidentifier():
@@ -272,8 +272,8 @@ class Nodes:
     def target(self, row: KeptNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
         """What a node calls; a name alone where an engine runs it."""
         if not row.calls:
-            return FUNCTIONS.get(row.target) or operators.Named(row.target)
-        target = operators.target_of(row.target, self.libraries, row.library)
+            return FUNCTIONS.get(row.target) or op_names.Named(row.target)
+        target = op_names.target_of(row.target, self.libraries, row.library)
         schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
             raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
@@ -282,7 +282,7 @@ class Nodes:
         if (size := filled(target, args, kwargs)) > self.most:
             raise MalformedError(f"it fills {size} bytes, and its file says that no tensor has more than {self.most}")
         if isinstance(target, torch._ops.HigherOrderOperator):
-            count = operators.GRAPHS[target.name()]
+            count = op_names.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args
             if len(given) <= count or not all(self.is_graph(value) for value in given[:count]):
                 raise MalformedError(f"{row.target} runs {count} graphs of the file, and is given something else")

@@ -15,12 +15,13 @@ from typing import Any, BinaryIO, TypeVar
 import torch
 from attrs import evolve
 
-from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact import codec, graphs, pytrees, settings_json
 from pipeline.artifact.allocations import largest, most_of
 from pipeline.artifact.codec import at
 from pipeline.artifact.consistency import check_manifest, check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import KeptNode
+from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import decoded
 from pipeline.artifact.malformed import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import (
@@ -32,9 +33,8 @@ from pipeline.artifact.manifest import (
     KeptVerdict,
     Manifest,
 )
-from pipeline.artifact.operators import target_of
+from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
-from pipeline.artifact.sums import THREADS, SharedFile
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.aten.naming import stack_of
 from pipeline.compiled import Compiled
@@ -45,9 +45,9 @@ from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.recipes import Recipe
+from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
-from pipeline.runtime.plan import LayoutBuilder
 from pipeline.runtime.snapshot import AbsentWeights
 from pipeline.trt import has_gpu
 
@@ -280,7 +280,7 @@ class Loader:
             shapes=kept.shapes,
             in_spec=at("in_spec", pytrees.read, kept.in_spec),
             out_spec=at("out_spec", pytrees.read, kept.out_spec),
-            settings=at("settings", kept_settings.read, kept.settings),
+            settings=at("settings", settings_json.read, kept.settings),
             versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
             aliases=kept.aliases,
             written=kept.written,

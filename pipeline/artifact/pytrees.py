@@ -12,7 +12,7 @@ from attrs import frozen
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
-from pipeline.artifact import values
+from pipeline.artifact import json_values as values
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.malformed import MalformedError
 from pipeline.aten.types import Spec

@@ -11,10 +11,10 @@ import torch
 from attrs import evolve
 
 from pipeline.aten.support import Choice, ConverterSupport
-from pipeline.build.equal import built_once
+from pipeline.build.deduplicate import built_once
 from pipeline.build.monitor import Monitor
-from pipeline.build.plans import Order, PlanFile, serialize
 from pipeline.build.remote_build import RemoteBuild, write
+from pipeline.build.serialized_plans import Order, PlanFile, serialize
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve
 
-from pipeline.artifact import allocations, codec, graphs, kept_settings, pytrees
+from pipeline.artifact import allocations, codec, graphs, pytrees, settings_json
 from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.consistency import check_names
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
+from pipeline.artifact.hashing import SummedWriter
 from pipeline.artifact.json_data import encoded
 from pipeline.artifact.manifest import (
     FORMAT,
@@ -30,7 +31,6 @@ from pipeline.artifact.manifest import (
     Manifest,
     Versions,
 )
-from pipeline.artifact.sums import SummedWriter
 from pipeline.artifact.tensors import Tensors
 from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled
@@ -175,7 +175,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         in_spec=pytrees.written(program.in_spec),
         out_spec=pytrees.written(program.out_spec),
         shapes=program.shapes,
-        settings=kept_settings.written(program.settings),
+        settings=settings_json.written(program.settings),
         segments=partitioned.segments,
         engines=engines,
         networks=tuple(networks),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from attrs import evolve, frozen
 
-from pipeline.artifact import by_name
+from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_of, obstacle
 from pipeline.artifact.container import Reader
 from pipeline.artifact.load import load, manifest_of, opened
@@ -112,7 +112,7 @@ def serve_config(
 def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> ServeConfig:
     """What Triton is told of a program; see `serve_config`."""
     program = compiled.program
-    given = by_name.inputs_of(program)
+    given = named_io.inputs_of(program)
     results = list(_results(compiled))
     ports = [*given, *(port for _, port in results)]
     batch = batch_of(program, ports) if batching is not False else None
@@ -133,7 +133,7 @@ def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
     program, segments = compiled.program, compiled.partitioned.segments
     ports = {p.name: p for p in (*program.inputs, *(p for segment in segments for p in segment.outputs))}
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    for name, output in by_name.named_outputs(program):
+    for name, output in named_io.named_outputs(program):
         if output.constant or (output.value in ports and ports[output.value].kind == "constant"):
             continue
         value = nodes[output.value]

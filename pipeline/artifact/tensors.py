@@ -14,7 +14,7 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.values import dtype_name
+from pipeline.artifact.json_values import dtype_name
 from pipeline.errors import ArtifactError
 
 PAGE = 4096

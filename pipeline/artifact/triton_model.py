@@ -14,8 +14,8 @@ import torch
 import triton_python_backend_utils as pb_utils
 from torch.utils import dlpack
 
-from pipeline.artifact.by_name import called_by_name, inputs_of
 from pipeline.artifact.load import load
+from pipeline.artifact.named_io import called_by_name, inputs_of
 from pipeline.artifact.serving import sent, taken
 from pipeline.aten.types import Leaf
 

@@ -1,8 +1,8 @@
 """Replace operators that depend on their input's memory layout by functions that accept any layout.
 
 Values of a program have any layout: engines return contiguous tensors, whatever the layout in the example. So programs
-contain ``as_strided`` of contiguous tensors only (`pipeline.frontend.strided`), and executors of a program's nodes run
-the functions of this table instead.
+contain ``as_strided`` of contiguous tensors only (`pipeline.frontend.as_strided`), and executors of a program's nodes
+run the functions of this table instead.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import torch
 
-from pipeline.aten.raw import raw_bytes
+from pipeline.aten.tensor_bytes import raw_bytes
 
 LEAST = 1 << 16
 """The least bytes of a tensor that is moved to the file."""

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
-from pipeline.build.plans import Order, Plan, PlanFile, mapped, room_for, serialize
+from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, room_for, serialize
 from pipeline.errors import BuildError
 from pipeline.network.codes import PACKED
 from pipeline.network.description import Network, Weight, describe

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli import generating, kept, profiling, viewing
+from pipeline.cli import generate, profiling, saved_program_commands, viewing
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
 from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
@@ -130,9 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
-    kept_ones = kept.add_inspect, kept.add_run, kept.add_verify, kept.add_serve_config
+    kept_ones = (
+        saved_program_commands.add_inspect,
+        saved_program_commands.add_run,
+        saved_program_commands.add_verify,
+        saved_program_commands.add_serve_config,
+    )
     listed = (*kept_ones, profiling.add_profile, viewing.add_report)
-    generating.add_generate(commands)
+    generate.add_generate(commands)
     for add in listed:
         add(commands)
     for add_compiling in (viewing.add_diff, viewing.add_plan):

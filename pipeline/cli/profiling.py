@@ -11,8 +11,8 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load
-from pipeline.cli.kept import input_value, inputs_by_name
 from pipeline.cli.options import UsageError, add_file, add_inputs, add_operators
+from pipeline.cli.saved_program_commands import input_value, inputs_by_name
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import leaf_of

@@ -25,7 +25,7 @@ from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences, printed
 from pipeline.viewing.page import write
-from pipeline.viewing.planned import planned
+from pipeline.viewing.plan_text import planned
 from pipeline.viewing.records import ProgramView, StageView
 from pipeline.viewing.sources import opened
 

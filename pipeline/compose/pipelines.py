@@ -33,7 +33,7 @@ from pipeline.compose.ledger import ledger_of, with_costs
 from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
 from pipeline.frontend.capture import Model, capture
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
-from pipeline.runtime.ambient import without_autocast
+from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
 __all__ = ["Event", "FunctionStage", "Observer", "Pipeline", "Stage", "StageLike", "as_stage", "report", "stage"]

@@ -24,14 +24,14 @@ _MECHANISM: Final = frozenset(
     {
         *(
             "binding",
-            "claims",
+            "user_registrations",
             "converter_utils",
             "declare",
             "decompositions",
             "index_signs",
             "lookup",
             "registry",
-            "results",
+            "result_types",
             "support",
         ),
         *("types", "unsupported"),

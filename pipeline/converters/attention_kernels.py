@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.whole import STAND_INS
+from pipeline.aten.preserved_composites import STAND_INS
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.shapes.environment import shape_of
 

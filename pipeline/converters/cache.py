@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.aten.cache import CACHE_UPDATE
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.converters.binding import converts
 from pipeline.impl import cache as impl
 from pipeline.impl.base import ITensor, Value

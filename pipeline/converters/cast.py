@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.results import as_result, result_of
+from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

@@ -10,7 +10,7 @@ from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.results import as_result, result_of
+from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, creation
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import result_sizes

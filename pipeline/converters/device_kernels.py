@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.aten.whole import STAND_INS
+from pipeline.aten.preserved_composites import STAND_INS
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.normalization import native_batch_norm
 

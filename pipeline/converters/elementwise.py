@@ -9,7 +9,7 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.converters.binding import converts
-from pipeline.converters.results import as_result, by_operator, by_row, result_of
+from pipeline.converters.result_types import as_result, by_operator, by_row, result_of
 from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

@@ -10,7 +10,7 @@ import torch
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.elementwise import among_bytes
-from pipeline.converters.results import by_operator, by_row
+from pipeline.converters.result_types import by_operator, by_row
 from pipeline.impl import elementwise_bits
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

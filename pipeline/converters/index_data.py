@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import moves
+from pipeline.aten.op_predicates import moves
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base

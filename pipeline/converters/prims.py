@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.converters.binding import converts
-from pipeline.converters.results import as_result, result_of
+from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, elementwise_division, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.aten.recurrences import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.converters.binding import converts
 from pipeline.impl import linear_attention as attention
 from pipeline.impl import selective_scan as scan

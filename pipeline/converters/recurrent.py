@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.packed import LAYERS
+from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Target
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection

@@ -9,7 +9,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.results import as_result, result_of
+from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, reduce, reduce_histogram, reduce_moments, reduce_scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

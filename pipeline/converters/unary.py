@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.converters.binding import converts
-from pipeline.converters.results import by_row
+from pipeline.converters.result_types import by_row
 from pipeline.impl import activation, elementwise, elementwise_bits, elementwise_power, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

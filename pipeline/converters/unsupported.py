@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.aten.cache import CACHE_WRITE
-from pipeline.converters.experts import known_as
+from pipeline.aten.kv_cache_ops import CACHE_WRITE
+from pipeline.converters.grouped_mm import known_as
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.complex_pairs import Pair
 from pipeline.decomposition.complex_rules import leaves
-from pipeline.frontend.fakes import fake_result
+from pipeline.frontend.fake_tensors import fake_result
 
 aten = torch.ops.aten
 

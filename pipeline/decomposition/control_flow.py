@@ -17,13 +17,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pipeline.aten.apart import why_apart
 from pipeline.aten.graphs import over, pasted
-from pipeline.aten.kinds import branches
 from pipeline.aten.naming import origin
+from pipeline.aten.op_predicates import branches
+from pipeline.aten.speculatable import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.frontend.fakes import fake_result
+from pipeline.frontend.fake_tensors import fake_result
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 

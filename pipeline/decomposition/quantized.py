@@ -25,7 +25,7 @@ from pipeline.decomposition.quantized_float8 import paired_casts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.frontend.fakes import fake_mode
+from pipeline.frontend.fake_tensors import fake_mode
 from pipeline.program import Program, rewired
 
 aten = torch.ops.aten

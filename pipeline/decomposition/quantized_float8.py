@@ -16,8 +16,8 @@ from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.quantized_wide import readers
-from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.decomposition.int8_activations_as_int32 import readers
+from pipeline.frontend.fake_tensors import fake_mode, fake_result
 from pipeline.program import Program
 
 aten = torch.ops.aten

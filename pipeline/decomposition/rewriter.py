@@ -15,19 +15,19 @@ from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
-from pipeline.converters.claims import Claims
-from pipeline.converters.experts import grouped_mm, is_faster_in_torch, known_as
+from pipeline.converters.grouped_mm import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.lookup import kept_in_torch
+from pipeline.converters.user_registrations import Claims
+from pipeline.decomposition.candidates import Function, Ways
 from pipeline.decomposition.check import check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
-from pipeline.decomposition.contents import Contents
+from pipeline.decomposition.composite_contents import Contents
 from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Template, Templates, nodes_of
-from pipeline.decomposition.ways import Function, Ways
 from pipeline.errors import ConversionError, line_of, worded
-from pipeline.frontend.fakes import fake_mode
+from pipeline.frontend.fake_tensors import fake_mode
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import bounds, shape_of

@@ -13,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pipeline.aten.preserved_composites import meant
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Spec
-from pipeline.aten.whole import meant
-from pipeline.frontend.fakes import quietly, signature
+from pipeline.frontend.fake_tensors import quietly, signature
 from pipeline.shapes.environment import shape_of
 
 

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.kinds import LIFTS
+from pipeline.aten.op_predicates import LIFTS
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.errors import PipelineError
-from pipeline.frontend.fakes import quietly, unnamed_sizes
+from pipeline.frontend.fake_tensors import quietly, unnamed_sizes
 from pipeline.frontend.views import MULTIPLE, View, view
 from pipeline.shapes.environment import shape_of
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import torch
 from torch.fx.experimental.proxy_tensor import _ProxyTensor, get_proxy_mode, get_proxy_slot, set_proxy_slot
 
-from pipeline.frontend.undoing import set_to
+from pipeline.frontend.interrupts import set_to
 
 _assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.types import Argument, Spec
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import remembered
-from pipeline.frontend.data_checks import is_caught
+from pipeline.frontend.runtime_asserts import is_caught
 
 Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is

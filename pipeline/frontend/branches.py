@@ -18,12 +18,12 @@ from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.apart import why_apart
+from pipeline.aten.speculatable import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
-from pipeline.frontend.data_checks import is_unknown
-from pipeline.frontend.replacement import Kernel
-from pipeline.frontend.undoing import set_to
+from pipeline.frontend.interrupts import set_to
+from pipeline.frontend.patching import Kernel
+from pipeline.frontend.runtime_asserts import is_unknown
 from pipeline.shapes.environment import shape_of
 
 HINT: Final = "torch.where(condition, one, other) chooses between values, torch.cond runs one branch alone"

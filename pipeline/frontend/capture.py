@@ -25,31 +25,31 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, source_line
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend.blame import GENERATOR, check_dtypes
+from pipeline.frontend.aliased_buffers import check_views
+from pipeline.frontend.as_strided import without_gaps
 from pipeline.frontend.constant_inputs import held, known, taken_out
-from pipeline.frontend.data_checks import asserted, counted
-from pipeline.frontend.decisions import told_apart
 from pipeline.frontend.dynamic_shapes import is_input
+from pipeline.frontend.error_attribution import GENERATOR, check_dtypes
+from pipeline.frontend.example_guards import told_apart
 from pipeline.frontend.exporting import Traced, traced
+from pipeline.frontend.fake_device_copy import attributes
 from pipeline.frontend.functional import functional
+from pipeline.frontend.functorch import check_values
+from pipeline.frontend.interrupts import interruptible
 from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
+from pipeline.frontend.patch_contexts import one_export, tracing_for
 from pipeline.frontend.profiles import resolved, stated
-from pipeline.frontend.shared import check_views
-from pipeline.frontend.stand_ins import attributes
-from pipeline.frontend.strided import without_gaps
+from pipeline.frontend.runtime_asserts import asserted, counted
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
-from pipeline.frontend.tracing import one_export, tracing_for
-from pipeline.frontend.transforms import check_values
-from pipeline.frontend.undoing import interruptible
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity, numbers_of
-from pipeline.runtime.ambient import is_autocast_on, under_autocast, without_autocast
+from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
-from pipeline.shapes.exported import environment
+from pipeline.shapes.from_export import environment
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from types import CodeType, FunctionType
 
 import torch
 
-from pipeline.frontend.blame import NOT_THE_MODELS, place_of
-from pipeline.frontend.untouched import others
+from pipeline.frontend.error_attribution import NOT_THE_MODELS, place_of
+from pipeline.frontend.restore_model_state import others
 
 READS = ("LOAD_ATTR", "LOAD_METHOD")
 CREATE = ("__init__", "__new__", "__setstate__")

@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from pipeline.aten.kinds import LIFTS
 from pipeline.aten.naming import unlike
+from pipeline.aten.op_predicates import LIFTS
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
-from pipeline.frontend.replacement import Kernel
-from pipeline.frontend.undoing import set_to
+from pipeline.frontend.interrupts import set_to
+from pipeline.frontend.patching import Kernel
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant
 from pipeline.program import Port, Program

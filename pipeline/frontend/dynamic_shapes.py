@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
+from pipeline.frontend.clone_examples import unaliased
 from pipeline.frontend.input_checks import bound, check_examples, check_shapes
-from pipeline.frontend.unaliased import unaliased
 from pipeline.frontend.variadic import in_one, together
 from pipeline.inputs import Input
 from pipeline.shapes.environment import expression

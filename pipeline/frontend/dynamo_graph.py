@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError, source_line
 from pipeline.frontend.capture import capture
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.exported import UNBOUNDED_FACTOR
+from pipeline.shapes.from_export import UNBOUNDED_FACTOR
 
 
 class NotCapturedError(PipelineError):

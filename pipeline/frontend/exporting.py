@@ -19,22 +19,23 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError, source_line, worded
-from pipeline.frontend import branches, decisions, packed, padded, remembered
+from pipeline.frontend import branches, packed_sequence, padded, remembered
 from pipeline.frontend import dynamic_shapes as ranges
+from pipeline.frontend import example_guards as decisions
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.attempts import ATTEMPTS, NUMBERS, First, Way
-from pipeline.frontend.blame import BRANCHES, blamed
-from pipeline.frontend.data_checks import collected, none_is_caught
-from pipeline.frontend.decisions import has_values, with_outputs
+from pipeline.frontend.buffer_constants import exported_again, held_numbers
+from pipeline.frontend.constraint_violations import kept_violations
 from pipeline.frontend.dynamic_shapes import is_input
-from pipeline.frontend.held_numbers import exported_again, held_numbers
-from pipeline.frontend.kept_state import noted, state_kept, watched
+from pipeline.frontend.error_attribution import BRANCHES, blamed
+from pipeline.frontend.example_guards import has_values, with_outputs
+from pipeline.frontend.fake_device_copy import is_elsewhere, shown_on
+from pipeline.frontend.functorch import has_transforms
+from pipeline.frontend.model_state import noted, state_kept, watched
 from pipeline.frontend.modelopt import quantizers_whole
-from pipeline.frontend.stand_ins import is_elsewhere, shown_on
-from pipeline.frontend.tracing import by_the_example, exporting, exporting_by
-from pipeline.frontend.transforms import has_transforms
-from pipeline.frontend.untouched import untouched
-from pipeline.frontend.violations import kept_violations
+from pipeline.frontend.patch_contexts import by_the_example, exporting, exporting_by
+from pipeline.frontend.restore_model_state import untouched
+from pipeline.frontend.runtime_asserts import collected, none_is_caught
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.guards import fixed_numbers
@@ -207,7 +208,7 @@ def _exported(
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)
-    packed.settled(exported)
+    packed_sequence.settled(exported)
     noted(partial(_exported, model, args, kwargs, shapes, device, way))
     return exported
 

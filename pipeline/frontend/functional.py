@@ -16,16 +16,16 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.errors import CaptureError
+from pipeline.frontend.aliased_buffers import shared
 from pipeline.frontend.aliases import Unknown, mutates
+from pipeline.frontend.functorch import has_transforms
 from pipeline.frontend.inline import inlined, wraps
-from pipeline.frontend.known_numbers import is_told
+from pipeline.frontend.interrupts import undoing
 from pipeline.frontend.mutation import with_functional_parts, without_mutation
-from pipeline.frontend.shared import shared
-from pipeline.frontend.tracing import exporting
-from pipeline.frontend.transforms import has_transforms
-from pipeline.frontend.undoing import undoing
+from pipeline.frontend.patch_contexts import exporting
+from pipeline.frontend.symbolic_item import is_told
 from pipeline.shapes.environment import expression, in_words
-from pipeline.shapes.exported import ONE_SIZE
+from pipeline.shapes.from_export import ONE_SIZE
 
 
 def functional(

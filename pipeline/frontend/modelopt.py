@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.types import Argument, Function
-from pipeline.frontend.replacement import Places, Replacement
+from pipeline.frontend.patching import Places, Replacement
 
 MODULE: Final = "modelopt.torch.quantization.tensor_quant"
 UTILITIES: Final = "modelopt.torch.quantization.utils.core_utils"

@@ -28,7 +28,7 @@ from pipeline.aten.naming import origin, unlike
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, source_line
 from pipeline.frontend.aliases import Unknown, mutates, touched, viewed
-from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.frontend.fake_tensors import fake_mode, fake_result
 from pipeline.frontend.views import MULTIPLE, View
 from pipeline.shapes.environment import shape_of
 

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import Recipe
-from pipeline.runtime.ambient import autocast_dtypes
+from pipeline.runtime.autocast_context import autocast_dtypes
 
 Original: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
 

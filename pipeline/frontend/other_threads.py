@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Argument
-from pipeline.frontend.replacement import Kernel
+from pipeline.frontend.patching import Kernel
 
 
 def calling(own: Kernel) -> Kernel:

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from pipeline.frontend.undoing import set_to
+from pipeline.frontend.interrupts import set_to
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Port, Program
 from pipeline.shapes.environment import Range, ShapeEnvironment
-from pipeline.shapes.exported import tuned_together
+from pipeline.shapes.from_export import tuned_together
 from pipeline.shapes.lines import solved
 
 Ends: TypeAlias = tuple[int, int]

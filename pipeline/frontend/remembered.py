@@ -14,8 +14,8 @@ from typing import Final
 import torch
 
 from pipeline.errors import CaptureError
-from pipeline.frontend.kept_state import changed
-from pipeline.frontend.untouched import within
+from pipeline.frontend.model_state import changed
+from pipeline.frontend.restore_model_state import within
 
 NO_SIZE: Final = -2
 """No tensor has this size, and none can be made or viewed with it."""

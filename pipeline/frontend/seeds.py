@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from pipeline.errors import CaptureError
-from pipeline.frontend.blame import NOT_THE_MODELS, place_of
+from pipeline.frontend.error_attribution import NOT_THE_MODELS, place_of
 
 
 def refused(own: Callable[..., object]) -> Callable[..., object]:

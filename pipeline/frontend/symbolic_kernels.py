@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from pipeline.aten.types import Argument, Target
-from pipeline.frontend.replacement import Kernel, traces
+from pipeline.frontend.patching import Kernel, traces
 
 
 def oblivious(own: Kernel) -> Kernel:

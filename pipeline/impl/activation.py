@@ -8,7 +8,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
 from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
 from pipeline.network.net import Net

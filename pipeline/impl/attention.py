@@ -9,7 +9,7 @@ import torch
 from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, transposed
 from pipeline.impl.reduce import reduce

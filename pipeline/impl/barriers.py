@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net

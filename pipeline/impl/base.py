@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.expression import operation, solution, whole
 from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name

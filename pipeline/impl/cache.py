@@ -6,7 +6,7 @@ import torch
 
 from pipeline.impl import base, scatter
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.index import iota
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt

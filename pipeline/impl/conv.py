@@ -9,7 +9,7 @@ import torch
 
 from pipeline.impl import barriers, base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.pool_windows import padded, spread
 from pipeline.network.net import Net
 from pipeline.quirks import applies

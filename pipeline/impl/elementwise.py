@@ -12,7 +12,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.empty import written_first
 from pipeline.network.net import Net
 from pipeline.trt import trt

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, is_number, layer, promoted, where, wide
 from pipeline.impl.unary import absolute, is_negative, truncated
 from pipeline.network.net import Net

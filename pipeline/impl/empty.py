@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.shape import bounds_of, expression
 from pipeline.network.net import Net
 from pipeline.quirks import applies

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.shape import product
 from pipeline.network.net import Net
 from pipeline.trt import to_trt, trt

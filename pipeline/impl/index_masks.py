@@ -10,7 +10,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.index import iota, merge, take
 from pipeline.impl.scatter import scatter
 from pipeline.impl.shape import bounds_of, concatenate, product, sampled, total

@@ -9,7 +9,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.index import flat, take, wrapped
 from pipeline.impl.index_masks import taken
 from pipeline.impl.scatter import rows, scatter_reduce

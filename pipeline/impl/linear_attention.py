@@ -19,14 +19,14 @@ from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
+from pipeline.impl.loops import State, in_float32, repeated
 from pipeline.impl.matmul import matmul
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.impl.shape import as_size, bounds_of, expression, sampled
 from pipeline.impl.slice import narrow
-from pipeline.impl.steps import State, in_float32, repeated
 from pipeline.network.net import Net
 
 CHUNK: Final = 64
@@ -53,7 +53,7 @@ class Tokens:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """The output [B, H, L, V] and the last state [B, H, V, K], as `pipeline.aten.recurrences.linear_attention` says."""
+    """The output [B, H, L, V] and the last state [B, H, V, K] of `aten.linear_recurrence_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])

@@ -10,7 +10,7 @@ import torch
 from pipeline.impl import barriers, base
 from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, sampled, total

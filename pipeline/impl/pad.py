@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.shape import negative, sampled, total
 from pipeline.network.net import Net
 

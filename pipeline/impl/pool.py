@@ -10,7 +10,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import is_nan, layer, where
 from pipeline.impl.pool_windows import Windows, padded
 from pipeline.impl.reduce import extremum, reduce

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic, is_nan
 from pipeline.impl.reduce import extremum, reduce
 from pipeline.network.net import Net

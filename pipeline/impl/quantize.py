@@ -11,7 +11,7 @@ import torch
 from pipeline.aten.quantized import TYPES, is_packed
 from pipeline.impl import base, elementwise
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block as building_block
+from pipeline.impl.block_decorators import block as building_block
 from pipeline.network.net import Net
 from pipeline.trt import dtype_called, to_trt, trt
 

@@ -9,11 +9,11 @@ from attrs import frozen
 from pipeline.impl import base, slice
 from pipeline.impl.activation import activation, behind_product
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
+from pipeline.impl.loops import State, repeated, stacked
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
-from pipeline.impl.steps import State, repeated, stacked
 from pipeline.network.net import Net
 
 

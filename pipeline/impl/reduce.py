@@ -11,7 +11,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
 from pipeline.impl.empty import may_leave_none
 from pipeline.impl.shape import sampled

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import layer, where
 from pipeline.impl.reduce import Dims, all_dims, extremum, reduce
 from pipeline.impl.shape import product

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.creation import arange
 from pipeline.impl.elementwise import arithmetic, where, wide
 from pipeline.impl.shape import bounds_of, expression, sampled

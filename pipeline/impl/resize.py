@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.network.net import Net
 from pipeline.trt import trt
 

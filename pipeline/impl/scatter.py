@@ -11,7 +11,7 @@ from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.empty import may_be_none
 from pipeline.impl.index import iota
 from pipeline.impl.shape import bounds_of, expression, product, sampled, total

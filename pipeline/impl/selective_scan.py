@@ -13,13 +13,13 @@ from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary
+from pipeline.impl.loops import State, in_float32, repeated
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.impl.shape import as_size, bounds_of, expression, sampled
 from pipeline.impl.slice import narrow
-from pipeline.impl.steps import State, in_float32, repeated
 from pipeline.network.net import Net
 
 AT_ONCE: Final = 1024
@@ -35,7 +35,7 @@ number of them does not build (docs/tensorrt.md, "Networks")."""
 def selective_scan(
     net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """The output [B, D, L] and the last state [B, D, N], as `pipeline.aten.recurrences.selective_scan` says."""
+    """The output [B, D, L] and the last state [B, D, N] of `aten.linear_recurrence_ops.selective_scan`."""
     dtypes = [base.dtype_of(input), base.dtype_of(state)]
     given = [in_float32(net, each) for each in (input, step, b, c)]
     rates, state = in_float32(net, a), in_float32(net, state)

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.shapes.environment import bounds, shape_of

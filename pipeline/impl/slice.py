@@ -9,7 +9,7 @@ import sympy
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.empty import may_be_none
 from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
 from pipeline.network.context import SymbolicInt

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
 

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic, layer, where
 from pipeline.impl.index import gather
 from pipeline.impl.reduce import any_nan

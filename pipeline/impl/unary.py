@@ -8,7 +8,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic, is_nan, layer, logical_not, where, wide
 from pipeline.network.net import Net
 

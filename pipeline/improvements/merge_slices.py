@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import is_pointwise
+from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.traits import CONTRACTIONS, Does, does, states_sizes
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of

@@ -16,11 +16,11 @@ from pipeline.aten.naming import origin
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.converters import DECOMPOSITIONS
-from pipeline.converters.claims import Claims
 from pipeline.converters.registry import ConverterRegistry
+from pipeline.converters.user_registrations import Claims
 from pipeline.decomposition.fold import KEPT, fold, is_pure
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.frontend.fakes import fake_mode, fake_result, signature
+from pipeline.frontend.fake_tensors import fake_mode, fake_result, signature
 from pipeline.program import Program
 from pipeline.shapes.environment import expression, shape_of
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import is_pointwise
+from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.traits import Does, targets
 from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import Node, aten, is_copy, permutation, rank_of, source_of

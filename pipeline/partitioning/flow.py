@@ -18,7 +18,7 @@ from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import results
-from pipeline.aten.kinds import draws_random, is_cheap, moves
+from pipeline.aten.op_predicates import draws_random, is_cheap, moves
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import Expr, bounds, expression, number, shape_of
 

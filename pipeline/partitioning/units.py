@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.partitioning.flow import Flow
 

@@ -21,7 +21,7 @@ from pipeline.program import Segment
 from pipeline.records.profile import Profile
 from pipeline.runtime.cuda_worker import EngineStep
 from pipeline.runtime.module import ProgramModule
-from pipeline.runtime.turn import Told, Turn
+from pipeline.runtime.run_context import Told, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
 RUNS, WARMUP = 50, 10

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.kinds import moves
+from pipeline.aten.op_predicates import moves
 from pipeline.aten.traits import Does, does
 from pipeline.quirks.parts import Part, Place
 from pipeline.quirks.reduction_fusion import REDUCING, broadcast_inputs, is_broadcast, node_shape, passes, reduces

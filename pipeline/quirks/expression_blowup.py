@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.quirks.parts import Part, Place
 from pipeline.quirks.reduction_fusion import node_shape

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.shapes.environment import Expr, Shape, shape_of
 

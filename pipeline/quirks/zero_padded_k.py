@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.quirks.parts import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING

@@ -18,13 +18,13 @@ from attrs import evolve
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
+from pipeline.runtime.call_plan import CallPlan, Return, to_write
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
-from pipeline.runtime.plan import CallPlan, Return, to_write
-from pipeline.runtime.turn import Turn
+from pipeline.runtime.run_context import Turn
 from pipeline.runtime.worker import SegmentExecutor
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.quick: Any = None
-        """How calls like this one are told (`pipeline.runtime.quick`)."""
+        """How calls like this one are told (`pipeline.runtime.replay_fast_path`)."""
         self.still = tuple(still.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.available()

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from pipeline.aten.types import Leaf
+from pipeline.runtime.call_plan import CallPlan, Layout, Runner, Step
 from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_context import Contexts
@@ -16,8 +17,7 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_profiles import ProfiledSession
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
-from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
-from pipeline.runtime.turn import ON_CPU, Told, Turn, untold
+from pipeline.runtime.run_context import ON_CPU, Told, Turn, untold
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 

@@ -17,24 +17,24 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
-from pipeline.runtime.ambient import is_autocast_on, without_autocast
+from pipeline.runtime.autocast_context import is_autocast_on, without_autocast
 from pipeline.runtime.call_memory import Bound
+from pipeline.runtime.call_plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
+from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
-from pipeline.runtime.overlap import check_apart, written_inputs
-from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.program_engines import loaded_engine, weights_of
-from pipeline.runtime.quick import Quick
 from pipeline.runtime.reference import ReferenceEngine
+from pipeline.runtime.replay_fast_path import Quick
+from pipeline.runtime.run_context import Told, untold
 from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
-from pipeline.runtime.turn import Told, untold
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from pipeline.aten.cache import IN_PLACE
 from pipeline.aten.interpreter import Builder, held_by, placed
+from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
 

@@ -12,9 +12,9 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.errors import DecisionError, worded
 from pipeline.program import Segment
+from pipeline.runtime.call_plan import CallPlan, Layout, Slots, Step, to_write
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Slots, Step, to_write
-from pipeline.runtime.turn import ON_CPU, Told, Turn
+from pipeline.runtime.run_context import ON_CPU, Told, Turn
 from pipeline.shapes.environment import number_of
 
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import expression, on_host, shape_of
+from pipeline.shapes.guard_provenance import ATTENTION, MASKS, MODULE, TORCH, asked
 from pipeline.shapes.operator_conditions import of_one_query
-from pipeline.shapes.questions import ATTENTION, MASKS, MODULE, TORCH, asked
 
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
 _EXPORTS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from pipeline.build.equal import built_once
-from pipeline.build.gathering import gathered
+from pipeline.build.deduplicate import built_once
+from pipeline.build.executor_pool import gathered
 from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
-from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
+from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network

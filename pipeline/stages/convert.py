@@ -26,7 +26,7 @@ from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
-from pipeline.impl.checked import check_tensor
+from pipeline.impl.result_check import check_tensor
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in

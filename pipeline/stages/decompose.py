@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from attrs import evolve, field, frozen
 
-from pipeline.converters.claims import Claims
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.registry import ConverterRegistry
+from pipeline.converters.user_registrations import Claims
+from pipeline.decomposition.candidates import Ways
 from pipeline.decomposition.fold import fold
 from pipeline.decomposition.quantized import normalized, runs_anywhere
 from pipeline.decomposition.quantized_layout import laid_out
 from pipeline.decomposition.rewriter import Rewriter
-from pipeline.decomposition.ways import Ways
 from pipeline.frontend.origin import origin_of
 from pipeline.program import Program
 

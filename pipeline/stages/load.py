@@ -16,8 +16,8 @@ from pipeline.errors import ExecutionError, PipelineError
 from pipeline.runtime.program_engines import Loads, load_engines
 from pipeline.stages.build import build
 from pipeline.stages.verify import STAGES
-from pipeline.verification.again import Again
 from pipeline.verification.loading import Loader, loadable
+from pipeline.verification.recompile import Again
 
 
 @frozen

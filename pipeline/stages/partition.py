@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.cache import CACHE_UPDATE
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
+from pipeline.partitioning.fixpoint import Numbered, Settled, settle
 from pipeline.partitioning.flow import Flow, Node, copies, flow
-from pipeline.partitioning.pieces import cut_between, pieces
-from pipeline.partitioning.settle import Numbered, Settled, settle
+from pipeline.partitioning.split_engine import cut_between, pieces
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
 from pipeline.program import Partitioned, Validated, is_operator

@@ -25,7 +25,7 @@ from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import CalibrationError, PipelineError
-from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.frontend.fake_tensors import fake_mode, fake_result
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.precision import Excluded, excluded_entries, excludes
 from pipeline.improvements.quantizing import block_of, rounded, weight_of

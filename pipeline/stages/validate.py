@@ -10,20 +10,20 @@ from attrs import evolve, field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from pipeline.aten.kinds import is_pointwise
+from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
 from pipeline.aten.traits import Does, does
 from pipeline.converters import DECOMPOSITIONS
-from pipeline.converters.claims import Claims
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.lookup import rejection_of
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
+from pipeline.converters.user_registrations import Claims
+from pipeline.decomposition.candidates import Ways
 from pipeline.decomposition.complex import is_border
 from pipeline.decomposition.control_flow import obstacle
 from pipeline.decomposition.fold import fold
 from pipeline.decomposition.rewriter import Rewriter
-from pipeline.decomposition.unreached import unreached
-from pipeline.decomposition.ways import Ways
+from pipeline.decomposition.unused_registrations import unreached
 from pipeline.errors import UnreachedWarning, source_line, warn
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.flow import new_symbols

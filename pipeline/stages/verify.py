@@ -23,12 +23,12 @@ from pipeline.stages.partition import partition
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.stages.validate import Validate
-from pipeline.verification.again import Again
-from pipeline.verification.beside_module import beside_module
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.healing import healed
-from pipeline.verification.loaded import check_compilable
 from pipeline.verification.measure import Comparison
+from pipeline.verification.missing_parts import check_compilable
+from pipeline.verification.module_comparison import beside_module
+from pipeline.verification.recompile import Again
 from pipeline.verification.samples import Given
 
 OnFailure = Literal["raise", "warn", "heal"]

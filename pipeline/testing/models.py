@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pipeline.artifact.cached import wanted_engines
+from pipeline.artifact.engine_cache_stage import wanted_engines
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.pipelines import Pipeline
@@ -28,8 +28,8 @@ from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
+from pipeline.testing.compare_outputs import difference
 from pipeline.testing.memory import Echoes, Snapshot, sharing
-from pipeline.testing.whole import difference
 from pipeline.trt import has_gpu
 
 Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]

@@ -18,7 +18,7 @@ from pipeline.aten.types import Argument, Leaf, Target
 from pipeline.errors import PipelineError
 from pipeline.frontend.device_guard import ensure_cuda_guard
 from pipeline.frontend.output_names import named
-from pipeline.frontend.tracing import exporting, tracing_for
+from pipeline.frontend.patch_contexts import exporting, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
 from pipeline.recipes import identity

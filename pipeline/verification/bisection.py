@@ -14,9 +14,9 @@ from pipeline.errors import source_line
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement, OutputAgreement
-from pipeline.verification.again import Again
 from pipeline.verification.eager import ancestors
 from pipeline.verification.measure import Comparison
+from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection, Fault
 from pipeline.verification.script import script
 from pipeline.verification.search import Questions, search

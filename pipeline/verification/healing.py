@@ -11,10 +11,10 @@ from pipeline.compiled import Compiled
 from pipeline.errors import AgreementError
 from pipeline.program import Validated
 from pipeline.records.agreement import Agreement, Healed
-from pipeline.verification.again import Again
+from pipeline.verification.alternative_lowerings import FORMS, IN_TORCH, Form
 from pipeline.verification.bisection import bisected
-from pipeline.verification.forms import FORMS, IN_TORCH, Form
 from pipeline.verification.measure import Comparison
+from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection, Fault
 from pipeline.verification.reform import Decision, reformed
 

@@ -12,21 +12,21 @@ from typing import Final, Protocol
 import torch
 from attrs import define, evolve, field
 
-from pipeline.aten.kinds import is_cheap
 from pipeline.aten.naming import node_of
+from pipeline.aten.op_predicates import is_cheap
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled
 from pipeline.compose.events import report
 from pipeline.errors import ExecutionError
 from pipeline.frontend.capture import capture
-from pipeline.frontend.fakes import signature
+from pipeline.frontend.fake_tensors import signature
 from pipeline.program import Partitioned, Program, Segment, Validated, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Healed
 from pipeline.runtime.program_engines import Loads
 from pipeline.settings import CompilationSettings
-from pipeline.verification.again import Again
-from pipeline.verification.forms import FORMS, IN_TORCH, Form, NotPossibleError
+from pipeline.verification.alternative_lowerings import FORMS, IN_TORCH, Form, NotPossibleError
+from pipeline.verification.recompile import Again
 from pipeline.verification.reform import Decision, reformed
 from pipeline.verification.search import Questions, smallest
 from pipeline.verification.split import split

@@ -20,7 +20,7 @@ from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.runtime.state import buffer
 from pipeline.trt import CAPABILITIES, has_gpu
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.loaded import check_comparable
+from pipeline.verification.missing_parts import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
 from pipeline.verification.samples import Given, samples
 from pipeline.version import __version__

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import draws_random
+from pipeline.aten.op_predicates import draws_random
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program

@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 from pipeline.compiled import Compiled
 from pipeline.frozen import FrozenDict
 from pipeline.program import Validated
-from pipeline.verification.again import Again
-from pipeline.verification.forms import Form, NotPossibleError
+from pipeline.verification.alternative_lowerings import Form, NotPossibleError
+from pipeline.verification.recompile import Again
 
 
 @frozen

@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.aten.kinds import moves
+from pipeline.aten.op_predicates import moves
 from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import leaf_of

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
-from pipeline.artifact.cached import wanted_engines
+from pipeline.artifact.engine_cache_stage import wanted_engines
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.frozen import FrozenDict

@@ -15,7 +15,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.artifact import engine_key
-from pipeline.artifact.cached import wanted_engines
+from pipeline.artifact.engine_cache_stage import wanted_engines
 from pipeline.network.description import Layer
 from pipeline.settings import ENGINE, CompilationSettings
 from tests.artifact.key_programs import changed, compare, drawn, renamed

@@ -13,7 +13,7 @@ from hypothesis import given
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten import traits
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import PART, SAME, Does, does, is_view, states_sizes
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.frontend.aliases import FRESH

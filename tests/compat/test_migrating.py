@@ -16,8 +16,8 @@ import pipeline
 from pipeline import impl
 from pipeline.compat.torch_tensorrt import converter_utils
 from pipeline.compat.torch_tensorrt import impl as compat_impl
-from pipeline.elsewhere import ELSEWHERE
 from pipeline.impl import base
+from pipeline.settings_migration import ELSEWHERE
 from pipeline.trt import trt
 from tests.docs.test_examples import ROOT, blocks
 

@@ -13,13 +13,15 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from pipeline.compat.transformers import packed, sounds
-from pipeline.compat.transformers.towers import TowerCall
+from pipeline.compat.transformers import chunked_audio, packed_patches
+from pipeline.compat.transformers.modality_encoders import TowerCall
 from tests.compat import sights
 from tests.compat.seen import SOUND
 from tests.compat.test_towers import compiled_for, ran
 
-pytestmark = pytest.mark.skipif(packed.precompute is None, reason="transformers answers nothing of sounds before")
+pytestmark = pytest.mark.skipif(
+    packed_patches.precompute is None, reason="transformers answers nothing of sounds before"
+)
 
 
 def qwen2_5_omni() -> torch.nn.Module:
@@ -49,7 +51,7 @@ def call(*lengths: int) -> TowerCall:
 def test_sounds_of_every_length_are_one_program(made: Any) -> None:
     torch.manual_seed(0)
     tower = made().eval()
-    found = sounds.sounds_of(tower, [call(350)])
+    found = chunked_audio.sounds_of(tower, [call(350)])
     assert found is not None
     stages = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
     program = stages(pipeline.capture(found.module(tower), **found.inputs(tower)))
@@ -63,7 +65,7 @@ def test_sounds_of_every_length_are_one_program(made: Any) -> None:
 
 
 def test_what_it_is_not_for() -> None:
-    found = sounds.sounds_of(qwen3_omni().eval(), [call(350)])
+    found = chunked_audio.sounds_of(qwen3_omni().eval(), [call(350)])
     assert found is not None and str(found) == "sounds of 100 to 400 frames"
     for lengths in (99,), (50, 60), (401,), (100, 100, 100, 50, 1):
         assert not found.takes(call(*lengths))
@@ -85,7 +87,7 @@ def test_a_tower_that_reads_features_beside_its_chunks_has_none() -> None:
         return own(self, input_features, **given), input_features.mean()
 
     tower.forward = forward.__get__(tower)
-    assert sounds.sounds_of(tower, [call(350)]) is None
+    assert chunked_audio.sounds_of(tower, [call(350)]) is None
 
 
 def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +96,10 @@ def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         for parameter in tower.parameters():
             parameter.copy_(torch.randn_like(parameter) / 4)
-    assert sounds.sounds_of(tower, [call(350)]) is not None
-    everywhere = packed.Windows.of
-    monkeypatch.setattr(packed.Windows, "of", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
-    assert sounds.sounds_of(tower, [call(350)]) is None
+    assert chunked_audio.sounds_of(tower, [call(350)]) is not None
+    everywhere = packed_patches.Windows.of
+    monkeypatch.setattr(packed_patches.Windows, "of", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
+    assert chunked_audio.sounds_of(tower, [call(350)]) is None
 
 
 @pytest.mark.parametrize(
@@ -111,4 +113,4 @@ def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) ->
     ids=["no lengths", "other lengths", "rows", "one chunk"],
 )
 def test_other_calls_have_none(other: TowerCall) -> None:
-    assert sounds.sounds_of(qwen3_omni().eval(), [other]) is None
+    assert chunked_audio.sounds_of(qwen3_omni().eval(), [other]) is None

@@ -19,10 +19,10 @@ from torch.export import Dim, export
 from torch.nn.attention.flex_attention import flex_attention
 
 import pipeline
-from pipeline.aten.whole import RECURRENT
-from pipeline.frontend import tracing
-from pipeline.frontend.replaced import SEEDS
-from pipeline.frontend.violations import kept_violations
+from pipeline.aten.preserved_composites import RECURRENT
+from pipeline.frontend import patch_contexts
+from pipeline.frontend.constraint_violations import kept_violations
+from pipeline.frontend.torch_patches import SEEDS
 from tests.frontend.by_the_example import (
     BY_EXAMPLE,
     Halves,
@@ -79,7 +79,7 @@ class Recurrent(torch.nn.Module):
 def exported(model: torch.nn.Module | Callable[..., Any], x: torch.Tensor = ROW, dims: Any = ROWS) -> Any:
     """The nodes' values by the operators' names, as torch exports them in the way of ours."""
     module = model if isinstance(model, torch.nn.Module) else Calls(model)
-    with torch.no_grad(), tracing.exporting():
+    with torch.no_grad(), patch_contexts.exporting():
         program = export(module.eval(), (x,), dynamic_shapes=((dims,) if not isinstance(module, Copies) else None))
         return {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "call_function"}
 
@@ -138,7 +138,7 @@ def is_taken_apart(kind: str) -> bool:
 def copy_is_lost() -> bool:
     """Whether the copy into a buffer is out of the graph, with its cast."""
     program = export(Copies(), (ROW,))
-    with torch.no_grad(), tracing.exporting():
+    with torch.no_grad(), patch_contexts.exporting():
         graph = program.run_decompositions({}).graph
     return next(n for n in graph.nodes if n.name == "mul").meta["val"].dtype != torch.float64 or not [
         n for n in graph.nodes if n.target in (aten.copy.default, aten._to_copy.default)
@@ -154,7 +154,7 @@ def without_gpu(function: Callable[..., Any]) -> Callable[[], bool]:
     """Whether a question about a GPU has no answer, or that of the machine at hand."""
 
     def wrong() -> bool:
-        with tracing.tracing_for("cuda", ("8.9",)):
+        with patch_contexts.tracing_for("cuda", ("8.9",)):
             return fails(function) or function() is False
 
     return wrong
@@ -185,7 +185,7 @@ def gives_no_program() -> bool:
 
 def higher_order(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.fx.Node]:
     """The calls of graphs in an export."""
-    with tracing.exporting():
+    with patch_contexts.exporting():
         nodes = export(Calls(function), (ROW,)).graph.nodes
     return [node for node in nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
 
@@ -196,7 +196,7 @@ def by_a_sum(x: torch.Tensor) -> torch.Tensor:
 
 def failed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Export it with Dynamo, which fails."""
-    with tracing.exporting():
+    with patch_contexts.exporting():
         assert fails(functools.partial(export, Calls(function), (ROW,), dynamic_shapes=(ROWS,), strict=True))
 
 

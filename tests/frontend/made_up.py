@@ -9,7 +9,7 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pipeline
-from pipeline.frontend import tracing
+from pipeline.frontend import patch_contexts
 
 aten = torch.ops.aten
 
@@ -42,6 +42,6 @@ def there_are_two() -> bool:
 
 def adds_elements() -> bool:
     """Whether windows are added up an element at a time."""
-    with tracing.exporting():
+    with patch_contexts.exporting():
         made = make_fx(decomposition_table[aten.unfold_backward.default])(torch.ones(1, 5, 64), [2, 80], 1, 64, 4)
     return len(made.graph.nodes) > 99

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.runtime.ambient import is_autocast_on, without_autocast
+from pipeline.runtime.autocast_context import is_autocast_on, without_autocast
 
 
 class Net(nn.Module):

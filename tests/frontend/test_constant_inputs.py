@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
 import pipeline
-from pipeline.artifact.by_name import inputs_of
+from pipeline.artifact.named_io import inputs_of
 from pipeline.frontend import constant_inputs
 from pipeline.runtime import inputs as runtime_inputs
 from pipeline.runtime.inputs import Constants

@@ -55,7 +55,7 @@ def before_2_13(monkeypatch: pytest.MonkeyPatch) -> None:
     def pow(base: Any, exponent: Any) -> Any:
         return base.clone() if exponent == 1.0 else base * base if exponent == 2.0 else own(base, exponent)
 
-    monkeypatch.setattr("pipeline.frontend.replacement.VERSION", (2, 12))
+    monkeypatch.setattr("pipeline.frontend.patching.VERSION", (2, 12))
     monkeypatch.setitem(op_implementations_dict, aten.slice.Tensor, _slice)
     monkeypatch.setitem(decomposition_table, aten.pow.Tensor_Scalar, pow)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import pipeline
 from tests.frontend.test_aliased_inputs import Difference, Weighed
-from tests.runtime.test_overlap import Adds
+from tests.runtime.test_memory_overlap import Adds
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ import pipeline
 from examples.models import SMALL, small
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.trt import trt
-from tests.verification.test_beside_module import Otherwise
+from tests.verification.test_module_comparison import Otherwise
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from torch import nn
 import pipeline
 from benchmarks.partitions import unbuilt
 from pipeline.partitioning import assemble
-from pipeline.partitioning.pieces import cut_between
+from pipeline.partitioning.split_engine import cut_between
 from pipeline.program import Partitioned, Validated, is_operator
 from pipeline.stages.partition import BySubmodule, Partition
 

@@ -10,7 +10,7 @@ import torch
 
 import pipeline
 from pipeline.runtime.cuda_graphs import CapturedCall
-from pipeline.runtime.turn import ON_CPU
+from pipeline.runtime.run_context import ON_CPU
 from tests.frontend.test_mutation import OLD, Delayed
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.artifact import operator
+from pipeline.artifact import program_op
 
 ROOT = Path(__file__).parents[2]
 ROWS = pipeline.Input(min_shape=(1, 4), opt_shape=(2, 4), max_shape=(8, 4))
@@ -109,7 +109,7 @@ def test_calls_decode_their_facts_once(compiled: pipeline.Compiled, monkeypatch:
     made = torch.compile(Around(compiled.module()), backend="eager", dynamic=True)
     made(torch.randn(2, 4))
     decoded: list[str] = []
-    monkeypatch.setattr(operator.json, "loads", lambda text: decoded.append(text) or loads(text))
+    monkeypatch.setattr(program_op.json, "loads", lambda text: decoded.append(text) or loads(text))
     for batch in (3, 4, 5, 6):
         made(torch.randn(batch, 4))
     assert len(decoded) <= 1
@@ -124,7 +124,7 @@ def test_a_module_reads_its_graph_once_for_all_outputs(monkeypatch: pytest.Monke
     module, read = compiled.module(), []
     nodes = torch.fx.Graph.nodes
     monkeypatch.setattr(torch.fx.Graph, "nodes", property(lambda graph: read.append(graph) or nodes.fget(graph)))
-    entry = operator.Entry(module, compiled)
+    entry = program_op.Entry(module, compiled)
     assert len(entry.plain) == 20 and len(read) == 1
 
 

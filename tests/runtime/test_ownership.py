@@ -187,8 +187,10 @@ def test_check_model_tells_what_calls_share() -> None:
 
 
 def test_check_model_finds_a_result_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.runtime import plan
+    from pipeline.runtime import call_plan
 
-    monkeypatch.setattr(plan, "_told_once", lambda outputs, returns: tuple(evolve(r, copied=False) for r in returns))
+    monkeypatch.setattr(
+        call_plan, "_told_once", lambda outputs, returns: tuple(evolve(r, copied=False) for r in returns)
+    )
     with pytest.raises(ModelError, match="share memory"):
         check_model(lambda: Module(NEW["created"]), args=(pipeline.testing.TensorSpec((3, 3)),))

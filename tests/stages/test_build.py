@@ -21,12 +21,12 @@ from torch import nn
 
 import pipeline
 from pipeline import BuildError, CompilationSettings, Converted
-from pipeline.build import plans
-from pipeline.build.gathering import gathered
+from pipeline.build import serialized_plans
+from pipeline.build.executor_pool import gathered
 from pipeline.build.monitor import Monitor
-from pipeline.build.plans import Order, PlanFile, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
-from pipeline.build.sent import SentJob
+from pipeline.build.remote_build_over_bytes import SentJob
+from pipeline.build.serialized_plans import Order, PlanFile, serialize
 from pipeline.compose.events import report
 from pipeline.network.description import describe
 from pipeline.network.handle import NetworkHandle
@@ -202,7 +202,7 @@ def test_a_thread_stops_building_when_told() -> None:
 def test_a_plan_is_the_same_streamed_or_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     order, handle = order_and_handle()
     whole = serialize(handle, order, PlanFile(), Monitor())
-    monkeypatch.setattr(plans, "STREAMED", 0)
+    monkeypatch.setattr(serialized_plans, "STREAMED", 0)
     assert serialize(handle, order, PlanFile(), Monitor()) == whole
 
 
@@ -321,7 +321,7 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
     ],
 )
 def test_engines_that_take_weights_later_need_a_gpu(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.build.plans.has_gpu", lambda: False)
+    monkeypatch.setattr("pipeline.build.serialized_plans.has_gpu", lambda: False)
     with pytest.raises(pipeline.BuildError, match="can only be built on a machine with a GPU"):
         pipeline.default(**fields)(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), args=(torch.randn(2, 4),))
 
@@ -352,9 +352,9 @@ def test_an_engine_that_refits_where_tensorrt_builds_none_says_how_to_go_on(
     version: tuple[int, ...], fields: dict[str, Any], named: str, converted: Converted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = attrs.evolve(CAPABILITIES, flavour="tensorrt_rtx", version_tuple=version)
-    monkeypatch.setattr(plans, "CAPABILITIES", known)
+    monkeypatch.setattr(serialized_plans, "CAPABILITIES", known)
     order = Order(converted.networks[0], frozenset(), CompilationSettings(**fields))
-    error = plans.refused(order, "CUDA error 222 loading a module")
+    error = serialized_plans.refused(order, "CUDA error 222 loading a module")
     assert error.message == f"{order.name}: CUDA error 222 loading a module"
     assert (named in error.hint and bool(error.hint)) == (version == (1, 6) and bool(named))
-    assert not plans.refused(order, "out of memory").hint
+    assert not serialized_plans.refused(order, "out of memory").hint

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipeline
 from pipeline.aten.naming import node_of
-from pipeline.build import equal
+from pipeline.build import deduplicate
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled
 from pipeline.partitioning import assemble
@@ -164,7 +164,7 @@ def test_engines_with_other_weights_are_built_each() -> None:
 
 
 def test_one_network_is_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equal, "canonical", lambda *given: pytest.fail("there is nothing to compare it with"))
+    monkeypatch.setattr(deduplicate, "canonical", lambda *given: pytest.fail("there is nothing to compare it with"))
     pipeline.default()(nn.Linear(4, 4).eval(), args=(torch.randn(2, 4),))
 
 
@@ -207,5 +207,5 @@ def test_a_loaded_program_is_rebuilt_and_kept_as_it_was(tmp_path: Path, monkeypa
 
 
 def test_weights_of_other_bits_are_others() -> None:
-    assert not equal._same_bytes(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert equal._same_bytes(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not deduplicate._same_bytes(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert deduplicate._same_bytes(torch.tensor([float("nan")]), torch.tensor([float("nan")]))

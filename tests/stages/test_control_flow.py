@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 import pipeline
-from pipeline.aten.kinds import branches
+from pipeline.aten.op_predicates import branches
 from pipeline.decomposition import control_flow
 from tests.stages.flows import (
     ANY_SIZE,

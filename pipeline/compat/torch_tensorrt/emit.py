@@ -16,7 +16,7 @@ from pipeline.compat.torch_tensorrt.constants import of_parameter
 from pipeline.compat.torch_tensorrt.stand_ins import StandIns
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.errors import worded
-from pipeline.frontend.fakes import fake_result
+from pipeline.frontend.fake_tensors import fake_result
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
 from pipeline.compat.torch_tensorrt.layer_shapes import sizes_of
-from pipeline.frontend.fakes import fake_mode, quietly, unnamed_sizes
+from pipeline.frontend.fake_tensors import fake_mode, quietly, unnamed_sizes
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.shapes.environment import LARGEST, Range, expression

@@ -20,9 +20,10 @@ from pipeline.compat.transformers.caches import (
     goes_back,
     has_tokens,
 )
+from pipeline.compat.transformers.chunked_prefill import Limits
 from pipeline.compat.transformers.encoders import CompiledEncoder, Embedded, mask_of
-from pipeline.compat.transformers.limits import Limits
-from pipeline.compat.transformers.seeing import (
+from pipeline.compat.transformers.modality_encoders import Kind, put
+from pipeline.compat.transformers.multimodal import (
     Prompt,
     Sight,
     as_in,
@@ -33,7 +34,6 @@ from pipeline.compat.transformers.seeing import (
     that_are_seen,
     tokens_of,
 )
-from pipeline.compat.transformers.towers import Kind, put
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict

@@ -10,9 +10,9 @@ from attrs import field, frozen
 from transformers.modeling_outputs import BaseModelOutput
 
 from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.modality_encoders import TowerCall, beside, noting, tower_calls
+from pipeline.compat.transformers.multimodal import first_logits
 from pipeline.compat.transformers.programs import hears_all
-from pipeline.compat.transformers.seeing import first_logits
-from pipeline.compat.transformers.towers import TowerCall, beside, noting, tower_calls
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError, ExecutionError
 

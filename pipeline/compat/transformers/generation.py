@@ -17,11 +17,14 @@ import pipeline.defaults
 from pipeline.compat.transformers import verified_logits
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.chunked_audio import sounds_of
 from pipeline.compat.transformers.compiled_model import shell
-from pipeline.compat.transformers.crops import images_of
+from pipeline.compat.transformers.decoder_input_hook import embeds_apart
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.experts import without_loops
-from pipeline.compat.transformers.packed import frames_of
+from pipeline.compat.transformers.modality_encoders import Kind, TowerCall, kinds_of, tower_programs
+from pipeline.compat.transformers.multimodal import Sample, Sight, check, positions_of, sample_of, sight_of
+from pipeline.compat.transformers.packed_patches import frames_of
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
     Decoder,
@@ -31,12 +34,9 @@ from pipeline.compat.transformers.programs import (
     hears_all,
     layers_of,
 )
-from pipeline.compat.transformers.reaching import embeds_apart
+from pipeline.compat.transformers.ragged_images import images_of
 from pipeline.compat.transformers.recurrences import over_states
-from pipeline.compat.transformers.seeing import Sample, Sight, check, positions_of, sample_of, sight_of
 from pipeline.compat.transformers.sizes import Along, Sizes, up_to
-from pipeline.compat.transformers.sounds import sounds_of
-from pipeline.compat.transformers.towers import Kind, TowerCall, kinds_of, tower_programs
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError

@@ -19,7 +19,7 @@ from pipeline.compat.transformers.caches import (
     layer_of,
     with_cross,
 )
-from pipeline.compat.transformers.reaching import BY_LAYER, reached, reaching
+from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, reached, reaching
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Replace the functions by which transformers' models compute recurrent states: a program stores the states.
 
-They become operators, `pipeline.aten.recurrences`, which are the same for one token and for several: the model gets a
-cache whose states seem empty, and the functions add the stored states.
+They become operators, `pipeline.aten.linear_recurrence_ops`, which are the same for one token and for several: the
+model gets a cache whose states seem empty, and the functions add the stored states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.functional import silu, softplus
 from transformers import cache_utils
 from transformers.activations import ACT2FN
 
-from pipeline.aten.recurrences import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 

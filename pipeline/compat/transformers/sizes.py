@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from pipeline.compat.transformers.limits import Limits
+from pipeline.compat.transformers.chunked_prefill import Limits
 from pipeline.frontend.profiles import Tuned
 
 Along: TypeAlias = dict[int, int | Tuned]

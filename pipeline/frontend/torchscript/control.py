@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from pipeline.frontend.branches import either
-from pipeline.frontend.data_checks import taken_to_hold
+from pipeline.frontend.runtime_asserts import taken_to_hold
 from pipeline.frontend.torchscript.graph import Block, Node
 from pipeline.frontend.torchscript.objects import Object
 from pipeline.frontend.torchscript.registry import Call, Evaluator

@@ -13,7 +13,7 @@ from torch.fx import traceback as provenance
 
 from pipeline.aten.naming import unlike
 from pipeline.errors import CaptureError
-from pipeline.frontend.copied import copied
+from pipeline.frontend.module_copy import copied
 from pipeline.frontend.torchscript.graph import Graph, read
 from pipeline.frontend.torchscript.interpreter import EVALUATORS, Interpreter
 from pipeline.frontend.torchscript.registry import Evaluators

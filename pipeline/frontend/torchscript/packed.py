@@ -1,4 +1,4 @@
-"""Packed sequences in TorchScript, as `frontend.packed` has them."""
+"""Packed sequences in TorchScript, as `frontend.packed_sequence` has them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.packed import LAYERS
-from pipeline.frontend import packed
+from pipeline.aten.packed_rnn_ops import LAYERS
+from pipeline.frontend import packed_sequence
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
 
@@ -16,24 +16,24 @@ aten = torch.ops.aten
 
 
 def _pad(call: Call, data: Value, sizes: Value, batch_first: bool, padding: float, length: Value) -> Value:
-    found = packed.of_sizes(sizes)
+    found = packed_sequence.of_sizes(sizes)
     if found is None:
         return aten._pad_packed_sequence.default(data, sizes, batch_first, padding, length)
-    return packed.pad(data, found, batch_first, padding, length)
+    return packed_sequence.pad(data, found, batch_first, padding, length)
 
 
 def _select(call: Call, x: Value, dim: int, index: int) -> Value:
-    found = packed.of_sizes(x) if index == 0 else None
-    return aten.select.int(x, dim, index) if found is None else packed.first(found)
+    found = packed_sequence.of_sizes(x) if index == 0 else None
+    return aten.select.int(x, dim, index) if found is None else packed_sequence.first(found)
 
 
 def _size(call: Call, x: Value, dim: int) -> Value:
-    found = packed.of_sizes(x) if x.dim() == 1 else None
-    return x.shape[dim] if found is None else packed.longest(found)
+    found = packed_sequence.of_sizes(x) if x.dim() == 1 else None
+    return x.shape[dim] if found is None else packed_sequence.longest(found)
 
 
 def _layer(target: Value) -> Evaluator:
-    run = packed.layer(target)
+    run = packed_sequence.layer(target)
 
     def evaluate(call: Call, *given: Value) -> Value:
         found = run(*given)
@@ -43,7 +43,7 @@ def _layer(target: Value) -> Evaluator:
 
 
 PACKED: Final[Mapping[str, Evaluator]] = {
-    "aten::_pack_padded_sequence": lambda call, *given: packed.pack(*given),
+    "aten::_pack_padded_sequence": lambda call, *given: packed_sequence.pack(*given),
     "aten::_pad_packed_sequence": _pad,
     "aten::select.int": _select,
     "aten::size.int": _size,

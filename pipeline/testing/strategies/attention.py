@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.marks import OPEN_MASK
+from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.aten.types import Leaf
 from pipeline.testing.calls import Call, Dim
 from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.cache import CACHE_UPDATE
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.testing.calls import Call
 from pipeline.testing.strategies.common import Draw, calls, floats, named, tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.recurrences import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
-from pipeline.aten.packed import LAYERS
+from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Target
 from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import Draw, calls, floats, tensors

@@ -1,0 +1,249 @@
+"""cached: a stage in place of ``build`` that keeps engines in a store, and builds those that are missing."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from attrs import evolve, field, frozen
+
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, packed, unpacked
+from pipeline.artifact.engine_fsspec import FsspecStore
+from pipeline.artifact.engine_key import digests, engine_key
+from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files, warn
+from pipeline.aten.types import Function
+from pipeline.build.deduplicate import serving
+from pipeline.build.serialized_plans import Order, Plan
+from pipeline.compose.pipelines import Pipeline, StageLike, report
+from pipeline.frozen import FrozenDict
+from pipeline.network.canonical import Canonical, canonical, renames
+from pipeline.network.engine import Engine
+from pipeline.network.handle import NetworkHandle
+from pipeline.program import Built, Converted, Program, Segment
+from pipeline.runtime.engine import refit
+from pipeline.settings import CompilationSettings
+from pipeline.stages.build import build, engine
+from pipeline.stages.convert import binding_names
+from pipeline.trt import has_gpu
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class Wanted:
+    """An engine that a program needs: the order to build it, and its key.
+
+    ``values``: the SHA-256 of each weight that can be refitted, by name. An engine of this key may hold other values of
+    them.
+    """
+
+    order: Order
+    handle: NetworkHandle = field(eq=False, repr=False)
+    form: Canonical = field(repr=False)
+    key: str
+    values: Mapping[str, str] = field(repr=False)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for two networks that one engine serves without a refit."""
+        return (self.key, *self.values.values())
+
+    @classmethod
+    def of(cls, order: Order, handle: NetworkHandle, refitted: Collection[str], places: Mapping[str, str]) -> Wanted:
+        """The engine of an order. ``refitted``: the weights that a refit would set. ``places``: which of the program's
+        values each input and output is."""
+        form = canonical(order.network, order.sizes, places)
+        known = digests({name: handle.weights[name] for name in form.weights})
+        loose = {name for name in form.weights if order.replaceable(name) and name in refitted}
+        fixed = {name: digest for name, digest in known.items() if name not in loose}
+        values = {name: known[name] for name in form.weights if name in loose}
+        return cls(order, handle, form, engine_key(order, form, fixed), values)
+
+    def entry(self, made: Engine) -> EngineEntry:
+        """The entry for an engine that was built for this."""
+        values = tuple(self.values.get(name, "") for name in self.form.weights)
+        bindings = tuple(made.bindings.get(name, name) for name in self.form.bindings)  # as the plan has them
+        weights = tuple(made.weights.get(name, name) for name in self.form.weights)
+        return EngineEntry(self.key, made.library, made.digest, bindings, weights, values)
+
+    def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
+        """The engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
+        made = evolve(
+            engine(self.order, Plan(entry.digest, entry.library), plan),
+            bindings=_of_entry(self.form.bindings, entry.bindings),
+            weights=_of_entry(self.form.weights, entry.weights),
+        )
+        held = dict(zip(self.form.weights, entry.values, strict=True))
+        changed = {name for name, value in self.values.items() if held[name] != value}
+        if not changed or made.stripped:
+            return made
+        weights = {name: self.handle.weights[name] for name in self.form.weights}
+        return refit(made, weights, changed) if has_gpu() else None
+
+
+@frozen
+class Cached:
+    """The stage: looks in a store before it calls `build`.
+
+    store: where engines are kept.
+    build: the stage that builds missing engines.
+    reuse: take engines from the store.
+    keep: save engines that were built.
+    """
+
+    store: EngineStore = field(hash=False)
+    build: Function = build
+    reuse: bool = True
+    keep: bool = True
+    name: str = field(default="build", repr=False)
+
+    @store.validator
+    def _check_store(self, _: object, value: object) -> None:
+        if isinstance(value, type) or not isinstance(value, EngineStore):
+            raise TypeError(f"a store has the methods load(key) and save(key, data); {value!r} has not")
+
+    def __call__(self, converted: Converted) -> Built:
+        """The engines of all networks. Equal networks share one plan.
+
+        Raises:
+            BuildError: TensorRT could not build an engine; the message names it.
+        """
+        files, wanted = as_files(self.store), list(wanted_engines(converted))
+        engines = [self._found(files, each, i, len(wanted)) if self.reuse else None for i, each in enumerate(wanted)]
+        if missing := {each.identity: i for i, each in reversed([*enumerate(wanted)]) if engines[i] is None}:
+            with files.building(key for key, *_ in missing):
+                engines = self._completed(files, converted, wanted, engines, missing)
+        return Built(
+            partitioned=converted.partitioned,
+            networks=converted.networks,
+            engines=tuple(made for made in engines if made is not None),
+            recipes=converted.recipes,
+            literals=converted.literals,
+            computed=converted.computed,
+        )
+
+    def _completed(
+        self,
+        files: FileStore,
+        converted: Converted,
+        wanted: Sequence[Wanted],
+        engines: Sequence[Engine | None],
+        missing: Mapping[tuple[str, ...], int],
+    ) -> list[Engine | None]:
+        """Complete the engines with the missing ones, which another process may have built meanwhile."""
+        found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
+        due = sorted(i for i, made in found.items() if made is None)
+        built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
+        built = {i: self._saved(files, wanted[i], made) for i, made in built.items()}
+        fresh = {wanted[i].identity: (i, built.get(i) or made) for i, made in found.items()}
+        return [made or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
+
+    def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
+        """The engine in the store, or None. Errors of the store become warnings."""
+        try:
+            opened = files.opened(wanted.key)
+            if opened is None:
+                return None
+            with opened[0] as file:
+                made = wanted.engine(*unpacked(file, opened[1], wanted.key))
+        except CorruptEntryError as error:
+            warn(f"the entry {wanted.key} of the engine cache is dropped: {error}; {wanted.order.name} is built")
+            files.drop(wanted.key)
+            return None
+        except Exception as error:
+            warn(f"the engine cache failed ({type(error).__name__}: {error}); {wanted.order.name} is built")
+            return None
+        if made is not None:
+            report(done, total, f"{wanted.order.name}: from the cache")
+            log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
+        return made
+
+    def _saved(self, files: FileStore, wanted: Wanted, made: Engine) -> Engine:
+        if not self.keep:
+            return made
+        try:
+            files.write(wanted.key, packed(wanted.entry(made), made.checked()))
+        except Exception as error:
+            warn(f"{wanted.order.name} cannot be kept in the engine cache: {type(error).__name__}: {error}")
+        return made
+
+
+def wanted_engines(converted: Converted) -> Iterator[Wanted]:
+    """The engines to build from networks, in order, each with its key."""
+    program, names = converted.partitioned.program, converted.recipes.keys()
+    rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
+    for segment, network, handle in rows:
+        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _places(program, segment))
+
+
+def _places(program: Program, segment: Segment) -> dict[str, str]:
+    """Which of the program's inputs, sizes and outputs an engine's are, by binding; of its other inputs which comes
+    first. A network alone does not distinguish ``x - y`` from ``y - x``: each has its inputs in the order of their
+    use."""
+    order = {node.name: i for i, node in enumerate(program.graph.nodes)}
+    given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
+    given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
+    inner = sorted((port.name for port in segment.inputs if port.name not in given), key=lambda name: order[name])
+    places = {port.name: given.get(port.name) or f"inner {inner.index(port.name)}" for port in segment.inputs}
+    for name, binding in binding_names(program.outputs, segment).items():
+        uses = [i for i, output in enumerate(program.outputs) if output.value == name and not output.constant]
+        places[binding] = f"output {uses}"
+    return places
+
+
+def _part(converted: Converted, places: Sequence[int]) -> Converted:
+    """The same with some of its networks only."""
+    segments = converted.partitioned.engine_segments
+    return evolve(
+        converted,
+        partitioned=evolve(converted.partitioned, segments=tuple(segments[i] for i in places)),
+        networks=tuple(converted.networks[i] for i in places),
+        handles=tuple(converted.handles[i] for i in places),
+    )
+
+
+def _for_another(wanted: Sequence[Wanted], place: int, source: int, made: Engine | None) -> Engine | None:
+    """The engine of one network for another that it serves as well."""
+    if place == source or made is None:
+        return made
+    return serving(made, wanted[source].form, wanted[place].order.name, wanted[place].form)
+
+
+def _of_entry(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
+    if len(ours) != len(theirs):
+        raise CorruptEntryError("it is of another network")
+    return renames(ours, theirs)
+
+
+def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:
+    """Return a stage that looks in a store for engines, and lets another build those that are missing.
+
+    ``pipeline.default().replace("build", pipeline.cached(store))`` keeps engines. The key of an engine covers
+    everything that reaches it: the network's layers and their arguments, shapes and ranges, weights, the builder's
+    settings, the library, its version and its targets; but not the names of nodes and sizes.
+
+    Args:
+        store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
+            ``load(key) -> bytes | None`` and ``save(key, data)``.
+        stage: builds missing engines: ``pipeline.stages.Build(build_executor)``, say.
+        reuse: take engines from the store.
+        keep: save new engines.
+
+    Raises:
+        TypeError: ``store`` lacks one of the two methods, or ``stage`` compiles whole programs.
+    """
+    if isinstance(stage, Pipeline) and stage.takes is not Converted:
+        hint = 'pipeline.default().replace("build", pipeline.cached(store)) keeps those of a whole pipeline'
+        raise TypeError(f"a store of engines stands before the stage that builds them, not before {stage!r}: {hint}")
+    return Cached(store, stage, reuse, keep)
+
+
+def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
+    """The stage, behind the engine cache if the settings ask for one."""
+    reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
+    if not (reuse or keep):
+        return stage
+    place, size = settings.engine_cache_dir, settings.engine_cache_size
+    store = FsspecStore(place) if place is not None and "://" in place else DiskStore(place, size)
+    return Cached(store, stage, reuse, keep)

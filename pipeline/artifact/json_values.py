@@ -1,0 +1,206 @@
+"""Write plain values as JSON: arguments of operators, constants, values of any type.
+
+Values that JSON has stand for themselves; every other value is an object with one key, its kind:
+``{"tuple": [1, 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import sympy
+import torch
+from attrs import frozen
+
+from pipeline.artifact import expressions, op_names
+from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.malformed import MalformedError
+from pipeline.errors import ArtifactError
+from pipeline.inputs import Constant
+from pipeline.recipes import Ref
+
+
+@frozen
+class NodeName:
+    """A node of a graph as an argument, before the graph is made."""
+
+    name: str
+
+
+def written_float(value: float) -> JsonData:
+    """A float as JSON, which has no name for infinity and NaN."""
+    value = float(value)
+    return value if math.isfinite(value) else {"float": str(value)}
+
+
+def read_float(data: JsonData) -> float:
+    """Read a float from JSON."""
+    if isinstance(data, float):
+        return data
+    if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
+        return float(data["float"])
+    raise MalformedError(f"expected a float, not {str(data)[:60]!r}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32``"""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: object) -> torch.dtype:
+    """The dtype of a name."""
+    return _member(torch.dtype, name)  # type: ignore[no-any-return]
+
+
+def layout_named(name: object) -> torch.layout:
+    """The layout of a name."""
+    return _member(torch.layout, name)  # type: ignore[no-any-return]
+
+
+def _member(kind: type, name: object) -> Any:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, kind):
+        raise MalformedError(f"{str(name)[:40]!r} is no {kind.__name__} of torch")
+    return found
+
+
+def _read_device(data: JsonData) -> torch.device:
+    try:
+        return torch.device(data if isinstance(data, str) else "")
+    except RuntimeError:
+        raise MalformedError(f"{str(data)[:40]!r} is no device") from None
+
+
+def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
+    if not isinstance(data, list) or count not in (None, len(data)):
+        raise MalformedError(f"expected a list, not {str(data)[:60]!r}")
+    return [read(part) for part in data]
+
+
+def _read_shape(data: JsonData) -> torch.Size:
+    try:
+        return torch.Size(_parts(data))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise MalformedError("these are no sizes") from None
+
+
+def _read_slice(data: JsonData) -> slice:
+    return slice(*_parts(data, 3))
+
+
+def _read_complex(data: JsonData) -> complex:
+    return complex(*(read_float(part) for part in _list_of(data, 2)))
+
+
+def _read_constant(data: JsonData) -> Constant:
+    dtype, numbers = _list_of(data, 2)
+    try:
+        return Constant(torch.tensor(read(numbers), dtype=dtype_named(dtype)))
+    except (TypeError, ValueError, RuntimeError):
+        raise MalformedError("these are no numbers of a constant") from None
+
+
+def _list_of(data: JsonData, count: int) -> list[JsonData]:
+    if not isinstance(data, list) or len(data) != count:
+        raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
+    return data
+
+
+def _read_dict(data: JsonData) -> dict[Any, Any]:
+    rows = [_list_of(row, 2) for row in (data if isinstance(data, list) else [None])]
+    try:
+        return {read(key): read(value) for key, value in rows}
+    except TypeError:
+        raise MalformedError("a key of a dict cannot be one") from None
+
+
+def _read_operator(data: JsonData) -> object:
+    return op_names.target_of(_name(data))
+
+
+def _name(data: JsonData) -> str:
+    if not isinstance(data, str):
+        raise MalformedError(f"expected a name, not {str(data)[:60]!r}")
+    return data
+
+
+def _written_all(value: Any) -> list[JsonData]:
+    return [written(part) for part in value]
+
+
+_WRITE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (torch.Size, "shape", _written_all),
+    (tuple, "tuple", _written_all),
+    (dict, "dict", lambda value: [[written(k), written(v)] for k, v in value.items()]),
+    (torch.dtype, "dtype", dtype_name),
+    (torch.device, "device", str),
+    (torch.layout, "layout", dtype_name),
+    (torch.memory_format, "memory_format", dtype_name),
+    (Constant, "constant", lambda value: [dtype_name(value.value.dtype), _written_all(value.value.tolist())]),
+    (complex, "complex", lambda value: [written_float(value.real), written_float(value.imag)]),
+    (slice, "slice", lambda value: [written(value.start), written(value.stop), written(value.step)]),
+    (type(Ellipsis), "ellipsis", lambda value: None),
+    (Ref, "ref", lambda value: value.name),
+    (torch.fx.Node, "node", lambda value: value.name),
+    (sympy.Basic, "size", expressions.written),
+    (torch.SymInt | torch.SymFloat | torch.SymBool, "size", lambda value: expressions.written(value.node.expr)),
+    (torch._ops.OpOverload | torch._ops.HigherOrderOperator, "operator", op_names.name_of),
+)
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "float": lambda data: read_float({"float": data}),
+    "shape": _read_shape,
+    "tuple": lambda data: tuple(_parts(data)),
+    "dict": _read_dict,
+    "dtype": dtype_named,
+    "device": _read_device,
+    "layout": layout_named,
+    "memory_format": lambda data: _member(torch.memory_format, data),
+    "constant": _read_constant,
+    "complex": _read_complex,
+    "slice": _read_slice,
+    "ellipsis": lambda data: ...,
+    "ref": lambda data: Ref(_name(data)),
+    "node": lambda data: NodeName(_name(data)),
+    "size": expressions.read,
+    "operator": _read_operator,
+}
+
+
+def written(value: object) -> JsonData:
+    """A value as JSON.
+
+    Raises:
+        ArtifactError: it is of a type that cannot be kept.
+    """
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return written_float(value)
+    if isinstance(value, list):
+        return _written_all(value)
+    name, write = _form(type(value))  # type: ignore[arg-type]
+    return {name: write(value)}
+
+
+@cache
+def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
+    """How values of a type are written, after the first row of the table that the type is in."""
+    for kinds, name, write in _WRITE:
+        if issubclass(kind, kinds):
+            return name, write
+    raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept")
+
+
+def read(data: JsonData) -> Any:
+    """Read a value from JSON. Raises `MalformedError` where it is malformed."""
+    if isinstance(data, list):
+        return _parts(data)
+    if not isinstance(data, dict):
+        return data
+    if len(data) != 1 or (name := next(iter(data))) not in _READ:
+        raise MalformedError(f"{str(data)[:60]!r} is no value")
+    return _READ[name](data[name])

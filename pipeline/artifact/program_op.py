@@ -1,0 +1,205 @@
+"""A compiled program as one operator of torch's, ``pipeline::run``, which torch.compile and torch.export can trace.
+
+Its fake implementation computes the shapes of the results from expressions that are passed as text. The real one finds
+the module by a key, or, in a process that loaded the graph, makes it from the bytes of a kept program.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import sympy
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from pipeline.artifact.expressions import read, written
+from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.load import loaded
+from pipeline.artifact.op_names import ANY
+from pipeline.artifact.save import save
+from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.types import Argument, Leaf
+from pipeline.compiled import Compiled, CompiledModule
+from pipeline.errors import ArtifactError, ExecutionError
+from pipeline.inputs import Constant
+from pipeline.program import Output, Port, Program
+from pipeline.runtime.module import ProgramModule
+from pipeline.shapes.environment import shape_of
+
+_MODULES: Final[weakref.WeakValueDictionary[str, CompiledModule]] = weakref.WeakValueDictionary()
+"""The modules that graphs of this process call, as long as someone holds them."""
+
+_LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] = weakref.WeakKeyDictionary()
+"""The modules made of a kept program's bytes, as long as the graph holds those."""
+
+
+class Entry:
+    """How a graph calls a compiled module: made with the module, so that tracing has nothing left to do."""
+
+    def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
+        program: Program = module.program
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        self.plain = tuple(_plain(values, o) for o in program.outputs if o.kind == "user")
+        self.refusal = _refusal(program, self.plain)
+        self.key = uuid.uuid4().hex
+        self.facts = "" if self.refusal else _facts(program, values, self.key)
+        self.kinds = tuple(map(_given_as, program.inputs))
+        self.compiled = weakref.ref(compiled)
+        _MODULES[self.key] = module
+
+    def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
+        """The call of the operator in the graph that is traced, and the structure around its results."""
+        if self.refusal:
+            raise ExecutionError(self.refusal, "call the module outside of what is traced")
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
+        sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
+        kept = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _bytes(self)
+        results = iter(torch.ops.pipeline.run(kept, tensors, sizes, self.facts))
+        return module._rebuilt([next(results) if is_tensor else value for is_tensor, value in self.plain])
+
+
+def _given_as(port: Port) -> str:
+    """What an input is to the operator, which checks constants that are tensors."""
+    return "tensor" if isinstance(port.value, Constant) else port.kind
+
+
+def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
+    """Why a program cannot be a call in a graph; empty if it can. The graph would not know what it changes."""
+    if program.buffers:
+        return f"the compiled program updates {next(iter(program.buffers.values()))}, which no graph around it sees"
+    if any(o.kind == "input" for o in program.outputs):
+        return "the compiled program writes to its inputs, which no graph around it sees"
+    users = (o for o in program.outputs if o.kind == "user")
+    numbers = [o.name for o, (is_tensor, _) in zip(users, plain, strict=True) if not is_tensor and not o.constant]
+    return f"the compiled program gives {numbers[0]}, a number that varies" if numbers else ""
+
+
+def _plain(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
+    """Whether an output is a tensor, and its value where it is a constant."""
+    if output.constant:
+        return False, output.value
+    return isinstance(values[output.value], torch.Tensor | TensorType), None
+
+
+def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
+    """What the fake implementation knows: the key, the inputs' sizes, the results' dtypes and sizes."""
+    tensors = [
+        [written(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
+        for port in program.inputs
+        if _given_as(port) == "tensor"
+    ]
+    sizes = [written(port.value) for port in program.inputs if port.kind == "symint"]
+    given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
+    results = [[str(v.dtype).removeprefix("torch."), [written(size) for size in shape_of(v)]] for v in given]
+    facts: dict[str, JsonData] = {"key": key, "tensors": tensors, "sizes": sizes, "results": results}
+    return json.dumps(facts)
+
+
+def _bytes(entry: Entry) -> torch.Tensor:
+    """The kept program, for an exported graph, which outlives this process."""
+    compiled = entry.compiled()
+    if compiled is None:
+        hint = "keep what pipeline.default() or pipeline.load gave until torch.export is done"
+        raise ArtifactError("the compiled program that the module was made of is gone, and an export keeps it", hint)
+    with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.trtp"
+        save(compiled, path)
+        return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
+@torch.library.custom_op("pipeline::run", mutates_args=())
+def run(
+    program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
+) -> list[torch.Tensor]:
+    """Run a compiled program; return its tensors in order.
+
+    program: the bytes of the kept program, in an exported graph.
+    inputs, sizes: its inputs that are tensors, and those that are whole numbers.
+    facts: the key of the module, and the shapes of inputs and results.
+    """
+    module = _module(program, _key(facts))
+    given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
+    ports = module.program.inputs
+    leaves = [next(given[_given_as(port)]) if _given_as(port) in given else port.value for port in ports]
+    args, kwargs = tree_unflatten(leaves, module.program.in_spec)
+    results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+    return _apart(results, inputs)
+
+
+@lru_cache(maxsize=256)
+def _key(facts: str) -> str:
+    """The key of a call's module."""
+    return str(json.loads(facts)["key"])
+
+
+def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
+    """The module of this process, or the one that the bytes are of."""
+    if (known := _MODULES.get(key)) is not None:
+        return known
+    if program is None:
+        hint = "keep compiled.module() alive; to use a graph in another process, export it with strict=False"
+        raise ExecutionError("the compiled module that the graph calls is gone", hint)
+    storage = program.untyped_storage()
+    if storage not in _LOADED:
+        _LOADED[storage] = _loaded(program).module()
+    return _LOADED[storage]
+
+
+def _loaded(program: torch.Tensor) -> Compiled:
+    """The compiled program of its bytes; what is mapped stays when the file is gone. The graph around it calls any
+    operator that this process has, and so may the program."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.trtp"
+        path.write_bytes(program.cpu().numpy().tobytes())
+        return loaded(path, ANY)
+
+
+def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results in separate memory, as an operator must return them."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    found = []
+    for result in results:
+        pointer = result.untyped_storage().data_ptr()
+        found.append(result.clone() if pointer in taken else result)
+        taken.add(pointer)
+    return found
+
+
+@run.register_fake
+def _(
+    program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
+) -> list[torch.Tensor]:
+    tensors, numbers, results = _expressions(facts)
+    given = [*zip(numbers, sizes, strict=True)]
+    given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
+    known = {expr: size for expr, size in given if isinstance(expr, sympy.Symbol)}
+    home = next((x.device for x in inputs if x.device.type != "cpu"), torch.device("cpu"))
+    return [torch.empty([_size(e, known) for e in shape], dtype=dtype, device=home) for dtype, shape in results]
+
+
+def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
+    """A size by those of the inputs; one that data decides is new."""
+    if isinstance(expr, int):
+        return expr
+    for symbol in expr.free_symbols - known.keys():
+        known[symbol] = torch.library.get_ctx().new_dynamic_size()
+    return sympy_interp(PythonReferenceAnalysis, known, expr)
+
+
+@lru_cache(maxsize=64)
+def _expressions(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
+    """The facts of a call, read."""
+    data = json.loads(facts)
+    results = [(getattr(torch, dtype), [read(size) for size in shape]) for dtype, shape in data["results"]]
+    return [[read(s) for s in shape] for shape in data["tensors"]], [read(s) for s in data["sizes"]], results

@@ -1,0 +1,78 @@
+"""Write settings that differ from the default. Predicates are code, and are kept by name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.artifact import json_values, op_names
+from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.malformed import MalformedError
+from pipeline.errors import ArtifactError
+from pipeline.frozen import FrozenDict
+from pipeline.settings import CompilationSettings
+
+EXECUTED = "torch_executed_ops"
+PLACES = ("engine_cache_dir", "runtime_cache")
+"""Settings that may name a folder: of this machine and this user, and no file chooses where others write."""
+
+
+class Predicate:
+    """Stands for a predicate, or for a missing operator: prints as its name."""
+
+    def __init__(self, name: str) -> None:
+        self.__module__, _, self.__qualname__ = name.rpartition(".")
+
+    def __call__(self, path: str) -> bool:
+        """Raise an error: the predicate's code is not kept."""
+        raise ArtifactError(f"{self.name} of torch_executed_ops is code, of which a file keeps the name alone")
+
+    @property
+    def name(self) -> str:
+        """The name it was kept by."""
+        return f"{self.__module__}.{self.__qualname__}"
+
+
+def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
+    """The settings that differ from the default, as JSON by name."""
+    default = CompilationSettings()
+    given = ((name, getattr(settings, name)) for name in settings.names())
+    changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
+    executed = sorted(map(_executed, changed.pop(EXECUTED, ())), key=str)
+    rows = {name: json_values.written(value) for name, value in changed.items()}
+    return FrozenDict(sorted({**rows, **({EXECUTED: executed} if executed else {})}.items()))
+
+
+def _executed(entry: object) -> object:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, Predicate):
+        return {"predicate": entry.name}
+    try:
+        return {"operator": op_names.name_of(entry)}
+    except ArtifactError:
+        named = entry if hasattr(entry, "__qualname__") else type(entry)
+        return {"predicate": f"{named.__module__}.{named.__qualname__}"}
+
+
+def read(rows: Mapping[str, object]) -> CompilationSettings:
+    """Read settings from JSON. Raises `MalformedError` where it is malformed."""
+    fields = {name: json_values.read(row) for name, row in rows.items() if name != EXECUTED}
+    fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
+    executed = rows.get(EXECUTED, [])
+    if not isinstance(executed, list):
+        raise MalformedError(f"{str(executed)[:60]!r} is no list of operators")
+    try:
+        return CompilationSettings(**fields, torch_executed_ops=map(_read_executed, executed))
+    except (TypeError, ValueError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def _read_executed(data: JsonData) -> Any:
+    if isinstance(data, str):
+        return data
+    kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
+    if kind not in ("operator", "predicate") or not isinstance(name, str):
+        raise MalformedError(f"{str(data)[:60]!r} is no operator")
+    found = op_names.known(name) if kind == "operator" else None
+    return found or Predicate(name if kind == "predicate" else f"torch.ops.{name}")

@@ -1,0 +1,74 @@
+"""Find equal networks of one program, which differ only in names: one engine serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from attrs import evolve
+
+from pipeline.aten.tensor_bytes import raw_bytes
+from pipeline.build.serialized_plans import Order
+from pipeline.network.canonical import Canonical, canonical, renames
+from pipeline.network.engine import Engine
+
+
+def built_once(
+    orders: Sequence[Order],
+    weights: Sequence[Mapping[str, torch.Tensor]],
+    build: Callable[[Sequence[int]], Iterable[Engine]],
+) -> Iterable[Engine]:
+    """Return the engines of a program's networks; ``build`` builds the engines of the indices that it gets."""
+    if len(orders) == 1:
+        return build([0])
+    forms = [canonical(order.network, order.sizes) for order in orders]
+    first = first_equal(orders, forms, weights)
+    due = sorted({*first})
+    built = dict(zip(due, build(due), strict=True))
+    return [
+        built[i] if i == source else serving(built[source], forms[source], orders[i].name, forms[i])
+        for i, source in enumerate(first)
+    ]
+
+
+def first_equal(
+    orders: Sequence[Order], forms: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
+) -> list[int]:
+    """Return, for each network, the index of the first network that equals it, weights included: its own if no earlier
+    one does. Weights that are inputs of the engine are not compared."""
+    found: list[int] = []
+    for place, form in enumerate(forms):
+        alike = [i for i in sorted({*found}) if forms[i].text == form.text]
+        same = (i for i in alike if _refits_alike(orders[i], forms[i], orders[place], form))
+        found.append(next((i for i in same if _equal(forms[i], weights[i], form, weights[place])), place))
+    return found
+
+
+def serving(made: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
+    """Return the engine of a network as the engine of another with the same structure, under that one's names."""
+    return evolve(
+        made,
+        name=name,
+        bindings=renames(other.bindings, (made.bindings.get(each, each) for each in form.bindings)),
+        weights=renames(other.weights, (made.weights.get(each, each) for each in form.weights)),
+    )
+
+
+def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) -> bool:
+    """Return whether the same weights can be refitted in both engines."""
+    pairs = zip(form.weights, others.weights, strict=True)
+    return one.refit_flags == other.refit_flags and all(one.replaceable(a) == other.replaceable(b) for a, b in pairs)
+
+
+def _equal(
+    form: Canonical, weights: Mapping[str, torch.Tensor], other: Canonical, others: Mapping[str, torch.Tensor]
+) -> bool:
+    pairs = zip(form.weights, other.weights, strict=True)
+    return all(_same_bytes(weights[a], others[b]) for a, b in pairs)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two weights of one shape are equal bit by bit."""
+    if one.dtype != other.dtype:
+        return False
+    return torch.equal(raw_bytes(one), raw_bytes(other))

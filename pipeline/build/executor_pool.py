@@ -1,0 +1,112 @@
+"""Submit builds to an executor's workers, wait for them, and report errors by the engine's name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from typing import TypeAlias
+
+from pipeline.build.remote_build import Job
+from pipeline.build.remote_build_over_bytes import SentJob, SentPlan
+from pipeline.build.serialized_plans import Plan
+from pipeline.errors import BuildError, PipelineError
+
+Pending: TypeAlias = dict["Future[object]", Job]
+
+
+def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
+    """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
+    building.
+
+    A worker that does not see the files of this machine returns None and is sent the weights as bytes; its plan comes
+    back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their
+    total, and the last one's name.
+
+    Raises:
+        BuildError: the first error of a worker, or that a worker died.
+    """
+    futures: Pending = {}
+    plans: dict[str, Plan] = {}
+    try:
+        for job in jobs:
+            futures[_submitted(executor, job, job)] = job
+        pending = {*futures}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                job = futures[future]
+                found = _result(future, futures)
+                if found is None:
+                    again = _submitted(executor, job, SentJob.of(job))
+                    futures[again] = job
+                    pending.add(again)
+                    continue
+                plans[str(job.path)] = _checked_plan(job, found)
+                report(len(plans), len(jobs), job.order.name)
+    except BaseException:
+        for future, job in futures.items():
+            future.cancel()
+            job.remote_build.stopped.set()
+        raise
+    return [plans[str(job.path)] for job in jobs]
+
+
+def _checked_plan(job: Job, found: Plan | SentPlan) -> Plan:
+    """Write the plan's bytes to the job's path, unless they are there, and check their digest."""
+    if isinstance(found, SentPlan):
+        job.path.write_bytes(found.data)
+        found = found.plan
+    with job.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != found.digest:
+        hint = "build it again; if it happens again, look for a fault of the worker, its disk or the network"
+        raise BuildError(f"{job.order.name}: the plan is not the one that its builder reports", hint)
+    return found
+
+
+def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:
+    try:
+        future: object = executor.submit(work)
+    except RuntimeError as error:
+        hint = "pass an executor that has not been shut down, and whose workers live"
+        raise BuildError(f"{job.order.name}: the executor refused the work: {error}", hint) from error
+    if not isinstance(future, Future):
+        raise BuildError(
+            f"{job.order.name}: the executor's submit() returned a {type(future).__name__}, no Future", _NONE
+        )
+    return future
+
+
+def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | SentPlan | None:
+    name = futures[future].order.name
+    try:
+        plan = future.result()
+    except PipelineError:
+        raise
+    except CancelledError as error:
+        raise BuildError(f"{name}: the executor cancelled it", "keep the executor open until all is built") from error
+    except BrokenExecutor as error:
+        names = ", ".join(_suspects(futures)) or name
+        raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
+    except Exception as error:
+        raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
+    if not isinstance(plan, Plan | SentPlan | None):
+        raise BuildError(f"{name}: its worker returned a {type(plan).__name__} instead of the job's result", _NONE)
+    return plan
+
+
+_NONE = "leave the executor out: the engines are then built in this process"
+
+_ENDED = (
+    "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "
+    "time (an executor with one worker), and run its operators in PyTorch (torch_executed_ops)"
+)
+
+
+def _suspects(futures: Mapping[Future[object], Job]) -> Iterator[str]:
+    """Return the names of the engines that were begun and not finished."""
+    for future, job in futures.items():
+        finished = future.done() and not future.cancelled() and future.exception() is None
+        if job.path.exists() and not finished:
+            yield job.order.name

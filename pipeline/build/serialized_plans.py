@@ -1,0 +1,322 @@
+"""Serialize a network to a plan: configure TensorRT's builder, and write its output to a file."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from pipeline.aten.naming import unlike
+from pipeline.build.malloc_trim import return_free_memory
+from pipeline.build.monitor import Monitor, interruptible
+from pipeline.errors import BuildError
+from pipeline.frozen import FrozenDict
+from pipeline.network.description import Network, Profile
+from pipeline.network.handle import NetworkHandle
+from pipeline.program import Segment
+from pipeline.runtime.atomic import FULL, full
+from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
+
+NOT_FOR_THIS_GPU = "CUDA error 222"
+NO_REFIT = (
+    "TensorRT-RTX 1.5 and newer build no engine that can be refitted on an H100 or H200: leave out {}; "
+    "refit_module_weights then builds the engine anew. TensorRT-RTX 1.4 builds it (docs/versions.md)"
+)
+PIECE = 1 << 22
+STREAMED = 128 << 20
+"""The bytes of weights above which a plan is streamed. TensorRT uses three times 64 MB for a stream, and memory for a
+second plan without one, which is less below 128 MB."""
+
+
+@frozen
+class Order:
+    """An order to TensorRT: the network to build, the inputs of it that are sizes, and the settings."""
+
+    network: Network
+    sizes: frozenset[str]
+    settings: CompilationSettings
+
+    @classmethod
+    def of(cls, segment: Segment, network: Network, settings: CompilationSettings) -> Order:
+        """Create the order for a segment, without the settings about PyTorch, which the builder does not need and whose
+        predicates cannot be pickled."""
+        sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
+        return cls(network, sizes, settings.evolve(torch_executed_ops=()))
+
+    def replaceable(self, name: str) -> bool:
+        """Return whether the engine's weight of this name can be refitted."""
+        settings = self.settings
+        return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
+
+    @property
+    def refittable(self) -> bool:
+        """Return whether any of the engine's weights can be refitted."""
+        return any(self.replaceable(weight.name) for weight in self.network.weights)
+
+    @property
+    def stripped(self) -> bool:
+        """Return whether the plan has no weights: the engine gets them when it is loaded."""
+        return self.settings.strip_engine_weights and bool(self.network.weights)
+
+    @property
+    def refit_flags(self) -> tuple[str, ...]:
+        """Return TensorRT's flags for engines that take weights after they are built."""
+        settings, kind = self.settings, ""
+        if self.refittable:
+            kind = "REFIT_INDIVIDUAL" if settings.immutable_weights else "REFIT"
+        elif self.network.weights and (settings.refit_identical_engine_weights or self.stripped):
+            kind = "REFIT_IDENTICAL"
+        return tuple(filter(None, (kind, "STRIP_PLAN" if self.stripped else "")))
+
+    @property
+    def name(self) -> str:
+        """Return the engine's name."""
+        return self.network.name
+
+
+@frozen
+class Plan:
+    """A finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and its names of inputs and
+    outputs, by the network's, where they differ."""
+
+    digest: str
+    library: str
+    bindings: FrozenDict[str, str] = field(factory=FrozenDict)
+
+
+def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
+    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
+
+    Raises:
+        BuildError: TensorRT failed; the message quotes it.
+        KeyboardInterrupt: Ctrl-C, at the builder's next step.
+    """
+    if order.refit_flags and not has_gpu():
+        raise BuildError(
+            f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
+            + (", and so one that has no weights (strip_engine_weights)" if order.stripped else ""),
+            "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
+        )
+    names: dict[str, str] = {}
+    for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
+        if order.replaceable(weight):
+            handle.net.mark_weights_refittable(weight)
+    _name_in_plan(handle.net)
+    with (
+        room_for(f"{order.name}: its plan", plan),
+        interruptible(monitor),
+        _repeated(handle.leave_memory),
+        _renamed(handle.net, names),
+    ):
+        mark = handle.log.mark()
+        while not (built := _written(handle, _config(handle.builder, order, names, monitor), plan)):
+            if not _rename(handle, names, handle.log.said_since(mark)):
+                break
+            mark = handle.log.mark()
+        plan.file.flush()
+    return_free_memory()
+    if not built:
+        raise refused(order, handle.log.said_since(mark))
+    return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
+
+
+@contextmanager
+def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
+    """While entered, a write to a full disk raises a `BuildError` with the space needed and left. ``written``: the
+    plan's file, or the number of bytes to write."""
+    try:
+        yield
+        if isinstance(written, PlanFile) and written.full is not None:
+            raise written.full
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        size = written.size if isinstance(written, PlanFile) else written
+        place = getattr(written, "place", None) or tempfile.gettempdir()
+        hint = "set TMPDIR to a folder with more room"
+        raise BuildError(f"{what} cannot be written: {full(error, place, size)}", hint) from error
+
+
+def refused(order: Order, said: str) -> BuildError:
+    """Return the error for an engine that TensorRT did not build; ``said`` is its message."""
+    cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
+    settings = order.settings
+    asked = {
+        "immutable_weights=False": not settings.immutable_weights,
+        "refittable_weights": settings.refittable_weights,
+        "strip_engine_weights": settings.strip_engine_weights,
+        "refit_identical_engine_weights": settings.refit_identical_engine_weights,
+    }
+    named = " and ".join(name for name, value in asked.items() if value)
+    hint = NO_REFIT.format(named) if cannot and order.refit_flags and NOT_FOR_THIS_GPU in said else ""
+    return BuildError(f"{order.name}: {said}", hint)
+
+
+def _name_in_plan(net: Any) -> None:
+    """Set each layer's metadata to its name, so that the plan records the layers of each kernel, for the inspector and
+    `pipeline.build.kernels`: a fused kernel's own name does not list them."""
+    for index in range(net.num_layers):
+        layer = net.get_layer(index)
+        layer.metadata = layer.name
+
+
+_DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
+
+
+def _rename(handle: NetworkHandle, names: dict[str, str], said: str) -> bool:
+    """Rename an input or output whose name TensorRT reported as a duplicate, and return whether there was one. RTX 1.4
+    to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
+    tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(said)
+    if found is None or found[1] not in tensors:
+        return False
+    given = {plan: name for name, plan in names.items()}.get(found[1], found[1])
+    tensors[found[1]].name = names[given] = unlike(f"{given}_", {*tensors})
+    return True
+
+
+@contextmanager
+def _renamed(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
+    """Restore the names of the network's inputs and outputs on exit."""
+    try:
+        yield
+    finally:
+        given = {plan: name for name, plan in names.items()}
+        for tensor in _bindings(net):
+            tensor.name = given.get(tensor.name, tensor.name)
+
+
+def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
+    yield from map(net.get_input, range(net.num_inputs))
+    yield from map(net.get_output, range(net.num_outputs))
+
+
+@contextmanager
+def _repeated(act: Callable[[], object]) -> Iterator[None]:
+    """While entered, repeat an action every 10 ms: it drops pages of weights that TensorRT reads in one long step."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.01):
+            act()
+
+    thread = threading.Thread(target=run, name="pipeline-build", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _written(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) -> bool:
+    if handle.nbytes > STREAMED:
+        return bool(handle.builder.build_serialized_network_to_stream(handle.net, config, plan))
+    built = handle.builder.build_serialized_network(handle.net, config)
+    if built is None:
+        return False
+    view = memoryview(built)
+    for start in range(0, len(view), PIECE):
+        plan.write(view[start : start + PIECE])
+    return True
+
+
+class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
+    """A file that TensorRT writes a plan to piece by piece, unnamed if no path is given. There is no second copy in
+    memory, and the operating system keeps only the pages that are read."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__()
+        # Open while this object exists: TensorRT writes from another thread, and `__del__` closes the file.
+        self.file: Any = path.open("w+b") if path else tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115
+        self.sha256 = hashlib.sha256()
+        self.size, self.place = 0, path
+        self.full: OSError | None = None
+
+    def write(self, data: object) -> int:
+        """Write a piece (TensorRT calls this); return the number of bytes written."""
+        beside = threading.Thread(
+            target=self.sha256.update, args=(data,)
+        )  # hashing takes as long as writing: do both at once
+        beside.start()
+        try:
+            self.size += memoryview(data).nbytes  # type: ignore[arg-type]
+            return int(self.file.write(data))
+        except OSError as error:
+            self.full = error  # TensorRT would report a failure without its reason
+            raise
+        finally:
+            beside.join()
+
+    def mapped(self) -> mmap.mmap:
+        """Return the whole plan, mapped read only; it outlives this object."""
+        return _mapped(self.file)
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):  # no path that cannot be opened
+            self.file.close()
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """Map a whole file, read only; its data stays available even if the file is deleted."""
+    with path.open("rb") as file:
+        return _mapped(file)
+
+
+def _mapped(file: Any) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monitor: Monitor) -> trt.IBuilderConfig:
+    config, settings = builder.create_builder_config(), order.settings
+    streams = settings.weight_streaming_budget is not None
+    wanted = {"VERSION_COMPATIBLE": settings.version_compatible, "WEIGHT_STREAMING": streams}
+    for flag in (*order.refit_flags, *(name for name, on in wanted.items() if on)):
+        config.set_flag(trt.BuilderFlag.__members__[flag])
+    if settings.optimization_level is not None:
+        config.builder_optimization_level = settings.optimization_level
+    if settings.workspace_size is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_size)
+    if settings.max_aux_streams is not None:
+        config.max_aux_streams = settings.max_aux_streams
+    config.progress_monitor = monitor
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers' metadata, for the inspector
+    _set_targets(config, settings.compute_capabilities)
+    for each in order.network.profiles:
+        _add_profile(builder, config, order, each, names)
+    return config
+
+
+def _set_targets(config: trt.IBuilderConfig, capabilities: tuple[str, ...]) -> None:
+    if not capabilities:
+        return
+    if not CAPABILITIES.compute_capabilities:
+        raise BuildError(f"{CAPABILITIES.flavour} builds for the GPU at hand only; leave compute_capabilities empty")
+    config.num_compute_capabilities = len(capabilities)
+    for i, capability in enumerate(capabilities):
+        config.set_compute_capability(compute_capability(capability), i)
+
+
+def _add_profile(
+    builder: trt.Builder, config: trt.IBuilderConfig, order: Order, given: Profile, names: Mapping[str, str]
+) -> None:
+    profile = builder.create_optimization_profile()
+    for name, low, opt, high in given.ranges:
+        tell = profile.set_shape_input if name in order.sizes else profile.set_shape
+        try:
+            tell(names.get(name, name), low, opt, high)
+        except RuntimeError as error:
+            raise BuildError(
+                f"{order.name}: TensorRT takes no sizes of {name} from {low} to {high}: {error}"
+            ) from error
+    if config.add_optimization_profile(profile) < 0:
+        raise BuildError(f"{order.name}: TensorRT refused the profile {given}")

@@ -1,0 +1,192 @@
+"""``pipeline inspect``, ``run`` and ``verify``: saved programs on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from pipeline.artifact.inspect import inspect
+from pipeline.artifact.load import load
+from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
+from pipeline.artifact.serving import serve_config
+from pipeline.cli.options import UsageError, add_file, add_inputs, add_operators
+from pipeline.compiled import Compiled, Executor
+from pipeline.errors import ArtifactWarning
+from pipeline.program import Port
+from pipeline.runtime.atomic import replacing
+from pipeline.stages.verify import verify
+
+
+def add_inspect(commands: Any) -> None:
+    """Add the command ``pipeline inspect``."""
+    parser = commands.add_parser("inspect", help="describe a saved program: inputs, outputs, engines; load nothing")
+    add_file(parser)
+    parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
+    parser.set_defaults(text=inspected)
+
+
+def add_run(commands: Any) -> None:
+    """Add the command ``pipeline run``."""
+    parser = commands.add_parser("run", help="run a saved program on arrays; write its outputs")
+    add_file(parser)
+    add_operators(parser)
+    add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
+    parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
+    parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
+    parser.set_defaults(text=ran)
+
+
+def add_verify(commands: Any) -> None:
+    """Add the command ``pipeline verify``."""
+    parser = commands.add_parser("verify", help="run a saved program beside eager PyTorch; exit with 1 if it is wrong")
+    add_file(parser)
+    add_operators(parser)
+    add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
+    parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
+    parser.set_defaults(text=verified)
+
+
+def add_serve_config(commands: Any) -> None:
+    """Add the command ``pipeline serve-config``."""
+    parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a saved program")
+    add_file(parser)
+    add_operators(parser)
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
+    parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
+    parser.add_argument(
+        "--batching",
+        action=argparse.BooleanOptionalAction,
+        help="whether requests become one call where all inputs and outputs begin with one size; default: if a trial "
+        "with drawn inputs shows that each row is computed by itself",
+    )
+    parser.set_defaults(text=served)
+
+
+def inspected(options: argparse.Namespace) -> str:
+    """Return the output of ``pipeline inspect``."""
+    _check_there(options.file)
+    found = inspect(options.file)
+    return found.text if options.json else str(found)
+
+
+def ran(options: argparse.Namespace) -> str:
+    """Run a program; return the output of ``pipeline run``: a line for each output."""
+    _check_there(options.file)
+    folder = options.output.absolute().parent if options.output is not None else Path()
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
+    program = _loaded(options)
+    given = dict(_input_values(program, options.inputs))
+    module = program.module(options.executor)
+    try:
+        outputs = called_by_name(program.program, module, given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if options.output is not None:
+        with replacing(options.output) as file:
+            np.savez(file, **{name: _array(value) for name, value in outputs.items()})
+    return "\n".join(f"{name}: {_described(value)}" for name, value in outputs.items())
+
+
+def verified(options: argparse.Namespace) -> str:
+    """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
+    _check_there(options.file)
+    program = _loaded(options)
+    calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
+    return str(verify(inputs=calls, executor=options.executor)(program).agreement)
+
+
+def _loaded(options: argparse.Namespace) -> Compiled:
+    """Load the program of the file; a missing GPU is not reported if the reference executor is requested."""
+    with warnings.catch_warnings():
+        if options.executor == "reference":
+            warnings.simplefilter("ignore", ArtifactWarning)
+        return load(options.file, options.operators)
+
+
+def served(options: argparse.Namespace) -> str:
+    """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and its path."""
+    _check_there(options.file)
+    if options.output.exists() and not options.output.is_dir():
+        raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)
+        found = serve_config(options.file, options.output, options.name, options.batching, options.operators)
+    return f"{found}written to {options.output / found.name}"
+
+
+def _check_there(file: str) -> None:
+    if not Path(file).exists():
+        raise UsageError(f"there is no file {file!r}")
+
+
+def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Return the inputs by name; raise a `UsageError` if one is missing."""
+    ports = {port.name: port for port in inputs_of(program.program)}
+    found = inputs_by_name(program, texts)
+    if missing := [name for name in ports if name not in found]:
+        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {', '.join(map(str, ports.values()))}")
+    return ((name, input_value(port, found[name])) for name, port in ports.items())
+
+
+def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
+    """Return the values of ``--input NAME=VALUE``, by input name."""
+    names = [port.name for port in inputs_of(program.program)]
+    found = dict(_split(text) for text in texts)
+    if unknown := [name for name in found if name not in names]:
+        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(names)}")
+    return found
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
+    return name, value
+
+
+def input_value(port: Port, text: str) -> Any:
+    """Return the tensor that the text stands for: the array of a file, or a number."""
+    if port.kind != "tensor":
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"--input {port.name}: {text!r} is no integer") from None
+    try:
+        array = np.load(text, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"--input {port.name}: {text!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"--input {port.name}: {text!r} is no file that numpy.save wrote: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"--input {port.name}: {text!r} has several arrays; numpy.save writes one")
+    try:
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    except TypeError as error:
+        raise UsageError(f"--input {port.name}: {error}") from None
+    narrow = port.dtype is not None and not _in_numpy(port.dtype) and tensor.dtype == torch.float32
+    return tensor.to(port.dtype) if narrow else tensor
+
+
+def _in_numpy(dtype: torch.dtype) -> bool:
+    """Return whether numpy has arrays of a dtype: not of bfloat16 and 8-bit floats, whose files have float32."""
+    return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
+
+
+def _array(value: object) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    return (value if _in_numpy(value.dtype) else value.float()).numpy()
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,367 @@
+"""Multimodal models: the inputs that their own code computes from a prompt for their language model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import repeat
+
+import torch
+from attrs import evolve, frozen
+
+from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, DEEP, TABLE, ReachedError, eager_attention, reach
+from pipeline.compat.transformers.modality_encoders import TowerCall, beside, noting, tower_calls
+from pipeline.errors import CaptureError, ExecutionError
+
+OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
+
+
+@frozen
+class Sight:
+    """The form in which a multimodal model passes a prompt to its language model.
+
+    Attributes:
+        width: the width of a token's embedding.
+        dtype: the dtype of embeddings.
+        positions: the number of position ids of a token, as in M-RoPE; None for a single one without a dim of its own.
+        layers: the number of first layers that add features at the tokens of images (DeepStack).
+        ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
+            "" if there is a single mask; empty if attention is causal.
+        by_layer: the number of layers that take an additional input for each token, and its width; empty if none does.
+        places: the dtype of position ids.
+        padded: True if the model's default position ids count padding.
+    """
+
+    width: int
+    dtype: torch.dtype
+    positions: int | None
+    layers: int
+    ahead: tuple[str, ...]
+    by_layer: tuple[int, ...]
+    places: torch.dtype
+    padded: bool = False
+
+
+@frozen
+class Prompt:
+    """The inputs that the language model gets for a prompt: embeddings [rows, length, width], position ids [rows,
+    length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a mask of
+    the later tokens that each token attends to [rows, length, length], the kinds of layers with that mask, and each
+    layer's additional input [rows, length, layers, width]."""
+
+    embeds: torch.Tensor
+    places: torch.Tensor | None
+    added: torch.Tensor | None
+    ahead: torch.Tensor | None
+    kinds: tuple[str, ...] = ()
+    by_layer: torch.Tensor | None = None
+
+    @property
+    def sight(self) -> Sight:
+        """Return the form of this prompt, which a program must accept."""
+        positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
+        layers = 0 if self.added is None else self.added.shape[0]
+        dtype = torch.int64 if self.places is None else self.places.dtype
+        by_layer = () if self.by_layer is None else tuple(self.by_layer.shape[2:])
+        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
+
+    def is_like(self, sight: Sight) -> bool:
+        """Return whether a program for this form takes the prompt."""
+        positions = self.places is not None and self.places.dim() == 3
+        own = self.sight
+        at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
+        return at_most and own.by_layer == sight.by_layer and (not positions or sight.positions is not None)
+
+
+@frozen
+class Sample:
+    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, the calls of its
+    towers, and whether the model's default position ids count padding."""
+
+    tokens: torch.Tensor
+    mask: torch.Tensor
+    prompt: Prompt
+    logits: torch.Tensor
+    towers: tuple[TowerCall, ...]
+    padded: bool
+
+
+def sight_of(samples: Sequence[Sample]) -> Sight | None:
+    """Return the form that covers the prompts of all examples; None if there are no examples."""
+    if not samples:
+        return None
+    every = [sample.prompt.sight for sample in samples]
+    positions = next((each.positions for each in every if each.positions is not None), None)
+    return evolve(
+        every[0],
+        positions=positions,
+        layers=max(each.layers for each in every),
+        ahead=max((each.ahead for each in every), key=len),
+        places=next((each.places for each in every if each.places.is_floating_point), every[0].places),
+        padded=samples[0].padded,
+    )
+
+
+def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
+    """Return the sample of a multimodal example, observed while the model generates one token for it.
+
+    Raises:
+        CaptureError: the language model gets inputs that a step does not take, or no embeddings.
+    """
+    name = type(model).__name__
+    with noting(*(each for _, each in beside(model))) as seen:
+        logits = first_logits(model, example)
+    with noting(model.get_decoder()) as called, eager_attention(model):
+        first_logits(model, example)
+    found = [given for _, _, given in called]
+    if not found or found[0].get("inputs_embeds") is None:
+        why = f"{name} does not give its language model embeddings of a prompt"
+        raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
+    tokens = tokens_of(example)
+    mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
+    prompt = prompt_of(name, found[0], mask)
+    return Sample(tokens, mask, prompt, logits, tower_calls(model, seen), _counts_padding(model))
+
+
+def _counts_padding(model: Pretrained) -> bool:
+    """Return whether a model's default position ids of text count padding, from 0 on in each row."""
+    ids = torch.arange(1, 4, device=model.device)[None]
+    mask = torch.tensor([[0, 1, 1]], device=model.device)
+    with noting(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
+        model(input_ids=ids, attention_mask=mask)
+    places = called[0][2].get("position_ids") if called else None
+    return isinstance(places, torch.Tensor) and places.dim() == 2 and bool((places[:, -1] == 2).all())
+
+
+def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
+    """Return the ids of a prompt's tokens [rows, length]; zeros, which nothing reads, for a prompt of embeddings."""
+    ids: torch.Tensor | None = given.get("input_ids")
+    embeds: torch.Tensor | None = given.get("inputs_embeds")
+    if embeds is not None and (ids is None or ids.shape[1] != embeds.shape[1]):
+        return torch.zeros(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
+    assert ids is not None
+    return ids
+
+
+def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the logits [rows, vocabulary] of the first token that a model generates."""
+    how = copy.deepcopy(model.generation_config)
+    how.max_new_tokens, how.num_beams, how.num_return_sequences, how.do_sample = 1, 1, 1, False
+    how.output_logits, how.return_dict_in_generate, how.cache_implementation = True, True, None
+    try:
+        with torch.no_grad():
+            made = model.generate(**example, generation_config=how)
+    except Exception as error:
+        why = f"{type(model).__name__} cannot generate for encoder_example"
+        raise CaptureError(why, f"pass what its processor gives for a prompt; it says: {error}") from error
+    found: torch.Tensor = made.logits[0]
+    return found
+
+
+def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
+    """Check that a step returns the model's logits for the example: they differ if the language model gets other inputs
+    that the step lacks.
+
+    Raises:
+        CaptureError: the logits differ.
+        ValueError: the example has more tokens than the cache has positions.
+    """
+    length, prompt = sample.tokens.shape[1], sample.prompt
+    if length > cache:
+        raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
+    mask = torch.nn.functional.pad(sample.mask, (0, cache - length))
+    places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
+    ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
+    start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
+    with torch.no_grad(), eager_attention(step.model):
+        beside = (seen, prompt.added, ahead, prompt.by_layer)
+        found = step(sample.tokens, mask, places, start, prompt.embeds, *beside)[:, -1].float()
+        for buffer in step.buffers(recurse=False):
+            buffer.zero_()
+    off, dtype = (found - sample.logits).abs().max(), prompt.embeds.dtype
+    rounding = max(16 * torch.finfo(dtype).eps, 1e-3 if dtype == torch.float32 else 0.03)
+    if off > rounding * sample.logits.abs().max().clamp(min=1):
+        name = type(step.model).__name__
+        why = f"{name} reads its prompts in an unsupported way: its logits for encoder_example differ by {off:.1e}"
+        raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
+
+
+def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | None) -> Prompt:
+    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding.
+
+    Raises:
+        CaptureError: there are other inputs.
+    """
+    known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEP}
+    if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
+        why = f"{model} gives its language model more than embeddings: {', '.join(more)}"
+        raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
+    embeds, at, added = (given.get(name) for name in ("inputs_embeds", *DEEP))
+    assert embeds is not None
+    if at is not None and added is not None:
+        each = [embeds.new_zeros(embeds.shape).masked_scatter(at[..., None], x.to(embeds.dtype)) for x in added]
+        added = torch.stack(each)
+    ahead, kinds = _ahead(given.get("attention_mask"), real)
+    return Prompt(embeds, given.get("position_ids"), added, ahead, kinds, given.get(BY_LAYER))
+
+
+def _ahead(mask: object, real: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+    """Return a mask of the later tokens that each token attends to, and the kinds of layers in which it does; None if
+    none does. ``mask`` is one mask, or one for each kind of layer. Attention of padding is ignored."""
+    masks = mask if isinstance(mask, Mapping) else {"": mask}
+    every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
+    later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
+    if real is not None:
+        later = {kind: each & real[:, :, None].to(torch.bool) for kind, each in later.items()}
+    later = {kind: each for kind, each in later.items() if each.any()}
+    return functools.reduce(torch.Tensor.logical_and, later.values()) if later else None, tuple(later)
+
+
+def _has_tensors(value: object) -> bool:
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(part, torch.Tensor) for part in parts)
+
+
+def fill(shell: Pretrained, model: Pretrained) -> None:
+    """Copy all modules but the language model to a model's shell: towers, projections, and the embedding of tokens. The
+    shell of a decoder then raises `ReachedError` with the inputs of its language model."""
+    embed = model.get_input_embeddings()
+    for path in {path.rpartition(".")[0] for path, _ in beside(model)}:
+        own, real = shell.get_submodule(path), model.get_submodule(path)
+        own._parameters, own._buffers = dict(real._parameters), dict(real._buffers)
+    for path, child in beside(model):
+        within, _, name = path.rpartition(".")
+        shell.get_submodule(within)._modules[name] = child
+    if not model.config.is_encoder_decoder:
+        _let_reach(shell, model)
+    shell.set_input_embeddings(embed)
+
+
+def _let_reach(shell: Pretrained, model: Pretrained) -> None:
+    decoder, own = shell.get_decoder(), model.get_decoder()
+    decoder.forward = reach
+    if TABLE in own._modules:
+        decoder._modules[TABLE] = own._modules[TABLE]
+    for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
+        config._attn_implementation_internal = "eager"  # masks are tensors
+
+
+def that_are_seen(given: Mapping[str, Pretrained]) -> list[str]:
+    """Return the names of inputs that are no text: pixels and features are floats."""
+    return [name for name, value in given.items() if name not in OF_TEXT and any(_floats(value))]
+
+
+def _floats(value: object) -> Iterator[bool]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _floats(part)
+    elif isinstance(value, torch.Tensor):
+        yield value.is_floating_point()
+
+
+def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt | None:
+    """Return the prompt that a model's own code computes from text and other inputs, for the new tokens alone, as if
+    there were none before them. None if it passes ids to its language model."""
+    length = tokens_of(given).shape[1]
+    by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
+    own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
+    try:
+        with torch.no_grad():
+            forward(**own)
+    except ReachedError as reached:
+        if reached.given.get("inputs_embeds") is None:
+            return None
+        return prompt_of(model, reached.given, own.get("attention_mask"))
+    raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
+
+
+def multimodal_inputs(
+    spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the decoder's image or audio inputs for each prefill chunk; empty for text-only models.
+
+    Args:
+        spec: the form of prompts that the program takes; None for a text-only model.
+        tokens: the ids [rows, length].
+        chunks: the start and end of each chunk, as positions of the cache.
+        cache_len: the positions of the cache.
+        prompt: the prompt; None if ``tokens`` are only text.
+
+    Raises:
+        ExecutionError: an image is in two chunks, and its tokens attend to all of it; or the prompt has another form.
+    """
+    if spec is None:
+        yield from repeat({}, len(chunks))
+        return
+    if prompt is not None and not prompt.is_like(spec):
+        why = "a prompt reaches the language model in another form than encoder_example's"
+        raise ExecutionError(why, "compile with a prompt that has an image, or sound")
+    for start, end in chunks:
+        if prompt is None:
+            yield _text_inputs(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
+        else:
+            yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
+
+
+def _chunk_inputs(
+    spec: Sight, prompt: Prompt, start: int, end: int, first: int, cache_len: int
+) -> dict[str, torch.Tensor]:
+    """Return the inputs for a chunk of a prompt, which begins at the position ``first`` of the cache."""
+    part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
+    made = {"embedded": prompt.embeds[:, part].contiguous(), "seen": prompt.embeds.new_ones(shape, dtype=torch.bool)}
+    if spec.layers:
+        zeros = made["embedded"].new_zeros(spec.layers, *shape, spec.width)
+        made["added"] = zeros if prompt.added is None else prompt.added[:, :, part].contiguous()
+    if prompt.by_layer is not None:
+        made["by_layer"] = prompt.by_layer[:, part].contiguous()
+    if spec.ahead:
+        made["ahead"] = made["seen"].new_zeros(*shape, cache_len)
+    if prompt.ahead is not None:
+        made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
+        if made["ahead"][:, :, end:].any():
+            why = "the tokens of an image are in two calls, and each attends to all of them"
+            raise ExecutionError(why, "compile with a larger max_prompt_len")
+    return made
+
+
+@functools.lru_cache(maxsize=8)
+def _text_inputs(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the inputs for tokens of text: zeros, shared by all calls, so that nothing may write to them."""
+    zeros = torch.zeros((), dtype=spec.dtype, device=device)
+    made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
+    if spec.layers:
+        made["added"] = zeros.new_zeros(spec.layers, *shape, spec.width)
+    if spec.by_layer:
+        made["by_layer"] = zeros.new_zeros(*shape, *spec.by_layer)
+    if spec.ahead:
+        made["ahead"] = zeros.new_zeros(*shape, cache_len, dtype=torch.bool)
+    return made
+
+
+def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the additional leading dim of position ids, (positions,) or () for a single one, and their dtype."""
+    if sight is None:
+        return (), torch.int64
+    return (() if sight.positions is None else (sight.positions,)), sight.places
+
+
+def as_in(model: Pretrained, ours: Callable[..., object]) -> Callable[..., object]:
+    """Return our ``forward`` with the parameters of the model's own in its signature, where ``generate`` looks for
+    them."""
+    own = dict(inspect.signature(ours).parameters)
+    rest = own.pop("kwargs")
+    for name, each in inspect.signature(type(model).forward).parameters.items():
+        if each.kind is not inspect.Parameter.VAR_KEYWORD:
+            own.setdefault(name, each.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None))
+
+    def forward(self: Pretrained, *args: object, **kwargs: object) -> object:
+        return ours(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.Signature([*own.values(), rest])  # type: ignore[attr-defined]
+    return forward

@@ -1,0 +1,219 @@
+"""Capture packed sequences: ``pack_padded_sequence``, recurrent layers on its data, and ``pad_packed_sequence``.
+
+torch.export has no shapes for them. While a model is traced, a packed sequence carries its padded rows and their
+lengths, which the layers and the padding take instead of the data (`aten.packed_rnn_ops`). Where a model itself
+computes with the data, these are packed as in eager.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.nn import functional
+from torch.nn.utils import rnn
+
+from pipeline.aten.packed_rnn_ops import BATCH_SIZES, LAYERS, PACKED_ROWS, PADDED_ROWS
+from pipeline.aten.types import Argument, Function, Target
+from pipeline.errors import CaptureError, line_of
+
+DATA: Final = "_pipeline_packed_data"
+SIZES: Final = "_pipeline_batch_sizes"
+"""The attributes of the data and of the batch sizes of a packed sequence that say what they were made of."""
+
+ARITHMETIC: Final = frozenset(how.format(name) for name in ("add", "sub", "mul") for how in ("{}", "__{}__", "__r{}__"))
+ALONE: Final = "linear embedding layer_norm relu tanh sigmoid gelu silu elu leaky_relu hardtanh softplus dropout"
+OF_EACH_ROW: Final = ARITHMETIC | frozenset(ALONE.split())
+"""Functions that compute each row of their first argument alone; arithmetic those of both where both are data."""
+
+ASKS: Final = (
+    torch.ops.aten.sym_size.int,
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+    *(operator.ge, operator.le, operator.gt, operator.lt, operator.ne, operator.eq, operator.and_),
+)
+"""What torch asks of a size that data has, and the model does not."""
+
+
+@frozen(eq=False)
+class Packed:
+    """Padded rows [T, B, ...], and their lengths [B]. ``versions``: how often the rows, and the tensor that was made of
+    them, had been written to: they are its own as long as neither is written again."""
+
+    rows: Tensor
+    lengths: Tensor
+    versions: tuple[int, int]
+
+
+def packing(override: Callable[..., object]) -> Callable[..., object]:
+    """Wrap torch.export's handling of a call in the model."""
+
+    def override_packed(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        name = getattr(func, "__name__", "")
+        if name in OURS and not kwargs:
+            result = OURS[name](*args)
+        else:
+            result = _each_row(func, args, kwargs) if name in OF_EACH_ROW else None
+        return override(self, func, args, kwargs) if result is None else (lambda *_, **__: result, args, kwargs)
+
+    return override_packed
+
+
+def of_data(value: object) -> Packed | None:
+    """What a tensor was made of, if it is the data of a packed sequence."""
+    packed: Packed | None = vars(value).get(DATA) if isinstance(value, Tensor) else None
+    now = (packed.rows._version, value._version) if packed is not None and isinstance(value, Tensor) else None
+    return packed if packed is not None and packed.versions == now else None
+
+
+def of_sizes(value: object) -> Packed | None:
+    """What a tensor was made of, if it is the batch sizes of a packed sequence."""
+    return vars(value).get(SIZES) if isinstance(value, Tensor) else None
+
+
+def _data(rows: Tensor, lengths: Tensor) -> Tensor:
+    """The data of padded rows, which say so."""
+    data = PACKED_ROWS(rows, lengths)
+    vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
+    return data  # type: ignore[no-any-return]
+
+
+def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The data and the batch sizes of padded rows."""
+    rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
+    sizes = BATCH_SIZES(lengths, rows.shape[0])
+    vars(sizes)[SIZES] = Packed(rows, lengths, (0, 0))
+    return _data(rows, lengths), sizes
+
+
+def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
+    """The handling of a recurrent layer."""
+
+    def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
+        packed = of_sizes(sizes)
+        if packed is None:
+            return None
+        output, *last = LAYERS[target](_rows(data, packed), packed.lengths, *rest)
+        return (_data(output, packed.lengths), *last)
+
+    return run
+
+
+def _rows(data: Tensor, packed: Packed) -> Tensor:
+    """The padded rows of data: those that were packed, or what the model made of them."""
+    own = of_data(data)
+    if own is not None and own.lengths is packed.lengths:
+        return own.rows
+    rows: Tensor = PADDED_ROWS(data, packed.lengths, packed.rows.shape[0])
+    return rows
+
+
+def _pad(
+    data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: int
+) -> tuple[Tensor, Tensor] | None:
+    packed = of_sizes(sizes)
+    if packed is None:
+        return None
+    return pad(data, packed, batch_first, padding, total_length if _has_total_length() else longest(packed))
+
+
+def pad(data: Tensor, packed: Packed, batch_first: bool, padding: float, length: int) -> tuple[Tensor, Tensor]:
+    """Rows of a length, with a number behind the end of each; and their lengths."""
+    rows = _rows(data, packed)
+    steps = torch.arange(rows.shape[0], device=rows.device)
+    ended = steps[:, None] >= packed.lengths.to(rows.device)
+    rows = rows.masked_fill(ended.reshape(*ended.shape, *(1,) * (rows.dim() - 2)), padding)
+    if free_unbacked_symbols(length):
+        rows = rows[:length]
+    elif length != rows.shape[0]:
+        rows = functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, length - rows.shape[0]), value=padding)
+    return rows.transpose(0, 1) if batch_first else rows, packed.lengths
+
+
+def longest(packed: Packed) -> int:
+    """The length of the longest row, which is data."""
+    length: int = packed.lengths.max().item()  # type: ignore[assignment]
+    torch._check(length >= 1)
+    torch._check(length <= packed.rows.shape[0])
+    return length
+
+
+def _has_total_length() -> bool:
+    """Whether the model has asked for a length, and not for that of the longest row."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:
+        frame = frame.f_back
+    return frame is None or frame.f_locals["total_length"] is not None
+
+
+def _item(sizes: object, index: object) -> Tensor | None:
+    packed = of_sizes(sizes)
+    return None if packed is None or not isinstance(index, int) or index != 0 else first(packed)
+
+
+def first(packed: Packed) -> Tensor:
+    """The first of the batch sizes: the number of rows, since none is empty."""
+    return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
+
+
+def _each_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
+    """What a function of the data of packed sequences gives that computes each row alone; None if it is none."""
+    notes = list(map(of_data, args))
+    found = list(filter(None, notes))
+    others = args[len(found) :]
+    if not found or any(packed.lengths is not found[0].lengths for packed in found) or any(notes[len(found) :]):
+        return None
+    if func.__name__ in ARITHMETIC and any(isinstance(other, Tensor) and other.dim() > 1 for other in others):
+        return None
+    return _data(func(*(packed.rows for packed in found), *others, **kwargs), found[0].lengths)
+
+
+def settled(exported: ExportedProgram) -> None:
+    """Take out of our own export the data of packed sequences that nothing reads, and what was asserted of their sizes.
+
+    Raises:
+        CaptureError: something reads the batch sizes.
+    """
+    graph = exported.graph
+    sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
+    for node in sizes:
+        if node.users:
+            why = f"{line_of(node.meta)}: the model reads the batch_sizes of a packed sequence"
+            raise CaptureError(why, "the lengths that pad_packed_sequence returns say the same")
+        graph.erase_node(node)
+    for node in reversed(data):
+        readers = list(_readers(node))
+        if all(reader.target in ASKS for reader in readers):
+            for reader in reversed(readers):
+                graph.erase_node(reader)
+            graph.erase_node(node)
+    if sizes or data:
+        exported.graph_module.recompile()
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """The nodes that read a node, or one of these, in their order."""
+    waiting = dict.fromkeys(node.users)
+    while waiting:
+        first = min(waiting)
+        del waiting[first]
+        yield first
+        waiting.update(dict.fromkeys(first.users))
+
+
+OURS: Final[Mapping[str, Function]] = {
+    "_pack_padded_sequence": pack,
+    "_pad_packed_sequence": _pad,
+    "__getitem__": _item,
+    **{target._schema.name.removeprefix("aten::"): layer(target) for target in LAYERS},
+}
+"""By the names of torch's functions; None where a call is none on a packed sequence."""

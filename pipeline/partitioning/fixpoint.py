@@ -1,0 +1,97 @@
+"""Decide which units run in engines: all that can, except those that would make cuts too costly or engines too small or
+too many."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from attrs import frozen
+
+from pipeline.partitioning.boundary_ops import cheaper_in_torch
+from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.levels import levels, sizes
+from pipeline.partitioning.units import Units
+from pipeline.settings import CompilationSettings
+
+Numbered: TypeAlias = tuple[bool, tuple[int, ...]]
+"""Operators that share a segment, by number, and whether it is an engine."""
+
+
+@frozen
+class Settled:
+    """Groups of operators (by number) in the order in which they run, each in an engine or not; and the reason for each
+    operator outside an engine."""
+
+    groups: tuple[Numbered, ...]
+    reasons: Mapping[int, str]
+
+
+def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> Settled:
+    """Move operators to PyTorch until no engine is too small, there are not too many, and no border is too costly.
+
+    refused: the operators that must run in PyTorch, each with the reason. Without any, all run in one engine.
+    """
+    reasons, given_up = dict(refused), set[int]()
+    in_torch = [any(i in refused for i in inside) for inside in units.members]
+    while True:
+        level = levels(flow, units, in_torch)
+        moved = _next(flow, units, in_torch, level, settings, given_up) if reasons else {}
+        if not moved:
+            return Settled(_groups(units, level), reasons)
+        for unit in dict.fromkeys(other for i in moved for other in units.kin[units.of[i]]):
+            in_torch[unit] = True
+        for i, why in moved.items():
+            for other in units.kin[units.of[i]]:
+                reasons.update((j, why) for j in units.members[other] if j not in reasons)
+
+
+def _next(
+    flow: Flow,
+    units: Units,
+    in_torch: Sequence[bool],
+    level: Sequence[int],
+    settings: CompilationSettings,
+    given_up: set[int],
+) -> dict[int, str]:
+    """Return the operators to move to PyTorch next, each with the reason; empty at the end."""
+    least = settings.min_block_size
+    saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
+    if saved:
+        given_up |= saved.keys()
+        return {i: f"beside PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
+    small = dict(_too_small(units, in_torch, level, least))
+    return small or dict(_too_many(units, in_torch, level, settings.max_engines))
+
+
+def _too_small(units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int) -> Iterator[tuple[int, str]]:
+    counts = sizes(units, in_torch, level)
+    for unit, inside in enumerate(units.members):
+        if not in_torch[unit] and counts[level[unit]] < least:
+            count = counts[level[unit]]
+            number = "1 operator" if count == 1 else f"{count} operators"
+            reason = f"its engine would have only {number}, fewer than min_block_size={least}"
+            yield from ((i, reason) for i in inside)
+
+
+def _too_many(
+    units: Units, in_torch: Sequence[bool], level: Sequence[int], most: int | None
+) -> Iterator[tuple[int, str]]:
+    """Yield the operators of the smallest engines, if there are more than ``most`` engines."""
+    counts = sizes(units, in_torch, level)
+    if most is None or len(counts) <= most:
+        return
+    smallest = set(sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - most])
+    few = "the smallest" if len(smallest) == 1 else f"the {len(smallest)} smallest"
+    reason = f"it is in {few} of {len(counts)} engines, max_engines is {most}"
+    for unit, inside in enumerate(units.members):
+        if not in_torch[unit] and level[unit] in smallest:
+            yield from ((i, reason) for i in inside)
+
+
+def _groups(units: Units, level: Sequence[int]) -> tuple[Numbered, ...]:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for unit, inside in enumerate(units.members):
+        groups[level[unit]] += inside
+    return tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups))

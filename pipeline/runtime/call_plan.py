@@ -1,0 +1,293 @@
+"""Plan calls: number a program's values, and compute every size for given input shapes once.
+
+A program's values live in *slots*, a list that each call copies and fills. ``Layout`` numbers them, once for each
+module. A ``CallPlan`` is made at the first call with certain shapes, dtypes and devices, after every check; they are
+its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from attrs import evolve, field, frozen
+
+from pipeline.aten.op_predicates import moves
+from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.types import Leaf
+from pipeline.program import Output, Port, Program, Segment
+from pipeline.runtime.state import Guard
+from pipeline.shapes.environment import Expr, number
+
+Runner: TypeAlias = Callable[[list[Leaf]], Sequence[Leaf]]
+Slots: TypeAlias = list[Leaf]
+TENSORS = (torch.Tensor, TensorType)
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
+"""The types of numbers that depend on sizes in a graph: an expression if the graph was loaded."""
+
+
+@frozen
+class Step:
+    """A segment and the slots it reads and fills.
+
+    A weight that an engine reads where it lies has a slot that no call fills. ``late``: sizes that depend on results of
+    earlier segments, computed before it runs. ``learns``: the sizes that it determines itself: (position among its
+    outputs, dim or None for an int, symbol).
+    """
+
+    segment: Segment
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    late: tuple[tuple[int, Expr], ...] = ()
+    learns: tuple[tuple[int, int | None, str], ...] = ()
+
+
+@frozen
+class Return:
+    """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
+    ``again``, or the parameter or buffer in slot ``held`` itself.
+
+    A tensor that the program made is returned in ``dtype``; ``copied``: the slot's memory must not be handed to the
+    caller.
+    """
+
+    slot: int
+    input_index: int | None = None
+    dtype: torch.dtype | None = None
+    copied: bool = False
+    again: int | None = None
+    held: int | None = None
+    made: bool = field(init=False)
+    """Whether the program makes it, and the caller does not have it already."""
+
+    @made.default
+    def _is_made(self) -> bool:
+        return self.input_index is None and self.again is None and self.held is None
+
+
+@frozen
+class Write:
+    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``.
+    For a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value is an old one of
+    what is written to itself, or a view of one, and is copied before the first write."""
+
+    slot: int
+    input_index: int | None = None
+    buffer: int | None = None
+    old: bool = False
+
+
+@frozen
+class Layout:
+    """A program's slots: their numbers by name, and the steps on them in order."""
+
+    program: Program = field(repr=False)
+    slots: Mapping[str, int]
+    steps: tuple[Step, ...]
+    returns: tuple[Return, ...]
+    writes: tuple[Write, ...]
+    checks: tuple[int, ...]
+    decisions: tuple[tuple[int, str], ...]
+    sizes: tuple[tuple[int, Expr], ...]
+    constants: tuple[tuple[int, Leaf], ...]
+    late: tuple[tuple[int, Expr], ...]
+    weights: tuple[tuple[int, str], ...] = ()
+    """The slots of weights that engines read where they lie, and the placeholders of these constants."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the outputs were on the CPU when the model was captured."""
+        values = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
+        made = [values.get(o.value) for o in self.program.outputs if o.kind == "user" and not o.constant]
+        return all(value.device.type == "cpu" for value in made if isinstance(value, TENSORS))
+
+    @property
+    def static(self) -> bool:
+        """Whether the inputs' shapes determine every shape in the program."""
+        return not self.late and not any(step.late or step.learns for step in self.steps)
+
+    @property
+    def unrecorded(self) -> str:
+        """Why no CUDA graph has a call; empty if one can."""
+        if self.decisions:
+            return "what it decides by data is checked before it returns"
+        return "" if self.static else "sizes inside it depend on its inputs' values"
+
+
+@frozen(eq=False)
+class CallPlan:
+    """The parts that calls with the same shapes, dtypes, devices and numbers share.
+
+    ``template`` holds the slots that are the same at every such call. ``moves``: the tensors among the inputs (number,
+    slot, whether it must be converted to the program's device or dtype). ``profile``: the first of the program's
+    profiles that the sizes fit. Outputs return to ``home``. ``guard`` receives the results of the program's checks.
+    """
+
+    template: Slots = field(repr=False)
+    symbols: Mapping[str, int]
+    profile: int | None
+    moves: tuple[tuple[int, int, bool], ...]
+    home: torch.device | None
+    guard: Guard | None = field(default=None, repr=False)
+
+    def noted(self, slots: Slots, checks: Sequence[int]) -> None:
+        """Pass the slots of checks to the guard."""
+        for slot in checks:
+            if self.guard is not None:
+                self.guard.note(slots[slot])
+
+    def is_home(self, value: torch.Tensor) -> bool:
+        """Whether a tensor is on the device where the caller gets outputs."""
+        return self.home is None or value.device == self.home
+
+
+def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
+    """The values that writes bring, taken before the first of them."""
+    return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
+
+
+class LayoutBuilder:
+    """Numbers a program's values."""
+
+    def __init__(self, program: Program, segments: Iterable[Segment]) -> None:
+        self.program = program
+        self.slots: dict[str, int] = {}
+        self.sizes: dict[int, Expr] = {}
+        self.constants: dict[int, Leaf] = {}
+        self.late: list[tuple[int, Expr]] = []
+        self.weights: dict[int, str] = {}
+        self.graph = {n.name: n for n in program.graph.nodes}
+        self.nodes = {name: n.meta.get("val") for name, n in self.graph.items()}
+        self.input_index = {p.name: i for i, p in enumerate(program.inputs)}
+        self.from_inputs = frozenset(str(s) for p in program.inputs for s in _symbols(p))
+        self.known = set(self.from_inputs)
+        for port in program.inputs:
+            self._slot(port.name)
+        for name in program.buffers:
+            self._slot(name)
+        self.steps = tuple(map(self._step, segments))
+
+    def layout(self) -> Layout:
+        """The finished layout."""
+        outputs = self.program.outputs
+        users = [o for o in outputs if o.kind == "user"]
+        returns = _told_once(users, [self._return(o) for o in users])
+        writes = self._writes([o for o in outputs if o.kind in ("buffer", "input")])
+        checks = tuple(self._value(o) for o in outputs if o.kind == "check")
+        decisions = tuple((self._value(o), o.target) for o in outputs if o.kind == "decision")
+        sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
+        late, weights = tuple(self.late), tuple(self.weights.items())
+        return Layout(
+            self.program, self.slots, self.steps, returns, writes, checks, decisions, sizes, constants, late, weights
+        )
+
+    def _slot(self, name: str) -> int:
+        return self.slots.setdefault(name, len(self.slots))
+
+    def _step(self, segment: Segment) -> Step:
+        before = set(self.known)
+        late = tuple(
+            (self._slot(_size_name(p.value)), p.value)
+            for p in segment.inputs
+            if p.is_number and not self._early(p.value)
+        )
+        takes = tuple(self._taken(p) for p in segment.inputs)
+        gives = tuple(self._slot(p.name) for p in segment.outputs)
+        learns = tuple(self._learnt(segment.outputs, before))
+        return Step(segment, takes, gives, late, learns)
+
+    def _early(self, expr: Expr) -> bool:
+        """Whether the inputs' shapes determine a size: its slot is then filled by the plan."""
+        early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
+        if early:
+            self.sizes[self._slot(_size_name(expr))] = expr
+        return early
+
+    def _taken(self, port: Port) -> int:
+        if port.name in self.program.constants:
+            slot = self._slot(f"weight {port.name}")  # apart from the constant that a program returns, which may move
+            self.weights[slot] = port.name
+            return slot
+        return self._slot(_size_name(port.value) if port.is_number else port.name)
+
+    def _learnt(self, outputs: Sequence[Port], known: set[str]) -> Iterable[tuple[int, int | None, str]]:
+        for position, port in enumerate(outputs):
+            places = [(None, port.value)] if port.is_number else list(enumerate(port.shape))
+            for dim, size in places:
+                if not isinstance(size, int) and size.is_Symbol and str(size) not in known:
+                    known.add(str(size))
+                    self.known.add(str(size))
+                    yield position, dim, str(size)
+
+    def _return(self, output: Output) -> Return:
+        if output.constant:
+            return Return(self._value(output))
+        itself = output.target or output.value
+        if itself in self.input_index:
+            return Return(self._slot(itself), input_index=self.input_index[itself])
+        slot, constant = self._value(output), output.value in self.program.constants
+        if itself in self.program.buffers or (constant and itself == output.value):
+            return Return(slot, held=self._slot(itself))
+        expected = self.nodes[output.value]
+        dtype = expected.dtype if isinstance(expected, TENSORS) and not constant else None
+        copied = constant or output.value in self.input_index or output.value in self.program.buffers
+        return Return(slot, dtype=dtype, copied=copied)
+
+    def _value(self, output: Output) -> int:
+        """The slot of an output's value."""
+        if output.constant:
+            slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
+            self.constants[slot] = output.value
+            return slot
+        expected = self.nodes[output.value]
+        if isinstance(expected, NUMBERS):
+            expr = number(expected)
+            slot = self._slot(_size_name(expr))
+            if not self._early(expr):
+                self.late.append((slot, expr))
+            return slot
+        return self._slot(output.value)
+
+    def _writes(self, outputs: Sequence[Output]) -> tuple[Write, ...]:
+        holders = {target: name for name, target in self.program.buffers.items()}
+        written = {o: o.target if o.kind == "input" else holders[o.target] for o in outputs}
+        old = {o: self._memory(o.value) in written.values() and o.value != written[o] for o in outputs}
+        return tuple(self._write(o, written[o], old[o]) for o in outputs)
+
+    def _write(self, output: Output, name: str, old: bool) -> Write:
+        slot = self._value(output)
+        if output.kind == "input":
+            return Write(slot, input_index=self.input_index[name], old=old)
+        return Write(slot, buffer=self._slot(name), old=old)
+
+    def _memory(self, name: str) -> str:
+        """The value that one computes nothing from, and may share its memory with."""
+        node: torch.fx.Node = self.graph[name]
+        while node.op == "call_function" and moves(node) and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return node.name
+
+
+def _told_once(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
+    """The outputs, of which those that are another once more say so: they are one tensor, wherever it is brought. One
+    that only has the value of another is a copy."""
+    first: dict[tuple[Any, Return], int] = {}
+    slots: set[int] = set()
+    told: list[Return] = []
+    for i, (output, each) in enumerate(zip(outputs, returns, strict=True)):
+        at = first.setdefault((output.target, each), i)
+        shared = each.slot in slots and each.input_index is None and each.held is None
+        slots.add(each.slot)
+        told.append(evolve(each, again=at) if at < i else evolve(each, copied=each.copied or shared))
+    return tuple(told)
+
+
+def _symbols(port: Port) -> set[sympy.Symbol]:
+    sizes = [port.value] if port.is_number else port.shape
+    return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
+
+
+def _size_name(expr: Expr) -> str:
+    return f"size {expr}"

@@ -1,0 +1,171 @@
+"""Alternative forms for nodes whose engine is wrong: float32, another lowering, PyTorch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from attrs import evolve, frozen
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pipeline.aten.graphs import pasted
+from pipeline.aten.naming import origin
+from pipeline.aten.tracing_thread import one_export
+from pipeline.aten.types import Argument, Function, Target
+from pipeline.converters import DYNAMO_CONVERTERS
+from pipeline.converters.declare import Rejection
+from pipeline.errors import PipelineError
+from pipeline.frontend.fake_tensors import quietly
+from pipeline.frozen import FrozenDict
+from pipeline.improvements.rewriting import Node, Rewriting
+from pipeline.program import Program, Validated
+from pipeline.verification.split import refused
+
+aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class NotPossibleError(PipelineError):
+    """These nodes do not have this form."""
+
+
+@frozen
+class Form:
+    """An alternative form for nodes: a function on the program, then one on its verdicts. Each raises
+    `NotPossibleError` if it does not apply."""
+
+    action: str
+    rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
+    decided: Callable[[Validated, Sequence[str], str], Validated] = lambda validated, nodes, reason: validated
+
+
+def in_float32(program: Program, nodes: Sequence[str]) -> Program:
+    """Return the program with these nodes computed in float32 between casts; weights are cast by recipe."""
+    rewriting = Rewriting(program, DYNAMO_CONVERTERS)
+    found = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
+    if not found:
+        raise NotPossibleError("nothing of it is in halves")
+    for node in found:
+        _widened(rewriting, node)
+    return rewriting.finished()
+
+
+def _widened(rewriting: Rewriting, node: Node) -> None:
+    def cast(value: Node) -> Node:
+        return (
+            rewriting.create(aten._to_copy.default, (value,), {"dtype": torch.float32}, node)
+            if _is_half(value)
+            else value
+        )
+
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), cast)
+    kwargs = {k: torch.float32 if v in HALVES else v for k, v in kwargs.items()}
+    _take_place(rewriting, node, rewriting.create(node.target, args, kwargs, node))
+
+
+def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
+    """Let all users of a node, or of items of its result, read the new node in the old one's dtype."""
+    if isinstance(old.meta.get("val"), torch.Tensor):
+        rewriting.replace(old, _as_before(rewriting, old, new))
+        return
+    for item in list(old.users):
+        if item.target is not operator.getitem:
+            raise NotPossibleError(f"{item.name} reads all results of {old.name}")
+        index: Argument = item.args[1]
+        made = (
+            new[index] if isinstance(new, list | tuple) else rewriting.create(operator.getitem, (new, index), {}, item)
+        )
+        rewriting.replace(item, _as_before(rewriting, item, made))
+
+
+def _as_before(rewriting: Rewriting, old: Node, new: Node) -> Node:
+    dtype = old.meta["val"].dtype
+    if new.meta["val"].dtype == dtype:
+        return new
+    return rewriting.create(aten._to_copy.default, (new,), {"dtype": dtype}, old)
+
+
+def _is_half(node: Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(v, torch.Tensor) and v.dtype in HALVES for v in values)
+
+
+def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Program:
+    """Return the program with these nodes decomposed by torch's decompositions, ``depth`` times."""
+    rewriting = Rewriting(program, DYNAMO_CONVERTERS)
+    for node in [n for n in rewriting.graph.nodes if n.name in nodes]:
+        _take_place(rewriting, node, _inlined(rewriting, node, depth))
+    return rewriting.finished()
+
+
+def _inlined(rewriting: Rewriting, node: Node, depth: int) -> object:
+    """Insert a node's decomposition before it; return the result."""
+    template, inputs = _template(rewriting, node, depth)
+
+    def emit(each: Node, args: Argument, kwargs: Argument) -> Node:
+        with rewriting.graph.inserting_before(node):
+            made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
+        made.meta = {**origin(node.meta), "val": each.meta.get("val")}
+        return made
+
+    return pasted(template.graph, inputs, emit)
+
+
+def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
+    """Return a node's decomposition, traced on its fake inputs; and these inputs."""
+    flat, spec = tree_flatten((node.args, dict(node.kwargs)))
+    inputs = [v for v in flat if isinstance(v, Node)]
+    table: dict[Target, Function] = dict(torch._decomp.core_aten_decompositions())
+    found: set[Target] = {node.target}
+
+    def call(*values: object) -> Argument:
+        given = iter(values)
+        args, kwargs = tree_unflatten([next(given) if isinstance(v, Node) else v for v in flat], spec)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    fakes = [v.detach() if isinstance(v, torch.Tensor) else v for v in (n.meta["val"] for n in inputs)]
+    try:
+        for _ in range(depth):
+            table |= {op: f for op, f in torch._decomp.decomposition_table.items() if op in found}
+            with one_export, torch.no_grad(), quietly(rewriting.mode), enable_python_dispatcher():
+                traced = make_fx(call, decomposition_table=table, tracing_mode="real")(*fakes)
+            found = {n.target for n in traced.graph.nodes if torch.Tag.pointwise not in getattr(n.target, "tags", ())}
+    except Exception as error:
+        raise NotPossibleError(f"{node.name} cannot be taken apart: {error}") from error
+    if any(n.target is node.target or n.op == "get_attr" for n in traced.graph.nodes):
+        raise NotPossibleError(f"{node.name} has no decomposition")
+    return traced, inputs
+
+
+def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
+    """Return the verdicts in which these nodes have the next converter that takes them."""
+    verdicts = dict(validated.verdicts)
+    if not all(verdicts[name].others for name in nodes):
+        raise NotPossibleError("no other converter takes it")
+    for name in nodes:
+        first, *others = verdicts[name].others
+        verdicts[name] = evolve(verdicts[name], choice=first, others=tuple(others))
+    return evolve(validated, verdicts=FrozenDict(verdicts))
+
+
+def in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
+    """Return the verdicts in which these nodes are refused, with this reason."""
+    return refused(validated, {name: Rejection(reason) for name in nodes})
+
+
+IN_TORCH = Form("runs in PyTorch", decided=in_torch)
+
+FORMS = (
+    Form("computed in float32", rewritten=in_float32),
+    Form("lowered by another converter", decided=by_another_converter),
+    Form("lowered by torch's decomposition", rewritten=decomposed),
+    Form("lowered by torch's decomposition, twice", rewritten=partial(decomposed, depth=2)),
+    IN_TORCH,
+)
+"""The forms, in the order in which they are tried."""

@@ -1,0 +1,167 @@
+"""Compare the captured graph with the module that it was captured from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from attrs import evolve
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from pipeline.aten.types import Argument, Leaf
+from pipeline.compose.events import report
+from pipeline.errors import worded
+from pipeline.frontend.origin import Original, modes, origin_of
+from pipeline.program import Output, Program
+from pipeline.records.agreement import Agreement, OutputAgreement
+from pipeline.runtime.autocast_context import autocast_in, without_autocast
+from pipeline.verification.bounds import MULTIPLE
+from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.measure import Comparison, results
+from pipeline.verification.module_copy import copied
+from pipeline.verification.reference import NotComparableError, Reference, bounds_of
+
+
+def beside_module(
+    agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
+) -> Agreement:
+    """Return the agreement with a row of source ``module`` for each output and sample of the module itself. If the
+    module is not comparable, `Agreement.module` says why."""
+    rows, why = list[OutputAgreement](), list[str]()
+    if not comparison.references:
+        return agreement
+    if len(comparison.unjudged) == len(comparison.names):
+        return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "it gives nothing")
+    try:
+        model = original(program)
+        shared = _copied(model, program)  # one copy for all samples, unless a call writes
+        for i, reference in enumerate(_references(comparison, _device(model, comparison), multiple)):
+            report(i, len(comparison.references), f"the module, {reference.sample.name}")
+            own = _copied(model, program) if i and program.buffers else shared
+            found = _rows(comparison, program, reference, own)
+            if (
+                i and own is shared and not all(row.holds for row in found)
+            ):  # perhaps due to an earlier call: retry with a new copy
+                found = _rows(comparison, program, reference, _copied(model, program))
+            rows += found
+    except NotComparableError as error:
+        why.append(error.message)
+    return evolve(agreement, rows=(*agreement.rows, *rows), module="; ".join(why))
+
+
+def _references(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
+    """Return the graph's results on the module's device: for all samples, or for one if eager ran on another device."""
+    for reference in comparison.references:
+        if device.type == reference.device.type:
+            yield reference
+    others = [r for r in comparison.references if device.type != r.device.type]
+    for reference in sorted(others, key=lambda r: r.sample.name != "optimal")[:1]:
+        sample = evolve(reference.sample, leaves=reference.inputs, others=None)
+        tf32 = comparison.tf32 and device.type == "cuda"
+        bounds = bounds_of(reference.source, device, tf32, multiple)
+        yield Reference.of(sample, reference.source, reference.parameters, device, tf32, bounds)
+
+
+def _device(module: Original, comparison: Comparison) -> torch.device:
+    tensors = (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ()
+    return next((t.device for t in tensors), comparison.references[0].device)
+
+
+def original(program: Program) -> Original:
+    """Return the module that a program was captured from, in its state at that time.
+
+    Raises:
+        NotComparableError: it no longer exists, or was changed since.
+    """
+    origin = origin_of(program)
+    if origin is None:
+        raise NotComparableError("the program was captured from none, or loaded")
+    if origin.changed:
+        raise NotComparableError("a stage changed the graph before it was decomposed")
+    model = origin.model
+    if model is None:
+        raise NotComparableError("it does not exist any more")
+    if modes(model) != origin.modes:
+        raise NotComparableError("its parts, or whether they are in training, changed since it was captured")
+    if _has_new_tensors(model, program):
+        raise NotComparableError("its weights are others than the program's")
+    return model
+
+
+def _has_new_tensors(model: Original, program: Program) -> bool:
+    """Return whether a parameter or buffer of the model is no longer the tensor that the program captured."""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        return False
+    return any(program.parameters.get(name, tensor) is not tensor for name, tensor in _tensors(model))
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return parameters and buffers by all of their names, in one walk."""
+    for path, part in model.named_modules(remove_duplicate=False):
+        yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
+        yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
+
+
+def _rows(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[OutputAgreement]:
+    """Return the rows of a sample, computed by this copy of the module."""
+    return comparison.judged(reference, _results(comparison, program, reference, module), "module")
+
+
+def _results(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[Leaf]:
+    """Return the results of a copy of the module, and its writes to buffers and inputs, in the order of the outputs."""
+    leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
+    args, kwargs = tree_unflatten(leaves, program.in_spec)
+    try:
+        with _as_eager(program, reference.device, comparison.tf32):
+            returned = tree_leaves(module(*args, **kwargs))
+    except Exception as error:  # it is the user's code, on inputs that it may refuse
+        said = next(iter(worded(error).splitlines()), "")
+        raise NotComparableError(f"it raises {said} (inputs: {reference.sample.name})") from error
+    outputs = results(program)
+    due = sum(output.kind == "user" for output in outputs)
+    if len(returned) != due:
+        raise NotComparableError(f"it returns {len(returned)} values, and the captured graph {due}")
+    values, state = iter(returned), _state(module) if program.buffers else {}
+    written = dict(zip((port.name for port in program.inputs), leaves, strict=True))
+
+    def value(output: Output) -> Argument:
+        if output.kind == "user":
+            return next(values)
+        return written[output.target] if output.kind == "input" else state.get(output.target)
+
+    return [value(output) for output in outputs]
+
+
+@contextmanager
+def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
+    """While entered, a module runs as at capture: without gradients, with its autocast. The random state is
+    restored."""
+    gpu = device.type == "cuda"
+    with ExitStack() as around:
+        around.enter_context(torch.no_grad())
+        around.enter_context(torch.random.fork_rng([device] if gpu else []))
+        around.enter_context(products_in_tf32(tf32 and gpu))
+        around.enter_context(without_autocast())
+        around.enter_context(autocast_in(program.origin.autocast))
+        yield
+
+
+def _state(module: Original) -> dict[str, torch.Tensor]:
+    return dict(module.named_buffers(remove_duplicate=False)) if isinstance(module, torch.nn.Module) else {}
+
+
+def _copied(module: Original, program: Program) -> Original:
+    """Return a copy to call: over the same parameters, with buffers and other state of its own.
+
+    Raises:
+        NotComparableError: it cannot be copied.
+    """
+    if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        if program.buffers:
+            raise NotComparableError("it is TorchScript that writes to its buffers, and a call would change it")
+        return module
+    try:
+        return copied(module)
+    except Exception as error:  # each of its attributes may refuse to be copied
+        raise NotComparableError(f"it cannot be copied: {next(iter(worded(error).splitlines()), '')}") from error
