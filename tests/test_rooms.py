@@ -39,7 +39,7 @@ ROOMS = (
     ("shapes",),
     ("recipes",),
     ("aten",),
-    ("settings", "records", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
+    ("settings", "records", "settings_migration", "errors", "frozen", "inputs", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 

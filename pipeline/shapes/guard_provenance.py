@@ -35,7 +35,8 @@ MODULE = f"{TORCH}/nn/modules/module.py"
 _PASSES = {
     *(f"{TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
     *(f"{TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
-    *(f"{_OWN}/{name}.py" for name in ("shapes/questions", "frontend/replacement")),
+    __file__,
+    f"{_OWN}/frontend/patching.py",
     "<string>",
 }
 """The files that a question passes through: the symbolic number, its node, the shape environment, and torch.export's

@@ -63,10 +63,10 @@ def by_the_example(is_wrong: Callable[[pipeline.Program], bool]) -> Callable[[],
     return is_flawed
 
 
-def with_filled_memory(is_flawed: Callable[[], bool]) -> Callable[[], bool]:
+def filled(is_flawed: Callable[[], bool]) -> Callable[[], bool]:
     """The same where memory that nothing was written to is NaN, and not whatever it was before."""
 
-    def filled() -> bool:
+    def with_nans() -> bool:
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)
         try:
@@ -74,7 +74,7 @@ def with_filled_memory(is_flawed: Callable[[], bool]) -> Callable[[], bool]:
         finally:
             torch.use_deterministic_algorithms(before)
 
-    return filled
+    return with_nans
 
 
 def counts_alike() -> bool:

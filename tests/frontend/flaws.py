@@ -23,15 +23,7 @@ from pipeline.aten.preserved_composites import RECURRENT
 from pipeline.frontend import patch_contexts
 from pipeline.frontend.constraint_violations import kept_violations
 from pipeline.frontend.torch_patches import SEEDS
-from tests.frontend.by_the_example import (
-    BY_EXAMPLE,
-    Halves,
-    LooksUp,
-    by_the_example,
-    counts_alike,
-    differs,
-    with_filled_memory,
-)
+from tests.frontend.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, counts_alike, differs, filled
 from tests.frontend.made_up import adds_elements, there_are_two
 from tests.frontend.test_constant_inputs import Windows, inputs
 
@@ -385,7 +377,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten._to_copy.default: lambda: fails(as_on_a_gpu, Calls(lambda x: x + torch.tensor(2.0, device=x.device))),
     aten.lstm_cell.default: lambda: fails(as_on_a_gpu, torch.nn.LSTMCell(3, 2, bias=False)),
     "__init__": by_the_example(lambda program: False),
-    "_safe_copy": with_filled_memory(by_the_example(differs)),
+    "_safe_copy": filled(by_the_example(differs)),
     "_check_fake_real_tensors": lambda: fails(lambda: pipeline.capture(LooksUp(), (ROW,), settings=BY_EXAMPLE)),
     "_check_alias_info": lambda: fails(lambda: pipeline.capture(Halves(), (ROW,), settings=BY_EXAMPLE)),
     "set_real_tensor_prop_unbacked_vals": by_the_example(differs),

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pipeline
+from pipeline.shapes import guard_provenance
 from pipeline.testing import TensorSpec, check_model
 
 ROOT = Path(__file__).parents[2]
@@ -200,3 +201,7 @@ def test_programs_print_alike_whatever_pythons_hashes_are() -> None:
         assert done.returncode == 0, done.stderr
         told.append(done.stdout)
     assert told[0] == told[1] == told[2] and "profile" in told[0]
+
+
+def test_the_files_that_questions_pass_through_are_there() -> None:
+    assert all(Path(file).is_file() for file in guard_provenance._PASSES - {"<string>"})
