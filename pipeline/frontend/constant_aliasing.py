@@ -33,7 +33,7 @@ def fresh(own: Kernel) -> Kernel:
         written = _written.get()
         if written is not None and args and isinstance(args[0], FakeTensor):
             if func._schema.is_mutable and not all(_is_constant(arg, mode.tracer) for arg in args):
-                written.add(_memory(args[0]))
+                written |= _memories(args[0])
             elif torch.Tag.data_dependent_output in func.tags and _memory(args[0]) in written:
                 _refresh(args[0], mode.tracer)
         return own(mode, func, pre_dispatch, args, kwargs)
@@ -43,6 +43,15 @@ def fresh(own: Kernel) -> Kernel:
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
+
+
+def _memories(tensor: FakeTensor) -> set[StorageWeakRef]:
+    """The memory of a stand-in, and of those whose values lie where its own does: beside a `Constant`, a view's is not
+    its base's."""
+    if tensor.constant is None:
+        return {_memory(tensor)}
+    alike = tensor.fake_mode.fake_tensor_converter.constant_storage_mapping.get(_memory(tensor.constant), ())
+    return {_memory(tensor), *(_memory(each) for each in (ref() for ref in alike) if each is not None)}
 
 
 def _is_constant(arg: object, tracer: Argument) -> bool:

@@ -57,9 +57,15 @@ def _divided(a: Ratio, b: Ratio) -> Ratio | None:
     return Ratio(a.above, a.below * below, a.roundings + 1)
 
 
-def _added(a: Ratio, b: Ratio, sign: int = 1) -> Ratio:
-    above = a.above * b.below + sign * b.above * a.below
+def _added(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
+    if type(alpha) is not int:
+        return None
+    above = a.above * b.below + alpha * b.above * a.below
     return Ratio(above, a.below * b.below, a.roundings + b.roundings + 1)
+
+
+def _subtracted(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
+    return _added(a, b, -alpha) if type(alpha) is int else None
 
 
 RULES: Mapping[object, Callable[..., Ratio | None]] = {
@@ -67,15 +73,17 @@ RULES: Mapping[object, Callable[..., Ratio | None]] = {
     aten.div.Scalar: _divided,
     aten.add.Tensor: _added,
     aten.add.Scalar: _added,
-    aten.sub.Tensor: lambda a, b: _added(a, b, -1),
-    aten.sub.Scalar: lambda a, b: _added(a, b, -1),
+    aten.sub.Tensor: _subtracted,
+    aten.sub.Scalar: _subtracted,
     aten.ceil.default: lambda a: Ratio(-(-a.above // a.below)),
     aten.floor.default: lambda a: Ratio(a.above // a.below),
 }
 """The ratio of a result, of tensors of one float."""
 
 
-def note(func: Target, made: Argument, args: Argument, number: Callable[[torch.Tensor], object]) -> None:
+def note(
+    func: Target, made: Argument, args: Argument, kwargs: Argument, number: Callable[[torch.Tensor], object]
+) -> None:
     """Note the ratio of a call's result, if it has one. ``number`` gives the known number of a tensor."""
     if func not in RULES or not isinstance(made, FakeTensor) or made.dtype not in (torch.float32, torch.float64):
         return
@@ -84,7 +92,7 @@ def note(func: Target, made: Argument, args: Argument, number: Callable[[torch.T
     ratios = [_ratio(arg, number) for arg in args]
     if None in ratios:
         return
-    ratio = RULES[func](*ratios)
+    ratio = RULES[func](*ratios, **kwargs)
     if ratio is not None and ratio.is_certain:
         vars(made)[RATIO] = made._version, ratio
 

@@ -126,7 +126,7 @@ def noting(dispatch: Function) -> Callable[..., object]:
         if value is not None:
             made.item_memo = value
         else:
-            symbolic_division.note(func, made, args, number_of)
+            symbolic_division.note(func, made, args, kwargs or {}, number_of)
         return made
 
     return dispatch_and_note

@@ -252,7 +252,7 @@ def test_constants_are_equal_by_value() -> None:
 
 
 class Counts(nn.Module):
-    """Puts a number that data has into a tensor of known numbers, or into a view of one, and reads it."""
+    """Puts a number that data has into a tensor of known numbers, a literal, or a view of one, and reads it."""
 
     def __init__(self, through: str) -> None:
         super().__init__()
@@ -260,12 +260,15 @@ class Counts(nn.Module):
 
     def forward(self, x: Tensor, grid: Tensor) -> Tensor:
         numbers = torch.zeros(3, dtype=torch.int64) if self.through == "made" else grid[0].clone()
+        if self.through == "literal":
+            numbers = torch.tensor([0])
         view = numbers[1:] if self.through == "view" else numbers
         view[0] = (x > 0).sum()
-        return x[: int(numbers.max()) - int(grid[0, 0]) + 1] * numbers.sum()
+        number = numbers.max() if len(numbers) > 1 else numbers
+        return x[: int(number) - int(grid[0, 0]) + 1] * numbers.sum()
 
 
-@pytest.mark.parametrize("through", ["made", "copied", "view"])
+@pytest.mark.parametrize("through", ["made", "copied", "view", "literal"])
 def test_numbers_of_data_are_not_taken_for_known(through: str) -> None:
     model, x = Counts(through).eval(), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, -1.0, -2.0])
     made = pipeline.default(min_block_size=1)(model, (x, pipeline.Constant(GRID)))

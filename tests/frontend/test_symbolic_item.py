@@ -80,6 +80,9 @@ KNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "compared": lambda x: x + 1 if torch.arange(x.shape[0])[None].max() + 1 > 100 else x - 1,
     "rounded up": lambda x: x[: strides(x, torch.tensor(3), torch.ceil)],
     "rounded down": lambda x: x[: strides(x, torch.tensor(4), torch.floor)],
+    "rounded up, of a sum with a factor": lambda x: (
+        x.sum() * torch.ceil(torch.add(torch.tensor(x.shape[0]) / torch.tensor(3), 1, alpha=2)).to(torch.int64).item()
+    ),
     "of both numbers": lambda x: torch.arange(span(x) - 3, span(x)) + x.sum(),
 }
 
