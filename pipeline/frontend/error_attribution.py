@@ -35,11 +35,12 @@ GENERATOR: Final = (
     "(torch.manual_seed before a call sets its state), or give the numbers as an input"
 )
 
-BRANCHES: Final = (
-    "torch.where(condition, one, other) chooses between values, torch.cond runs one branch; a value that never changes "
-    "can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
+VALUES: Final = (
+    "a value that never changes can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
     'decisions="example" takes the branches of this example, and checks each call'
 )
+"""How to go on where Python needs a value that only data has."""
+BRANCHES: Final = f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUES}"
 """How to go on where data decides a branch."""
 
 _SPEAKS_OF_DTYPES = re.compile(
@@ -160,7 +161,7 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
         "(torch.export: data-dependent)"
     )
     index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
-    return CaptureError(why, f"{index}; {BRANCHES}")
+    return CaptureError(why, f"{index}; {VALUES}")
 
 
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:

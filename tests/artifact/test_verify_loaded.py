@@ -77,7 +77,7 @@ def _weights(program: pipeline.Compiled) -> Any:
 
 def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
     old = pipeline.load(GOLDEN / "schema1.trtp")
-    with pytest.raises(pipeline.PipelineError, match="loaded without what eager PyTorch runs"):
+    with pytest.raises(pipeline.PipelineError, match="the file lacks the program for eager PyTorch"):
         pipeline.verify()(old)
     with pytest.raises(pipeline.PipelineError, match="was saved without weights"):
         pipeline.verify()(kept(compiled(CASES["whole"]), tmp_path, weights="none"))

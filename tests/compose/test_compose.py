@@ -145,7 +145,7 @@ def test_a_subclass_fits_and_a_superclass_does_not() -> None:
     finer, coarse = Walk("finer", Right, Finer), Walk("coarse", Right, Left)
     only_finer = Walk("only_finer", Finer, Right)
     assert len(Pipeline() | finer | left_to_right) == 2
-    with pytest.raises(TypeError, match="'coarse' gives Left, but the next stage, 'only_finer', takes Finer"):
+    with pytest.raises(TypeError, match="'coarse' returns Left, but the next stage, 'only_finer', takes Finer"):
         Pipeline() | coarse | only_finer
 
 

@@ -104,7 +104,7 @@ def test_a_weight_has_its_memory() -> None:
 
 def test_a_weight_that_is_a_part_of_another_is_refused() -> None:
     """A program has the weight alone."""
-    with pytest.raises(pipeline.CaptureError, match=r"(?s)at test_strided.py:\d+ reads memory of which .*unfold"):
+    with pytest.raises(pipeline.CaptureError, match=r"(?s)at test_as_strided.py:\d+ reads memory of which .*unfold"):
         pipeline.capture(Weights(torch.randn(5, 6)[1:, 1:]).eval(), (torch.randn(SQUARE),))
 
 

@@ -276,7 +276,7 @@ class Leaves(nn.Module):
 
 def test_what_no_code_of_the_model_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
     pipeline.capture(Leaves(), (torch.ones(3),))
-    assert "sets left_for_others (test_kept_state.py" in caplog.text
+    assert "sets left_for_others (test_model_state.py" in caplog.text
     assert "a program does not" in caplog.text
 
 
@@ -309,7 +309,7 @@ class Draws(nn.Module):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (seeds, r"seeds torch's random numbers at test_kept_state\.py:\d+, torch\.manual_seed\(0\)"),
+        (seeds, r"seeds torch's random numbers at test_model_state\.py:\d+, torch\.manual_seed\(0\)"),
         (seeds_the_generator, "seeds torch's random numbers when it is called"),
         (has_a_generator, r"draws with a torch\.Generator of its own"),
     ],

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pipeline
-from tests.frontend import test_flex_attention, test_transforms
+from tests.frontend import test_flex_attention, test_functorch
 from tests.gpu.test_wrong_kernels_gpu import BOUND
 from tests.stages import test_complex
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:return_lse is deprecated"),
 ]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
-FULL = test_transforms.FULL
+FULL = test_functorch.FULL
 
 
 def error(compiled: pipeline.Compiled, model: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> float:
@@ -31,10 +31,10 @@ def error(compiled: pipeline.Compiled, model: torch.nn.Module, args: tuple[torch
 
 
 @DTYPES
-@pytest.mark.parametrize("name", test_transforms.FUNCTIONS)
+@pytest.mark.parametrize("name", test_functorch.FUNCTIONS)
 def test_transforms_agree_with_eager(name: str, dtype: torch.dtype) -> None:
-    model = test_transforms.Model(test_transforms.FUNCTIONS[name]).eval().to("cuda", dtype)
-    compiled = FULL(model, (torch.randn(3, 4, device="cuda", dtype=dtype),), dynamic_shapes=test_transforms.DYNAMIC)
+    model = test_functorch.Model(test_functorch.FUNCTIONS[name]).eval().to("cuda", dtype)
+    compiled = FULL(model, (torch.randn(3, 4, device="cuda", dtype=dtype),), dynamic_shapes=test_functorch.DYNAMIC)
     for rows in (2, 9):
         assert error(compiled, model, (torch.randn(rows, 4, dtype=dtype),)) <= BOUND[dtype]
 

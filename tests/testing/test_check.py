@@ -190,7 +190,7 @@ def test_a_size_that_tracing_fixes_is_an_error_of_the_call() -> None:
     call = Call(aten.neg.default, (TensorSpec((3,)),))
     traced = program_of(call, CompilationSettings()).program
     _agrees(expected(call, {}, [torch.float32]), traced)
-    with pytest.raises(CallError, match=r"gives \[4\] in eager mode, and \[3\] when it is traced"):
+    with pytest.raises(CallError, match=r"returns \[4\] in eager mode, and \[3\] when it is traced"):
         _agrees(expected(Call(aten.neg.default, (TensorSpec((4,)),)), {}, [torch.float32]), traced)
 
 

@@ -52,7 +52,7 @@ WRONG = {
     "another shape": (
         declared(lambda b, x, y, *, beta=1, alpha=1: aten.mm(x, y)[:, :1], aten.addmm.default),
         {},
-        "gives",
+        "returned",
     ),
     "never used": (declared(lambda *args, **kwargs: NotImplemented, aten.addmm.default), {}, "is not used"),
     "raises": (declared(lambda *args, **kwargs: 1 / 0, aten.addmm.default), {}, "division by zero"),
