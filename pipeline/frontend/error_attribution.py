@@ -161,7 +161,8 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
         "(torch.export: data-dependent)"
     )
     index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
-    return CaptureError(why, f"{index}; {VALUES}")
+    decides = re.search(r"\b(if|while)\b", place)
+    return CaptureError(why, f"{index}; {BRANCHES if decides else VALUES}")
 
 
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
