@@ -56,13 +56,20 @@ def fixed_numbers(graph: torch.fx.Graph) -> int:
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     found = [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
-    return sum((_has_quotient(a) and b.is_number) or (_has_quotient(b) and a.is_number) for a, b in equal)
+    return sum((_has_quotient(a) and _is_fixed(b)) or (_has_quotient(b) and _is_fixed(a)) for a, b in equal)
+
+
+def _is_fixed(expr: sympy.Basic) -> bool:
+    """Return whether an expression is a number other than 0 and 1, for which torch itself asks of every size."""
+    return bool(expr.is_number) and expr not in (0, 1)
 
 
 def _has_quotient(expr: sympy.Basic) -> bool:
-    """Return whether an expression rounds a quotient of sizes to an int other than for a remainder."""
-    parts = sympy.preorder_traversal(expr)
-    return "Mod" not in type(expr).__name__ and any(on_host(p) or type(p).__name__ == "FloorDiv" for p in parts)
+    """Return whether an expression rounds a quotient of sizes to an int, other than for a remainder, or for the strides
+    of a contiguous tensor, which are products of ``Max(1, size)``."""
+    kinds = {type(part).__name__ for part in sympy.preorder_traversal(expr)}
+    asks_for_layout = "Mod" in type(expr).__name__ or "Max" in kinds
+    return not asks_for_layout and ("FloorDiv" in kinds or any(map(on_host, sympy.preorder_traversal(expr))))
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:

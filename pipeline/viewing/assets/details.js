@@ -279,8 +279,9 @@ const Details = (() => {
 
   // An output at a size, and whether it is further from the exact values than it may be.
   function judged(r) {
-    const beyond = !r.unjudged && !((r.error ?? 0) <= (r.bound ?? 0));
-    const said = r.raised ? `raises ${r.raised}` : r.unjudged ? `not judged: ${r.unjudged}` : beyond ? "beyond its bound" : "";
+    const within = (r.error ?? 0) <= (r.bound ?? 0) && (r.norm_error ?? 0) <= (r.norm_bound ?? 0);
+    const beyond = !r.unjudged && !within;
+    const said = r.raised ? `raises ${r.raised}` : r.unjudged ? `not judged: ${r.unjudged}` : beyond ? ((r.norm_error ?? 0) <= (r.norm_bound ?? 0) ? "beyond its bound" : `the norm of its errors is ${Words.error(r.norm_error)}, bound ${Words.error(r.norm_bound || 0)}`) : "";
     const which = `${r.sample}${r.source === "module" ? ", the module beside its graph" : ""}`;
     return element("span", {}, r.output, element("div", {}, element("small", {}, which)), said ? element("div", { class: r.unjudged ? null : "wrong" }, said) : "");
   }
