@@ -17,6 +17,12 @@ MULTIPLE: Final = 4.0
 Products = Literal["cpu", "ieee", "tf32"]
 """The arithmetic of float32 matmuls: that of the reference executor, or on a GPU float32 or TF32."""
 
+
+def products_of(executor: str, tf32: bool) -> Products:
+    """Return how an executor computes matmuls in float32."""
+    return "cpu" if executor == "reference" else "tf32" if tf32 else "ieee"
+
+
 FLOAT32: Final[Mapping[Products, float]] = {"cpu": 32 * 2.0**-23, "ieee": 256 * 2.0**-23, "tf32": 5 * 2.0**-10}
 """The floor in float32, where some forty operators round one after another. On a GPU TensorRT sums in an order of its
 own: an IEEE convolution has 1e-6 on RTX 1.6.1, and 2e-5 after ResNet-50's 53. In TF32 it cuts digits off where PyTorch
@@ -33,8 +39,9 @@ HALVES: Final = 4
 """The floor in halves: units in the last place at the output's largest magnitude. Few operators round in a row."""
 
 NORMS: Final[Mapping[Products, float]] = {"cpu": 8 * 2.0**-23, "ieee": FLOAT32["ieee"], "tf32": 4 * 2.0**-10}
-"""The least bound of the norm of errors in float32. In TF32 it is between the errors of networks that are right
-(ResNet-50: 3.3e-3) and those of one that is wrong (DPT on TensorRT-RTX 1.4: 5.7e-3)."""
+"""The least bound of the norm of errors in float32. In TF32 it is between the largest errors seen of a network that is
+right (ResNet-50: 3.3e-3) and of one that is wrong (DPT on TensorRT-RTX 1.4: 5.7e-3); norms were not measured on a
+GPU."""
 
 NORM_OF_HALVES: Final = 0.5
 """The same in halves, in units in the last place: four times the error of a single rounding."""

@@ -15,7 +15,7 @@ from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
 from pipeline.records.agreement import OutputAgreement
-from pipeline.verification.bounds import Bound, Drawn, Products, Varied, judged, own_error, scale
+from pipeline.verification.bounds import Bound, Drawn, Varied, judged, own_error, products_of, scale
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
@@ -225,7 +225,7 @@ def _changed(value: torch.Tensor, exact: torch.Tensor, noise: float) -> torch.Te
 
 def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
     """Return the bound of each output of a program."""
-    products: Products = "cpu" if device.type == "cpu" else "tf32" if tf32 else "ieee"
+    products = products_of("reference" if device.type == "cpu" else "tensorrt", tf32)
     return tuple(Bound(dtype, products, multiple) for dtype in coarsest(source))
 
 

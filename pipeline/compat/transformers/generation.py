@@ -33,10 +33,11 @@ from pipeline.compat.transformers.programs import (
     SeeingDecoder,
     hears_all,
     layers_of,
+    sound_sizes,
 )
 from pipeline.compat.transformers.ragged_images import images_of
 from pipeline.compat.transformers.recurrences import over_states
-from pipeline.compat.transformers.sizes import Along, Sizes, up_to
+from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
 """A value for each input, by its name."""
-Prompt: TypeAlias = Mapping[str, torch.Tensor]
-Example: TypeAlias = torch.Tensor | Prompt | Sequence[Prompt] | None
 Stages: TypeAlias = Pipeline[Any, Any]
 
 
@@ -319,7 +318,7 @@ def _encoder_inputs(
 ) -> torch.Tensor:
     """Return inputs of the encoder: tokens, embeddings, rows like those of the example, or features and frames as
     Whisper takes."""
-    config, encoder = model.config, model.get_encoder()
+    encoder = model.get_encoder()
     if isinstance(example, Embedded):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)
     if length is not None:
@@ -332,5 +331,4 @@ def _encoder_inputs(
     if not hears_all(encoder):
         takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}"
         raise ValueError(f"{takes}: pass encoder_example, a tensor of their sizes")
-    frames = config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
-    return torch.zeros(batch, config.num_mel_bins, frames, dtype=model.dtype, device=model.device)
+    return torch.zeros(batch, *sound_sizes(model), dtype=model.dtype, device=model.device)

@@ -32,6 +32,12 @@ def hears_all(encoder: Pretrained) -> bool:
     return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
 
+def sound_sizes(model: Pretrained) -> tuple[int, int]:
+    """Return the features and frames that an encoder like Whisper's takes."""
+    config, encoder = model.config, model.get_encoder()
+    return config.num_mel_bins, config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
+
+
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
     """Return the pattern (`fnmatch`) of paths in ``step`` of the layers with most weights of a part; "" if there are
     none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import torch
 from attrs import frozen
 
 from pipeline.compat.transformers.chunked_prefill import Limits
@@ -11,6 +13,8 @@ from pipeline.frontend.profiles import Tuned
 
 Along: TypeAlias = dict[int, int | Tuned]
 """The sizes of dims, by index."""
+Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]] | None
+"""An example of what an encoder takes: a tensor, or what a processor returns for one prompt or for several."""
 
 
 @frozen

@@ -11,12 +11,12 @@ from attrs import frozen
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.sizes import Sizes
-from pipeline.compiled import Executor
+from pipeline.compat.transformers.programs import sound_sizes
+from pipeline.compat.transformers.sizes import Example, Sizes
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement, OutputAgreement
-from pipeline.verification.bounds import Bound, Products, judged
+from pipeline.verification.bounds import Bound, judged, products_of
 from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32, versions
 
@@ -24,7 +24,6 @@ Failing: TypeAlias = Literal["raise", "warn"]
 """The consequence of wrong logits: an error, or a warning."""
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
-Example: TypeAlias = torch.Tensor | Inputs | Sequence[Inputs] | None
 
 PROMPT: Final = 32
 """The most tokens of a random prompt."""
@@ -54,9 +53,8 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
     inputs = _prompt(model, sizes, example)
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
     runner = compiled.runners["decoder"]
-    executor: Executor = "tensorrt" if runner.device.type == "cuda" else "reference"
+    executor = runner.executor
     tf32 = runs_in_tf32(executor)
-    products: Products = "cpu" if executor == "reference" else "tf32" if tf32 else "ieee"
     tokens, ours = _generated(compiled, inputs, steps)
     with products_in_tf32(tf32):
         _, eager = _generated(model, inputs, steps, tokens)
@@ -64,7 +62,7 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
     with products_in_tf32(False):
         exact = _generated(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
     row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
-    found = judged(row, Bound(model.dtype, products), ours, eager, exact)
+    found = judged(row, Bound(model.dtype, products_of(executor, tf32)), ours, eager, exact)
     compiled.agreement = agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
         error = AgreementError(agreement, HINT)
@@ -73,9 +71,7 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
         warn(str(error), AgreementWarning)
 
 
-def _prompt(
-    model: Pretrained, sizes: Sizes, example: Inputs | Sequence[Inputs] | torch.Tensor | None
-) -> dict[str, torch.Tensor]:
+def _prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torch.Tensor]:
     """Return the prompt for the comparison: the example, or random tokens of the vocabulary, or noise as sound."""
     if isinstance(example, Mapping):
         return dict(example)
@@ -88,9 +84,7 @@ def _prompt(
         most = sizes.encoded if model.config.is_encoder_decoder else min(sizes.prompt, sizes.cache - 1)
         length, words = max(1, min(PROMPT, most)), model.get_input_embeddings().num_embeddings
         return {name: torch.randint(words, (1, length), generator=generator).to(model.device)}
-    encoder = model.get_encoder()
-    frames = model.config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
-    sound = torch.randn(1, model.config.num_mel_bins, frames, generator=generator)
+    sound = torch.randn(1, *sound_sizes(model), generator=generator)
     return {name: sound.to(model.device, model.dtype)}
 
 
