@@ -39,9 +39,8 @@ HALVES: Final = 4
 """The floor in halves: units in the last place at the output's largest magnitude. Few operators round in a row."""
 
 NORMS: Final[Mapping[Products, float]] = {"cpu": 8 * 2.0**-23, "ieee": FLOAT32["ieee"], "tf32": 4 * 2.0**-10}
-"""The least bound of the norm of errors in float32. In TF32 it is between the largest errors seen of a network that is
-right (ResNet-50: 3.3e-3) and of one that is wrong (DPT on TensorRT-RTX 1.4: 5.7e-3); norms were not measured on a
-GPU."""
+"""The least bound of the norm of errors in float32. No norm was measured on a GPU: in TF32 it is between the largest
+errors of a network that is right (ResNet-50: 3.3e-3) and of one that is wrong (DPT on RTX 1.4: 5.7e-3)."""
 
 NORM_OF_HALVES: Final = 0.5
 """The same in halves, in units in the last place: four times the error of a single rounding."""
@@ -121,8 +120,7 @@ class Drawn:
 
     def norm_bound(self, bound: float) -> float:
         """Return the bound of the norm of errors; if `SHARE` of the roundings exceed it, `MORE` times the largest."""
-        beyond = sum(norm > bound for norm in self.norms)
-        chance = beyond and beyond >= SHARE * len(self.norms)
+        chance = sum(norm > bound for norm in self.norms) >= max(1, SHARE * len(self.norms))
         return MORE * max(self.norms) if chance else bound
 
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:

@@ -29,7 +29,6 @@ FLIPS: Final = 32.0
 """The factor, change over rounding error, from which rounding decides a float; others change by a few times the
 error."""
 
-
 LATER: Final = ("smallest", "largest")
 """Samples whose exact results are computed only on demand."""
 
@@ -94,9 +93,8 @@ class Reference:
         """Return the row of an output with its errors.
 
         An output within the floor of eager is within the bound for every exact output e: with the error E of eager and
-        magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is one whose norm of
-        errors is at most ``1 - 1 / multiple`` of the least bound: with eager's N, it and N are at most ``max(multiple *
-        N, least)``.
+        magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a norm of at most
+        ``(1 - 1 / multiple) * least``: with eager's norm N, their sum is at most ``max(multiple * N, least)``.
         """
         bound, eager = self.bounds[output], self.eager[output]
         if self.sample.name in LATER and bound.multiple >= 1 + bound.floor:
