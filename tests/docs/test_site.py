@@ -126,7 +126,9 @@ def test_the_changelog_has_one_line_for_each_entry_of_a_release() -> None:
     head, *releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")
     assert head.startswith("# Changelog") and releases
     for release in releases:
-        assert re.match(r"\d+\.\d+\.\d+ - 20\d\d-\d\d-\d\d\n", release)
+        number, _, date = release.partition("\n")[0].partition(" - ")
+        assert re.fullmatch(r"\d+\.\d+\.\d+", number) and re.fullmatch(r"20\d\d-\d\d-\d\d|unreleased", date)
+        assert (date == "unreleased") == (number > pipeline.__version__), "pipeline/version.py has the last release"
         entries = [line for line in release.splitlines()[1:] if line and not line.startswith("### ")]
         assert not [line for line in entries if not re.match(r"- (Added|Changed|Fixed|Removed):? \S", line)]
         assert len(release.encode()) <= 12 * KB
