@@ -25,6 +25,7 @@ ITensor: TypeAlias = trt.ITensor
 Size: TypeAlias = Any
 Value: TypeAlias = Any
 ROUNDED: Final = "halves-behind-matmuls"
+INTEGERS: Final = "rounded-integers"
 
 
 @block
@@ -63,17 +64,23 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
     A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does
     (`halves-behind-matmuls`). So a barrier follows in that kernel, and the cast comes before the dims of a convolution
     are squeezed again. Some products are cast in the next kernel: see `matmul`.
+
+    An integer is cast to halves through float32 and a barrier (`rounded-integers`).
     """
     if x.dtype == to_trt(network_dtype(dtype)):
         return x
     if dtype == torch.bool:
         return unary(net, "NOT", is_zero(net, x))
+    if x.dtype in (trt.int32, trt.int64) and dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = plain_cast(net, x, torch.float32)
+        net.ctx.rounded_apart[id(x)] = (torch.float16, torch.bfloat16), INTEGERS, x
+        return cast(net, x, dtype)
     rounds = x.dtype == trt.float32 and applies(ROUNDED)
     if rounds and dtype == torch.bfloat16 and (found := net.ctx.squeezed.get(id(x))):
         given, added, _ = found
         return squeeze(net, cast(net, given, dtype), added)
-    if rounds and dtype in net.ctx.rounded_apart.get(id(x), ((), x))[0]:
-        x = barrier(net, x, ROUNDED)
+    dtypes, quirk, _ = net.ctx.rounded_apart.get(id(x), ((), "", x))
+    x = barrier(net, x, quirk) if dtype in dtypes else x
     made = plain_cast(net, x, dtype)
     return barrier(net, made, ROUNDED) if rounds and dtype == torch.bfloat16 else made
 

@@ -124,9 +124,9 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
     float16, where a factor was computed in float32."""
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
-            net.ctx.rounded_apart[id(product)] = HALVES, product
+            net.ctx.rounded_apart[id(product)] = HALVES, base.ROUNDED, product
         elif is_marked(net, base.ROUNDED):
-            net.ctx.rounded_apart[id(product)] = (torch.float16,), product
+            net.ctx.rounded_apart[id(product)] = (torch.float16,), base.ROUNDED, product
     return product
 
 

@@ -72,7 +72,8 @@ class ConversionContext:
         counted: 0, 1, 2 … along a dim, by the size or its ``id``, the rank and the dim, with the size.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
-        rounded_apart: the dtypes to which a separate kernel rounds matmuls, by ``id``, with the matmul.
+        rounded_apart: the dtypes to which a tensor is rounded behind a barrier, and the fault, by ``id``, with the
+            tensor.
         held_sizes: the sizes stored in tensors, by ``id``, with the tensor.
         stand_ins: replacements for the network's values in code written for other compilers.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
@@ -104,7 +105,7 @@ class ConversionContext:
     masks_with_some: dict[int, Made] = field(factory=dict)
     counted: dict[tuple[int, int, int], tuple[trt.ITensor, object]] = field(factory=dict)
     squeezed: dict[int, tuple[trt.ITensor, list[int], trt.ITensor]] = field(factory=dict)
-    rounded_apart: dict[int, tuple[tuple[torch.dtype, ...], trt.ITensor]] = field(factory=dict)
+    rounded_apart: dict[int, tuple[tuple[torch.dtype, ...], str, trt.ITensor]] = field(factory=dict)
     held_sizes: dict[int, tuple[int | SymbolicInt, trt.ITensor]] = field(factory=dict)
     stand_ins: object = None
     shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)

@@ -47,6 +47,17 @@ QUIRKS: Final = (
         evidence=SIZES,
     ),
     Quirk(
+        id="rounded-integers",
+        fault="Casts an integer to halves and to float32 without rounding it to halves.",
+        gpus="H200 (9.0)",
+        trigger="`x.to(torch.bfloat16).float()` of int32 or int64",
+        instead="a maximum of it and itself in float32, before it is rounded (`impl.base.cast`)",
+        seen="a kernel without the second cast in its name",
+        test="tests/gpu/test_split_doubles_gpu.py::test_integers_rounded_to_halves",
+        evidence=NUMBERS,
+        flavours=BOTH,
+    ),
+    Quirk(
         id="one-window",
         fault="An average over one window of 19 x 19 in steps of 2,560 is wrong by 0.44 of the result.",
         since=(1, 6),

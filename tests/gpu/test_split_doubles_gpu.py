@@ -24,3 +24,13 @@ def test_angles_are_as_exact_as_float64(name: str) -> None:
         for ours, wanted in zip(tree_leaves(run(positions)), tree_leaves(model(positions)), strict=True):
             eps = torch.finfo(wanted.dtype).eps
             torch.testing.assert_close(ours.double(), wanted.double(), rtol=eps, atol=EPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("halves", [torch.float16, torch.bfloat16])
+def test_integers_rounded_to_halves(dtype: torch.dtype, halves: torch.dtype) -> None:
+    x = torch.arange(-2500, 2500, dtype=dtype, device="cuda")
+    model = Calls(lambda x: (x.to(halves).float() + x, x.float().to(halves).float() * 3))
+    run = pipeline.default(min_block_size=1, require_full_compilation=True)(model, (x,)).module("tensorrt")
+    for ours, eager in zip(run(x), model(x), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0)
