@@ -37,7 +37,8 @@ FLOOR = {
 def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
     """A row of the table: engines and errors, at the example's sizes and another.
 
-    ``eager``: why the library or eager fails on this GPU; ``refused``: why torch.export does not take the model;
+    ``eager``: why the library or eager fails on this GPU; ``refused``: why torch.export does not take the model, also
+    with the example's branches, which ``decisions`` says were taken;
     ``failed``: an error of ours; ``wrong``: the output that is beyond the bound. `pipeline.verify` then has the word:
     ``undecided`` elements are decided by rounding, ``healed`` nodes run in another form, after which it is right, and
     ``exported`` says that torch.export gave another program than the module.
@@ -53,7 +54,11 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
         except Exception as error:
             return {**found, "eager": zoo.first_line(error)}
         try:
-            return {**found, **_compiled(architecture, case, watch), "seconds": watch.seconds}
+            try:
+                return {**found, **_compiled(architecture, case, watch), "seconds": watch.seconds}
+            except CaptureError:  # a branch that only halves have, as in BART and its kin
+                case = attrs.evolve(case, decisions="example")
+                return {**found, "decisions": "example", **_compiled(architecture, case, watch)}
         except CaptureError as error:
             return {**found, "refused": zoo.first_line(error)}
         except Exception as error:
@@ -64,12 +69,15 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
 @functools.cache
 def taken_before() -> frozenset[tuple[str, str]]:
     """The task and name of each architecture that torch.export took on a GPU, in this version of torch and of
-    transformers, as the results have it."""
+    transformers, as the results have it; without those that are refused on a CPU by now."""
     here = environment.environment()["versions"]
-    files = (json.loads(path.read_text(encoding="utf-8")) for path in environment.RESULTS.glob("zoo_gpu_*.json"))
-    alike = (each for each in files if all(each["versions"][name] == here[name] for name in ("torch", "transformers")))
-    rows = (row for each in alike for row in each["zoo_gpu"])
-    return frozenset((row["task"], row["name"]) for row in rows if not {"refused", "failed", "eager"} & row.keys())
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in environment.RESULTS.glob("zoo_*.json")]
+    rows = [row for each in files for row in each.get("zoo", ())]
+    refused = {(row["task"], row["name"]) for row in rows if "refused" in row}
+    on_gpu = (each for each in files if "zoo_gpu" in each)
+    alike = (each for each in on_gpu if all(each["versions"][name] == here[name] for name in ("torch", "transformers")))
+    taken = (row for each in alike for row in each["zoo_gpu"] if not {"refused", "failed", "eager"} & row.keys())
+    return frozenset((row["task"], row["name"]) for row in taken) - refused
 
 
 class Watch:

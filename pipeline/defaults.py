@@ -17,6 +17,7 @@ from pipeline.program import Built, Program
 from pipeline.settings import CompilationSettings
 from pipeline.stages import (
     Build,
+    Choose,
     Decompose,
     Improve,
     Load,
@@ -48,7 +49,7 @@ def default(
     **fields: object,
 ) -> Pipeline[Program, Compiled]:
     """Return the default pipeline: decompose → improve → validate → partition → avoid_faults →
-    convert → build → refit_map → load.
+    convert → build → refit_map → load → choose.
 
     Args:
         settings: the settings; default ones if None.
@@ -76,7 +77,7 @@ def default(
         Validate(registry, decompositions, whole),
     )
     built = cached_by(settings, Build(build_executor))
-    return Pipeline((*front, partition, avoid_faults, convert, built, refit_map, Load()), settings)
+    return Pipeline((*front, partition, avoid_faults, convert, built, refit_map, Load(), Choose()), settings)
 
 
 def bisect(

@@ -35,7 +35,7 @@ def smooth(net: Net, kind: str, x: Value) -> ITensor:
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
     """An activation with a small tail: bfloat16 is computed in float32 and rounded once, since RTX 1.4's own layers
-    lose the tail (gelu gives -0.01465 for -0.01550, sigmoid 0 for 6.6e-36)."""
+    lose the tail (0 for 6.6e-36)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     return base.cast(net, activation(net, kind, base.cast(net, x, _tail_dtype(dtype))), dtype)
@@ -78,10 +78,13 @@ def tanh(net: Net, x: Value) -> ITensor:
 
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
-    """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation."""
+    """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation; in float32, which in
+    the kernel of a matmul of halves is faster than halves are, too (docs/notes/2026-11-29-real-sizes.md)."""
     x = floating(net, x)
-    given = x if base.dtype_of(x) == torch.bfloat16 else _behind_product(net, x)
-    return tailed(net, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", given)
+    dtype = base.dtype_of(x)
+    given = x if dtype == torch.bfloat16 else _behind_product(net, x)
+    kind = "GELU_TANH" if approximate == "tanh" else "GELU_ERF"
+    return base.cast(net, activation(net, kind, base.cast(net, given, torch.float32)), dtype)
 
 
 @block

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -24,7 +25,7 @@ from pipeline.runtime.module import ProgramModule
 from pipeline.runtime.run_context import Told, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
-RUNS, WARMUP = 50, 10
+RUNS, FEW, WARMUP = 50, 9, 10
 
 
 def profile(
@@ -173,12 +174,41 @@ def instrumentable(compiled: Compiled) -> ProgramModule:
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
     """Return the milliseconds of each segment in each run; the module stays slower afterwards."""
+    return {name: elapsed(ahead.marks) for name, ahead in _ran_ahead(module, call, runs).items()}
+
+
+def _ran_ahead(module: ProgramModule, call: Call, runs: int) -> Mapping[str, Ahead]:
     found: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(found[segment.name], run))
     for _ in range(runs + 1):
         call(module)
         torch.cuda.synchronize()
-    return {name: elapsed(ahead.marks) for name, ahead in found.items()}
+    return found
+
+
+@frozen
+class SegmentCost:
+    """The milliseconds of a segment: on the GPU, and of the host to launch it."""
+
+    gpu: float
+    host: float
+
+    @property
+    def most(self) -> float:
+        """Return the time of a call without a CUDA graph."""
+        return max(self.gpu, self.host)
+
+
+def segment_costs(
+    compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = FEW
+) -> Mapping[str, SegmentCost]:
+    """Return the median cost of each segment in a call with these inputs, on the current GPU."""
+    call = Call(args, kwargs)
+    with torch.no_grad():
+        module = instrumentable(compiled)
+        call.warm(module)
+        found = _ran_ahead(module, call, runs)
+    return {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in found.items()}
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

@@ -2,6 +2,7 @@
 
 from pipeline.stages.avoid_faults import avoid_faults
 from pipeline.stages.build import Build, build
+from pipeline.stages.choose import Choose
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
 from pipeline.stages.improve import Improve
@@ -16,6 +17,7 @@ from pipeline.stages.verify import Verify, verify
 __all__ = [
     "Build",
     "BySubmodule",
+    "Choose",
     "Decompose",
     "EnginePerProfile",
     "Improve",

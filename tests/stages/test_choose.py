@@ -1,0 +1,99 @@
+"""`choose`: engines that are slower than PyTorch become segments of it; nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+from pipeline.compiled import Compiled
+from pipeline.profiling.measure import SegmentCost
+from pipeline.stages import choose
+from pipeline.stages.choose import Choose
+from pipeline.trt import has_gpu
+from tests.verification.test_loading import noted
+
+
+class Three(nn.Module):
+    """Three engines, between operators that PyTorch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 8] -> [N, 8]"""
+        for part in self.parts:
+            x = torch.digamma(part(x).exp().tanh() + 2)
+        return x
+
+
+class Times:
+    """A GPU on which the engine of some index takes so many milliseconds, and PyTorch 1 for each segment."""
+
+    def __init__(self, slow: Mapping[int, float], host: float = 0.1) -> None:
+        self.slow, self.host, self.asked = slow, host, list[Compiled]()
+
+    def __call__(self, compiled: Compiled) -> Mapping[str, SegmentCost]:
+        self.asked.append(compiled)
+        engines = [segment.name for segment in compiled.partitioned.engine_segments]
+        found = {name: self.slow.get(i, 0.5) for i, name in enumerate(engines)}
+        return {s.name: SegmentCost(found.get(s.name, 1.0), self.host) for s in compiled.partitioned.segments}
+
+
+def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Compiled:
+    monkeypatch.setattr(choose, "LARGE", 0)
+    compile = pipeline.default(
+        min_block_size=1, torch_executed_ops={"aten.digamma"}, load_built_engines=True, **options
+    )
+    compile = compile.replace("build", noted).replace("choose", Choose(times))
+    return compile.replace("load", as_is)(Three().eval(), (torch.rand(2, 8),))
+
+
+def as_is(compiled: Compiled) -> Compiled:
+    return compiled
+
+
+def test_the_slower_engine_is_a_segment_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times({1: 1.5})
+    found = compiled(times, monkeypatch)
+    before, all_in_torch = times.asked
+    names = [segment.name for segment in before.partitioned.segments]
+    assert [s.kind for s in all_in_torch.partitioned.segments] == ["torch"] * len(names) and not all_in_torch.engines
+    slow = before.partitioned.engine_segments[1]
+    assert [s.name for s in found.partitioned.segments] == [
+        n.replace("engine", "torch") if n == slow.name else n for n in names
+    ]
+    assert found.engines == tuple(e for e in before.engines if e.name != slow.name)
+    assert found.networks == tuple(n for n in before.networks if n.name != slow.name)
+    [reason] = {f.reason for f in found.coverage.fallback if f.node in slow.nodes}
+    assert reason == "PyTorch is faster on this GPU: its engine takes 1.5 ms, and PyTorch 1 ms"
+    [hint] = {f.hint for f in found.coverage.fallback if f.node in slow.nodes}
+    assert "faster_in_torch=False" in hint
+    x, model = torch.rand(2, 8), Three().eval()
+    model.load_state_dict(dict(found.program.parameters))
+    torch.testing.assert_close(found.module("reference")(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("times", "options"),
+    [
+        (Times({1: 1.02}), {}),  # within the margin
+        (Times({1: 1.05}), {}),  # too little to gain
+        (Times({1: 1.5}, host=2.0), {}),  # the host cannot launch it so fast
+        (Times({1: 1.5}), {"faster_in_torch": False}),
+    ],
+)
+def test_what_does_not_pay_stays(times: Times, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compiled(times, monkeypatch, **options)
+    assert len(found.engines) == 3 and len(times.asked) == (0 if options else 2)
+
+
+def test_a_small_program_is_not_measured() -> None:
+    program = pipeline.capture(Three().eval(), (torch.rand(2, 8),))
+    assert 0 < choose.tensor_bytes(program) < choose.LARGE
+    assert has_gpu() or choose.measured(pipeline.default(min_block_size=1)(program)) is None
