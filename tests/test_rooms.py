@@ -27,7 +27,8 @@ ROOMS = (
     ("improvements",),
     ("partitioning",),
     ("decomposition",),
-    ("frontend",),
+    ("capture",),
+    ("export_fixes",),
     ("converters",),
     ("impl",),
     ("quirks",),
@@ -141,7 +142,7 @@ def test_modules_are_imported_by_name_in_few_places() -> None:
 
 def test_imports_are_seen_wherever_they_stand() -> None:
     source = """
-from pipeline import trt, capture
+from pipeline import trt, default
 if TYPE_CHECKING:
     from pipeline.compiled import Compiled
 class A:

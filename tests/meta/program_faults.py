@@ -16,7 +16,7 @@ from pipeline.runtime.worker import SegmentExecutor
 from pipeline.stages.partition import Partition
 
 patch = mock.patch.object
-capture = import_module("pipeline.frontend.capture")  # as an attribute of the package it is the function
+capture = import_module("pipeline.capture.capture")  # as an attribute of the package it is the function
 
 
 @frozen

@@ -1,0 +1,1 @@
+"""Everything that persuades torch.export: patches of torch, examples in its form, and attempts."""
