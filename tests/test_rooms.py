@@ -154,3 +154,14 @@ class A:
     }
     assert "pipeline.stages" in needed("pipeline.impl.base", ast.parse(source))
     assert "pipeline.stages" not in needed("pipeline.stages.convert", ast.parse(source))
+
+
+def test_capture_asks_export_fixes_at_one_door() -> None:
+    """What persuades torch.export can then be taken away (tests/capture/test_without_fixes.py)."""
+    asked = {
+        name
+        for module, tree in MODULES.items()
+        if module.startswith("pipeline.capture")
+        for name in imports(module, tree)
+    }
+    assert {name for name in asked if name.startswith("pipeline.export_fixes")} == {"pipeline.export_fixes"}

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
 from pipeline.aten.types import Argument, Target
-from pipeline.export_fixes.patch_contexts import tracing
+from pipeline.export_fixes import tracing
 from pipeline.shapes.environment import expression, shape_of
 
 

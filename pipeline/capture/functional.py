@@ -21,10 +21,7 @@ from pipeline.capture.aliases import Unknown
 from pipeline.capture.inline import inlined, wraps
 from pipeline.capture.mutation import with_functional_parts, without_mutation
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.functorch import has_transforms
-from pipeline.export_fixes.interrupts import undoing
-from pipeline.export_fixes.patch_contexts import exporting
-from pipeline.export_fixes.symbolic_item import is_told
+from pipeline.export_fixes import exporting, has_transforms, is_told, undoing
 from pipeline.shapes.environment import expression, in_words
 from pipeline.shapes.from_export import ONE_SIZE
 

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipeline.aten.graphs import copied
 from pipeline.errors import CaptureError
+from pipeline.export_fixes import ExportNotes
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired, version
 from pipeline.recipes import Recipe, identity, qualified_name
@@ -33,8 +34,12 @@ def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part for outer, tensor in tensors.items() for name, part in inner(outer, tensor)}
 
 
-def flattened(program: Program) -> Program:
-    """The program over plain tensors alone; itself if it has no others. CaptureError if an export keeps one whole."""
+def flattened(program: Program, _: ExportNotes) -> Program:
+    """Return the program over plain tensors alone; itself if it has no others.
+
+    Raises:
+        CaptureError: the export keeps one whole.
+    """
     if not any(map(is_traceable_wrapper_subclass, program.parameters.values())):
         return program
     graph, constants, parameters = copied(program.graph), dict(program.constants), dict(program.parameters)

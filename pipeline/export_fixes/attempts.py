@@ -1,6 +1,6 @@
-"""The attempts at an export, in their order: a table, from which `exporting` takes the next where one has failed.
+"""The attempts at an export, in their order: a table, from which `exporter` takes the next where one has failed.
 
-``print(printed())`` shows it; the log of `pipeline.export_fixes.exporting` says which attempt was taken.
+``print(printed())`` shows it; the log of `pipeline.export_fixes.exporter` says which attempt was taken.
 """
 
 from __future__ import annotations

@@ -14,22 +14,17 @@ from contextvars import ContextVar
 from typing import Final
 
 import torch
-from attrs import evolve
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from pipeline.aten.naming import unlike
 from pipeline.aten.op_predicates import LIFTS
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
-from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant
-from pipeline.program import Port, Program
-from pipeline.recipes import identity
 
 aten = torch.ops.aten
 
@@ -161,38 +156,3 @@ def faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> Fa
     with no_dispatch():
         elements = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return with_value(FakeTensor(mode, elements, device), value)
-
-
-def held(program: Program, constants: Mapping[int, Constant]) -> Program:
-    """The program with the constants in place of these inputs.
-
-    Raises:
-        CaptureError: the model writes to one.
-    """
-    if not constants:
-        return program
-    graph, names = program.graph, {node.name for node in program.graph.nodes}
-    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
-    replaced = set[str]()
-    inputs, added, tensors = list(program.inputs), dict(program.constants), dict(program.parameters)
-    for place, constant in constants.items():
-        name = inputs[place].name
-        replaced.add(name)
-        if any(output.kind == "input" and output.target == name for output in program.outputs):
-            raise CaptureError(f"the model writes to the input {name}, which is a Constant", "pass it as a tensor")
-        target = f"the input {name}"
-        with graph.inserting_before(placeholders[name]):
-            node = graph.placeholder(unlike(f"constant_{name}", names))
-        node.meta = dict(placeholders[name].meta)
-        placeholders[name].replace_all_uses_with(node, delete_user_cb=lambda user: user.op != "output")
-        inputs[place] = Port(name, kind="constant", value=constant)
-        added[node.name], tensors[target] = identity(target), constant.value
-    program.graph_module.recompile()
-    return evolve(
-        program,
-        inputs=tuple(inputs),
-        constants=FrozenDict(added),
-        parameters=FrozenDict(tensors),
-        examples=FrozenDict({n: x for n, x in program.examples.items() if n not in replaced}),
-        written=program.written | (tensors.keys() - program.parameters.keys()),
-    )

@@ -23,18 +23,13 @@ from pipeline.errors import CaptureError
 from pipeline.export_fixes.clone_examples import unaliased
 from pipeline.export_fixes.input_checks import bound, check_examples, check_shapes
 from pipeline.export_fixes.variadic import in_one, together
-from pipeline.inputs import Input
+from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import solved
 
 HINT = "make the two agree, or say it once"
 STATIC = (-1, -1)
 """The ends of a dim that is said to be static, whatever its size."""
-
-
-def is_input(value: object) -> bool:
-    """Whether a value describes an input instead of being one."""
-    return isinstance(value, Input)
 
 
 def is_dynamic(value: object) -> bool:

@@ -18,12 +18,10 @@ from attrs import evolve
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
-from pipeline.aten.dtypes import Misfit, misfits, short
+from pipeline.aten.dtypes import short
 from pipeline.aten.types import Argument
-from pipeline.errors import CaptureError, DtypeError, folder_of, source_line, worded
-from pipeline.export_fixes.dynamic_shapes import is_input
-from pipeline.inputs import Input
-from pipeline.program import Program
+from pipeline.errors import CaptureError, DtypeError, folder_of, worded
+from pipeline.inputs import Input, is_input
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -49,44 +47,6 @@ _SPEAKS_OF_DTYPES = re.compile(
 _NOT_OF_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
 """What depends on data may only be met in one dtype (clamps of float16), and a cast shares no memory with what it
 casts: the dtype is not at fault."""
-
-
-def check_dtypes(program: Program) -> None:
-    """Raise an error if eager would refuse dtypes that torch's fake tensors accept.
-
-    Raises:
-        DtypeError: an input's dtype is the cause; the message names the input, the operator and its line.
-        CaptureError: the model itself brings two dtypes together.
-    """
-    inputs = {port.name for port in program.inputs}
-    usual = {torch.float32, *(tensor.dtype for tensor in program.parameters.values())}
-    for node in program.graph.nodes:
-        found = sorted(misfits(node), key=lambda misfit: misfit.found in usual)
-        for misfit in found:
-            sources = _sources(misfit)
-            if sources and sources <= inputs:
-                name = next(port.name for port in program.inputs if port.name in sources)
-                raise DtypeError(name, short(misfit.found), misfit.due, _told(node, misfit))
-        if found:
-            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is expected"
-            raise CaptureError(f"the model cannot run: {have}", "cast in the model: eager refuses it as well")
-
-
-def _sources(misfit: Misfit) -> set[str]:
-    """The placeholders from which a value has its dtype."""
-    seen, todo = set[torch.fx.Node](), [misfit.value]
-    while todo:
-        node = todo.pop()
-        value = node.meta.get("val")
-        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == misfit.found:
-            seen.add(node)
-            todo += node.all_input_nodes
-    return {node.name for node in seen if node.op == "placeholder"}
-
-
-def _told(node: torch.fx.Node, misfit: Misfit) -> str:
-    where = source_line(node)
-    return f"{node.target}{where and f' ({where})'} {misfit.why}"
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 import sympy
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanAtom, BooleanFunction
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
@@ -33,11 +33,10 @@ from pipeline.aten.naming import origin, unlike
 from pipeline.aten.size_op import SIZE
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, line_of
-from pipeline.export_fixes.dynamic_shapes import is_input
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
-from pipeline.program import Program
+from pipeline.inputs import is_input
 
 aten = torch.ops.aten
 
@@ -202,17 +201,6 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     signature.out_spec = tree_structure((returned, [0] * len(found)))
     exported.graph_module.recompile()
     return tuple(found)
-
-
-def told_apart(program: Program, places: Sequence[str]) -> Program:
-    """A program whose last outputs say, for each place, whether a call decides otherwise; they are none of its own."""
-    if not places:
-        return program
-    first = len(program.outputs) - len(places)
-    rows = zip(program.outputs[first:], places, strict=True)
-    asked = (evolve(output, kind="decision", target=place) for output, place in rows)
-    returned, _ = tree_unflatten([*range(program.out_spec.num_leaves)], program.out_spec)
-    return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_structure(returned))
 
 
 _OF_DATA: Final = re.compile(r"z?uf?\d+")

@@ -12,11 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch._C import _functorch
 from torch._functorch import predispatch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.export import ExportedProgram
 
-from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import undoing
 
 
@@ -24,14 +21,6 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
     """Whether a graph, or one that it calls, enters or leaves one."""
     graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
-
-
-def check_values(exported: ExportedProgram) -> None:
-    """Raise an error if a tensor of an export has no value: it is fake, or what a derivative wrapped in the trace."""
-    for name, value in (exported.state_dict | exported.constants).items():
-        is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
-        if is_wrapped or isinstance(value, FakeTensor):
-            raise CaptureError(f"the ExportedProgram has no value of {name}", "pass the module itself")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 from torch.export.dynamic_shapes import _DimHint
 from torch.utils._pytree import tree_leaves
 
@@ -17,7 +17,6 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
-from pipeline.shapes.environment import Range, bounds, expression
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +58,6 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
                 f"{name} is on the meta device: it has a shape and no value",
                 'load the model\'s weights first: model.to_empty(device="cpu"), then model.load_state_dict(…)',
             )
-
-
-def check_device(exported: ExportedProgram, device: str | None) -> None:
-    """Raise `ValueError` for a program that was exported on another type of device, since its graph cannot change."""
-    values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
-    found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
-    if device is not None and found - {device}:
-        raise ValueError(
-            f"device is {device!r}, but the program was exported on {', '.join(sorted(found))}: pass the module, or "
-            "another export"
-        )
 
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
@@ -191,87 +179,3 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
             raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
         if not (entry is None or isinstance(entry, int | Dim | _DimHint)):
             raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRIES}")
-
-
-def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
-    """The inputs passed beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
-
-    Raises:
-        TypeError: their structure differs from that of the exported inputs.
-        ValueError: one has another dtype, rank, size or range; the message names both.
-    """
-    if not args and not kwargs:
-        return []
-    names = [str(name) for name in exported.graph_signature.user_inputs]
-    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
-    try:
-        found: list[Any] = exported.call_spec.in_spec.flatten_up_to((args, dict(kwargs)))
-    except ValueError as error:
-        raise TypeError(f"the program was exported with the inputs {', '.join(names) or 'none'}: {error}") from None
-    for name, value in zip(names, found, strict=True):
-        expected = values.get(name)
-        if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor | Input):
-            _check_fits(name, value if isinstance(value, Input) else Input.from_tensor(value), expected, exported)
-    return found
-
-
-def check_apart(exported: ExportedProgram) -> None:
-    """Warn about a program that was exported with one tensor passed twice: torch.export treats it as one input."""
-    if exported.example_inputs is None:
-        return
-    signature = exported.graph_signature
-    weights = {**dict(exported.named_parameters()), **dict(exported.named_buffers()), **exported.constants}
-    examples = exported.call_spec.in_spec.flatten_up_to(exported.example_inputs)
-    rows = [(spec.arg.name, str(spec.target), weights.get(str(spec.target))) for spec in signature.input_specs]
-    rows += [(str(name), str(name), value) for name, value in zip(signature.user_inputs, examples, strict=True)]
-    read = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
-    inputs = set(map(str, signature.user_inputs))
-    first = dict[int, tuple[str, str]]()
-    for name, called, value in rows:
-        other, known = first.setdefault(id(value), (name, called))
-        if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
-            log.warning(
-                "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
-                "export it with tensors of their own",
-                known,
-                called,
-            )
-
-
-def _check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
-    was = described(expected, exported)
-    ranged = value.dynamic_dims
-    fits = (
-        value.dtype == was.dtype
-        and len(value.ranges) == len(was.ranges)
-        and all(
-            (low, high) == (least, most) if dim in ranged else least <= low <= most
-            for dim, ((low, _, high), (least, _, most)) in enumerate(zip(value.ranges, was.ranges, strict=True))
-        )
-    )
-    if not fits:
-        raise ValueError(
-            f"input {name} was exported as {was}, not {value}: its ranges are fixed; pass the module, or another export"
-        )
-
-
-def described(value: torch.Tensor, exported: ExportedProgram, like: Input | None = None) -> Input:
-    """Describe an exported input as an Input, with another's optimal sizes if they are within its ranges."""
-    ends = [_ends(size, exported) for size in value.shape]
-    low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
-    if low == high:
-        return Input(low, dtype=value.dtype)
-    best = [opt for _, opt, _ in like.ranges] if like is not None and len(like.ranges) == len(ends) else list(high)
-    opt = tuple(min(max(o, a), b) for o, (a, b) in zip(best, ends, strict=True))
-    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=value.dtype)
-
-
-def _ends(size: object, exported: ExportedProgram) -> tuple[int, int]:
-    ranges = {str(symbol): _range(r) for symbol, r in exported.range_constraints.items()}
-    found = bounds(expression(size), ranges)
-    return found.min, found.max
-
-
-def _range(given: Any) -> Range:
-    low, high = (max(int(end), 0) if end.is_finite else 2**31 - 1 for end in (given.lower, given.upper))
-    return Range(low, high, high)

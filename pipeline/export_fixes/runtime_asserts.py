@@ -24,13 +24,9 @@ from typing import Final
 import torch
 from attrs import define, field
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import CaptureError, folder_of, line_of
+from pipeline.errors import CaptureError, folder_of
 from pipeline.export_fixes.error_attribution import BRANCHES, place_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS as LIBRARIES
 from pipeline.export_fixes.interrupts import set_to
@@ -45,8 +41,6 @@ CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__f
 """Where torch itself checks data, as a model would."""
 CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
 """Functions of torch that check data, and whose calls torch.export does not see."""
-PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
-"""Operators whose result has as many elements as a mask picks."""
 LONGEST: Final = 80
 """Instructions before an error is raised: its message may be long."""
 ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
@@ -110,32 +104,6 @@ def taken_to_hold(place: str) -> None:
     checks = _checks.get()
     if checks is not None:
         checks.places[place] = None
-
-
-def asserted(exported: ExportedProgram) -> Iterator[str]:
-    """The assertions on data in an exported graph, in words; programs leave them out."""
-    for node in exported.graph.nodes:
-        if node.target in (aten._assert_async.default, aten._assert_async.msg):
-            yield line_of(node.meta).partition(",")[0] or node.name
-
-
-def counted(exported: ExportedProgram) -> Iterator[str]:
-    """Where a mask of data picks as many elements as the model needs (``x[mask].view(4, 8)``), in words. Engines take
-    so many, where eager raises an error if the mask picks another number."""
-    given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
-    data: set[torch.fx.Node] = set()
-    for node in exported.graph.nodes:
-        if node.name in given or not data.isdisjoint(node.all_input_nodes):
-            data.add(node)
-        if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
-            continue
-        if any(each in data and _is_mask(each) for each in tree_leaves(node.args[1])):
-            yield line_of(node.meta).partition(",")[0] or node.name
-
-
-def _is_mask(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
 def holding(override: Callable[..., object]) -> Callable[..., object]:

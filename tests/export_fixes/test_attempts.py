@@ -58,14 +58,14 @@ WINS: Final[dict[str, Callable[[], nn.Module]]] = {
 
 @pytest.mark.parametrize("name", WINS)
 def test_the_attempt_that_won_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "pipeline.export_fixes.exporting"):
+    with caplog.at_level(logging.INFO, "pipeline.export_fixes.exporter"):
         pipeline.capture(WINS[name]().eval(), (X,), dynamic_shapes=({0: torch.export.Dim("n", min=2, max=9)},))
     attempt = next(each for each in (attempts.NUMBERS, *attempts.ATTEMPTS) if each.name == name)
     assert f"is exported by the attempt {name!r}: {attempt.changes}" in caplog.text
 
 
 def test_attempts_that_failed_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "pipeline.export_fixes.exporting"), pytest.raises(pipeline.CaptureError):
+    with caplog.at_level(logging.DEBUG, "pipeline.export_fixes.exporter"), pytest.raises(pipeline.CaptureError):
         pipeline.capture(Calls(a_choice).eval(), (X,))
     assert "the attempt 'bytecode' failed" in caplog.text
     assert "the attempt 'autograd' failed" in caplog.text

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import pipeline
 from pipeline import Compiled, RefitError
 from pipeline.export_fixes.buffer_constants import held_numbers, reading
-from pipeline.export_fixes.exporting import _exported
+from pipeline.export_fixes.exporter import _exported
 from pipeline.recipes import numbers_of
 from pipeline.stages.unbuilt import unbuilt
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 from attrs import frozen
 
-from pipeline.capture.profiles import Tuned
 from pipeline.compat.transformers.chunked_prefill import Limits
+from pipeline.export_fixes.profiles import Tuned
 
 Along: TypeAlias = dict[int, int | Tuned]
 """The sizes of dims, by index."""

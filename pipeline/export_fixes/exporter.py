@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import torch
-from attrs import frozen
+from attrs import evolve
 from torch._dynamo.exc import UserError, UserErrorType
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, _trace
@@ -25,18 +26,22 @@ from pipeline.export_fixes import example_guards as decisions
 from pipeline.export_fixes import input_checks as checks
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way
 from pipeline.export_fixes.buffer_constants import exported_again, held_numbers
+from pipeline.export_fixes.constant_inputs import known
 from pipeline.export_fixes.constraint_violations import kept_violations
-from pipeline.export_fixes.dynamic_shapes import is_input
 from pipeline.export_fixes.error_attribution import BRANCHES, blamed
 from pipeline.export_fixes.example_guards import has_values, with_outputs
-from pipeline.export_fixes.fake_device_copy import is_elsewhere, shown_on
+from pipeline.export_fixes.fake_device_copy import attributes, is_elsewhere, shown_on
 from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.model_state import noted, state_kept, watched
 from pipeline.export_fixes.modelopt import quantizers_whole
+from pipeline.export_fixes.notes import ExportNotes
 from pipeline.export_fixes.patch_contexts import by_the_example, exporting, exporting_by
+from pipeline.export_fixes.requests import Request, requested
 from pipeline.export_fixes.restore_model_state import untouched
 from pipeline.export_fixes.runtime_asserts import collected, none_is_caught
-from pipeline.frozen import FrozenDict
+from pipeline.export_fixes.torchscript.module import interpreted
+from pipeline.inputs import is_input
+from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.guards import fixed_numbers
 
@@ -46,54 +51,74 @@ Export: TypeAlias = Callable[[Spec, Way], ExportedProgram]
 """Export a model with some dynamic shapes, in a way."""
 
 
-@frozen
-class Traced:
-    """The export of a module: with the ranges requested for its dims, where it checks its data, which of its buffers
-    Python read, and where its example decided, for the last of its outputs."""
-
-    exported: ExportedProgram
-    shapes: object
-    checks: Mapping[str, None] = FrozenDict()
-    reads: frozenset[str] = frozenset()
-    decisions: tuple[str, ...] = ()
-
-
-def traced(
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: dict[str, Argument],
+def export(
+    model: object,
+    args: object,
+    kwargs: object,
     dynamic_shapes: object,
     settings: CompilationSettings,
-) -> Traced:
-    """Export a module; where its branches depend on data, with those of the example, if the settings say so."""
-    checks.check_module(model)
-    export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
-    elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
-    by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
+    profiles: Sequence[Spec] | None = None,
+) -> tuple[ExportedProgram, ExportNotes]:
+    """Export a module or TorchScript, as it computes under the autocast around the call.
+
+    Raises:
+        CaptureError: torch.export cannot export it; torch's message is kept.
+        TypeError: it is no module, or the inputs do not fit it.
+    """
+    module: torch.nn.Module = interpreted(model)
+    request = requested(module, args, kwargs, dynamic_shapes, profiles)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"model is a {type(module).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
+    checks.check_module(module)
+    inside = under_autocast(module) if is_autocast_on() else module
+    with without_autocast(), known(request.constants):
+        exported, shapes, notes = _traced(inside, request, settings)
+    wishes = ranges.wishes(exported, inside, request.args, request.kwargs, shapes)
+    held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return exported, evolve(
+        notes,
+        inputs=request.leaves,
+        profiles=request.profiles,
+        ranges=ranges.asked(wishes),
+        constants=request.constants,
+        tensors={**attributes(module), **dict(held)},
+    )
+
+
+def _traced(
+    model: torch.nn.Module, request: Request, settings: CompilationSettings
+) -> tuple[ExportedProgram, object, ExportNotes]:
+    """The export, the ranges requested for its dims, and what was noted meanwhile; where branches depend on data, with
+    those of the example, if the settings say so."""
+    export = partial(_export, model, request.args, request.kwargs, request.dynamic_shapes, settings.device)
+    inputs = (request.args, request.kwargs)
+    elsewhere = settings.device is not None and is_elsewhere(settings.device, model, inputs)
+    try:
+        return _noted(model, export, "python")
+    except CaptureError:
+        if settings.decisions != "example" or elsewhere or not has_values(inputs):
+            raise
+    return _noted(model, export, "example")
+
+
+def _noted(
+    model: torch.nn.Module, export: Callable[[Way], tuple[ExportedProgram, object]], way: Way
+) -> tuple[ExportedProgram, object, ExportNotes]:
     with (
         state_kept(model) as kept,
         collected() as found,
         held_numbers() as held,
         padded.as_called(),
+        decisions.collected() as decided,
     ):
-        try:
-            exported, shapes = export("python")
-            kept.check()
-            if found.caught:
-                why = f"the model checks its data at {found.caught}, and may catch the error: data decides a branch"
-                raise CaptureError(why, BRANCHES)
-        except CaptureError:
-            if not by_example:
-                raise
-        else:
-            _check_training(model, exported)
-            return Traced(exported, shapes, found.places, held.names)
-    with state_kept(model) as kept, collected() as found, held_numbers() as held, padded.as_called():
-        with decisions.collected() as decided:
-            exported, shapes = export("example")
+        exported, shapes = export(way)
         kept.check()
+        if found.caught and way == "python":
+            why = f"the model checks its data at {found.caught}, and may catch the error: data decides a branch"
+            raise CaptureError(why, BRANCHES)
     _check_training(model, exported)
-    return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
+    places = with_outputs(exported, decided) if way == "example" else ()
+    return exported, shapes, ExportNotes(checks=tuple(found.places), reads=held.names, decisions=places)
 
 
 def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
