@@ -23,7 +23,7 @@ from benchmarks import environment, zoo
 from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.errors import CaptureError
-from pipeline.frontend.dynamic_shapes import merged_dynamic_shapes
+from pipeline.export_fixes.dynamic_shapes import merged_dynamic_shapes
 
 TARGETS = {"median": 1.2, "worst": 2.0}
 """What capture may take, in multiples of torch.export's own call."""

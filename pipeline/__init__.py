@@ -13,6 +13,7 @@ from pipeline.artifact.engine_fsspec import FsspecStore
 from pipeline.artifact.engine_store import DiskStore, EngineStore
 from pipeline.artifact.load import load
 from pipeline.artifact.refit import refit_module_weights
+from pipeline.capture.capture import capture
 from pipeline.compiled import Compiled
 from pipeline.compose.ledger import Ledger
 from pipeline.compose.pipelines import Event, Pipeline, report, stage
@@ -49,8 +50,7 @@ from pipeline.errors import (
     UnreachedWarning,
     UnsupportedOperatorException,
 )
-from pipeline.frontend.call_recorder import Calls, recorded
-from pipeline.frontend.capture import capture
+from pipeline.export_fixes.call_recorder import Calls, recorded
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input
 from pipeline.network.context import ConversionContext

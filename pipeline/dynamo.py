@@ -22,13 +22,13 @@ from torch.fx import GraphModule, Node
 
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.aten.types import Argument, Function
+from pipeline.capture.dynamo_graph import DynamoGraph, NotCapturedError
+from pipeline.capture.returned_views import returned_views
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
-from pipeline.frontend.dynamo_graph import DynamoGraph, NotCapturedError
-from pipeline.frontend.returned_views import returned_views
-from pipeline.frontend.silence_torch_logs import said_already
+from pipeline.export_fixes.silence_torch_logs import said_already
 from pipeline.program import Program
 from pipeline.runtime.data_writes import DataWrites, watch
 from pipeline.runtime.memory_overlap import shared, written_inputs

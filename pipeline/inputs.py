@@ -288,3 +288,8 @@ def _printed_dim(low: int, opt: int, high: int) -> str:
     if low == high:
         return str(low)
     return f"{low}..{high}" if opt == high else f"{low}..{opt}..{high}"
+
+
+def is_input(value: object) -> bool:
+    """Whether a value describes an input instead of being one."""
+    return isinstance(value, Input)

@@ -128,7 +128,7 @@ class Program:
     have the buffer's name, and a place where it has several (``stride[1]``).
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program before
     `decompose`, over the same parameters: eager PyTorch runs its operators. ``origin`` is the captured module, held
-    weakly (`frontend.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.
+    weakly (`capture.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.
     ``unreached`` are the user's registrations for operators of the model that nothing used, each with the reason.
     ``profiles`` narrow symbols: a call must fit one of them, if there are any.
     """

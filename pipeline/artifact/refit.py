@@ -15,9 +15,9 @@ from torch.nn.parameter import is_lazy
 
 from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.rebuild import is_loaded, rebuilt
+from pipeline.capture.subclasses import taken_apart
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.errors import RefitError
-from pipeline.frontend.subclasses import taken_apart
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version

@@ -1,7 +1,7 @@
 """Replace operators that depend on their input's memory layout by functions that accept any layout.
 
 Values of a program have any layout: engines return contiguous tensors, whatever the layout in the example. So programs
-contain ``as_strided`` of contiguous tensors only (`pipeline.frontend.as_strided`), and executors of a program's nodes
+contain ``as_strided`` of contiguous tensors only (`pipeline.capture.as_strided`), and executors of a program's nodes
 run the functions of this table instead.
 """
 

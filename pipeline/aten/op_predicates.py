@@ -40,6 +40,15 @@ def draws_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def mutates(node: torch.fx.Node) -> bool:
+    """Return whether a node writes to one of its arguments."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target._schema.name == "aten::batch_norm":
+        return bool(node.args[5]) and node.args[3] is not None  # training: the running statistics are updated, if any
+    return node.target._schema.is_mutable
+
+
 def branches(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
     """Return the graphs that a control-flow operator selects from or repeats."""
     owner = node.graph.owning_module

@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.cli.sources import Source
 from pipeline.compiled import Compiled, Executor
-from pipeline.frontend.dynamic_shapes import is_input
-from pipeline.inputs import Input
+from pipeline.inputs import Input, is_input
 
 
 @frozen

@@ -18,10 +18,11 @@ from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Spec
+from pipeline.capture.exported_checks import described
 from pipeline.errors import PipelineError
-from pipeline.frontend.input_checks import bound, check_module, described
-from pipeline.frontend.torchscript.module import is_script
-from pipeline.frontend.torchscript.module import model as interpreted
+from pipeline.export_fixes.input_checks import bound, check_module
+from pipeline.export_fixes.torchscript.module import is_script
+from pipeline.export_fixes.torchscript.module import model as interpreted
 from pipeline.inputs import Input
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from pipeline.frontend.interrupts import interruptible
+from pipeline.export_fixes.interrupts import interruptible
 
 log = logging.getLogger(__name__)
 

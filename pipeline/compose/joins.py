@@ -12,7 +12,7 @@ import torch
 from pipeline.aten.types import Argument
 from pipeline.compose.annotations import accepts, is_instance, type_name
 from pipeline.compose.stage_signature import AnyStage
-from pipeline.frontend.torchscript.module import is_script
+from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
 

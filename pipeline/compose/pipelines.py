@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overlo
 
 import attrs
 
+from pipeline.capture.capture import Model, capture
 from pipeline.compiled import Compiled
 from pipeline.compose.annotations import is_instance, type_name
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
@@ -31,7 +32,6 @@ from pipeline.compose.joins import (
 )
 from pipeline.compose.ledger import ledger_of, with_costs
 from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
-from pipeline.frontend.capture import Model, capture
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings

@@ -87,7 +87,7 @@ def as_strided(
 ) -> ITensor:
     """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
 
-    Index the flattened elements: in a program, the input is contiguous (`pipeline.frontend.as_strided`).
+    Index the flattened elements: in a program, the input is contiguous (`pipeline.capture.as_strided`).
     """
     row = _row(net, input)
     if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:

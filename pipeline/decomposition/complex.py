@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument, Target
+from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.complex_pairs import Pair
 from pipeline.decomposition.complex_rules import leaves
-from pipeline.frontend.fake_tensors import fake_result
 
 aten = torch.ops.aten
 

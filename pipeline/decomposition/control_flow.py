@@ -22,8 +22,8 @@ from pipeline.aten.naming import origin
 from pipeline.aten.op_predicates import branches
 from pipeline.aten.speculatable import why_apart
 from pipeline.aten.types import Argument, Target
+from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.frontend.fake_tensors import fake_result
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 

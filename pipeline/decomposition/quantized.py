@@ -19,13 +19,13 @@ from pipeline.aten.naming import origin
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
+from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_arithmetic import Known
 from pipeline.decomposition.quantized_float8 import paired_casts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.frontend.fake_tensors import fake_mode
 from pipeline.program import Program, rewired
 
 aten = torch.ops.aten

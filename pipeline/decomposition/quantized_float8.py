@@ -15,9 +15,9 @@ from pipeline.aten.naming import origin
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
+from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.int8_activations_as_int32 import readers
-from pipeline.frontend.fake_tensors import fake_mode, fake_result
 from pipeline.program import Program
 
 aten = torch.ops.aten

@@ -15,6 +15,7 @@ from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
+from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.grouped_mm import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.user_registrations import Claims
@@ -27,7 +28,6 @@ from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Template, Templates, nodes_of
 from pipeline.errors import ConversionError, line_of, worded
-from pipeline.frontend.fake_tensors import fake_mode
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import bounds, shape_of

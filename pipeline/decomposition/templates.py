@@ -17,7 +17,7 @@ from pipeline.aten.preserved_composites import meant
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Spec
-from pipeline.frontend.fake_tensors import quietly, signature
+from pipeline.capture.fake_tensors import quietly, signature
 from pipeline.shapes.environment import shape_of
 
 

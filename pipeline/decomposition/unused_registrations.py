@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from pipeline.aten.naming import module_path
 from pipeline.aten.support import ConverterPriority, Declaration, Rejection, function_name
 from pipeline.aten.types import Argument
+from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.lookup import kept_in_torch, rejection_of
 from pipeline.converters.user_registrations import Claims
 from pipeline.decomposition.candidates import Ways
@@ -19,7 +20,6 @@ from pipeline.decomposition.composite_contents import Contents
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import Unreached
-from pipeline.frontend.fake_tensors import fake_mode
 from pipeline.program import Program, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import entry_name, matches

@@ -15,12 +15,12 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Function, Target
+from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import Claims
 from pipeline.decomposition.fold import KEPT, fold, is_pure
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.frontend.fake_tensors import fake_mode, fake_result, signature
 from pipeline.program import Program
 from pipeline.shapes.environment import expression, shape_of
 

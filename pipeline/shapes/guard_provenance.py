@@ -36,7 +36,7 @@ _PASSES = {
     *(f"{TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
     *(f"{TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
     __file__,
-    f"{_OWN}/frontend/patching.py",
+    f"{_OWN}/export_fixes/patching.py",
     "<string>",
 }
 """The files that a question passes through: the symbolic number, its node, the shape environment, and torch.export's

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from attrs import evolve, field, frozen
 
+from pipeline.capture.origin import origin_of
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import Claims
@@ -21,7 +22,6 @@ from pipeline.decomposition.fold import fold
 from pipeline.decomposition.quantized import normalized, runs_anywhere
 from pipeline.decomposition.quantized_layout import laid_out
 from pipeline.decomposition.rewriter import Rewriter
-from pipeline.frontend.origin import origin_of
 from pipeline.program import Program
 
 

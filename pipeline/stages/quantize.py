@@ -22,10 +22,10 @@ from pipeline.aten.graphs import copied, pasted
 from pipeline.aten.naming import module_path, origin
 from pipeline.aten.quantized import TYPES, operators
 from pipeline.aten.types import Argument
+from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import CalibrationError, PipelineError
-from pipeline.frontend.fake_tensors import fake_mode, fake_result
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.precision import Excluded, excluded_entries, excludes
 from pipeline.improvements.quantizing import block_of, rounded, weight_of

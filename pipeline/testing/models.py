@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.artifact.engine_cache_stage import wanted_engines
 from pipeline.aten.types import Argument, Leaf, Spec
+from pipeline.capture.capture import capture
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.errors import CaptureError, PipelineError, ShapeError
-from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Partitioned, Program, is_operator

@@ -15,10 +15,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Argument, Leaf, Target
+from pipeline.capture.output_names import named
 from pipeline.errors import PipelineError
-from pipeline.frontend.device_guard import ensure_cuda_guard
-from pipeline.frontend.output_names import named
-from pipeline.frontend.patch_contexts import exporting, tracing_for
+from pipeline.export_fixes.device_guard import ensure_cuda_guard
+from pipeline.export_fixes.patch_contexts import exporting, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
 from pipeline.recipes import identity

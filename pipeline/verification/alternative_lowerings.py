@@ -17,10 +17,10 @@ from pipeline.aten.graphs import pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function, Target
+from pipeline.capture.fake_tensors import quietly
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
-from pipeline.frontend.fake_tensors import quietly
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting
 from pipeline.program import Program, Validated

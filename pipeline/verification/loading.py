@@ -15,11 +15,11 @@ from attrs import define, evolve, field
 from pipeline.aten.naming import node_of
 from pipeline.aten.op_predicates import is_cheap
 from pipeline.build.kernels import kernels
+from pipeline.capture.capture import capture
+from pipeline.capture.fake_tensors import signature
 from pipeline.compiled import Compiled
 from pipeline.compose.events import report
 from pipeline.errors import ExecutionError
-from pipeline.frontend.capture import capture
-from pipeline.frontend.fake_tensors import signature
 from pipeline.program import Partitioned, Program, Segment, Validated, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Healed

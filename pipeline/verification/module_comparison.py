@@ -10,9 +10,9 @@ from attrs import evolve
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf
+from pipeline.capture.origin import Original, modes, origin_of
 from pipeline.compose.events import report
 from pipeline.errors import worded
-from pipeline.frontend.origin import Original, modes, origin_of
 from pipeline.program import Output, Program
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.runtime.autocast_context import autocast_in, without_autocast

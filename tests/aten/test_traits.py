@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten import traits
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import PART, SAME, Does, does, is_view, states_sizes
+from pipeline.capture.aliases import FRESH
 from pipeline.converters import DYNAMO_CONVERTERS
-from pipeline.frontend.aliases import FRESH
 from pipeline.improvements.rewriting import permutation
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pipeline
-from tests.frontend import test_flex_attention, test_functorch
+from tests.export_fixes import test_flex_attention, test_functorch
 from tests.gpu.test_wrong_kernels_gpu import BOUND
 from tests.stages import test_complex
 

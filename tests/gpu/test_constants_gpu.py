@@ -8,8 +8,8 @@ import torch
 import pipeline
 from pipeline.recipes import numbers_of
 from tests.converters.test_index_counted import FORMS, Picks, example
-from tests.frontend.test_buffer_constants import READ, Holds, X
-from tests.frontend.test_constant_inputs import GRID, Literal, Turned, Windows, inputs
+from tests.export_fixes.test_buffer_constants import READ, Holds, X
+from tests.export_fixes.test_constant_inputs import GRID, Literal, Turned, Windows, inputs
 
 pytestmark = pytest.mark.gpu
 

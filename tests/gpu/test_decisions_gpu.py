@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 import pipeline
-from tests.frontend.test_example_guards import FORMS, ONES, Steps, as_many, asks_for_a_size, counts_rows, grows, turns
+from tests.export_fixes.test_example_guards import (
+    FORMS,
+    ONES,
+    Steps,
+    as_many,
+    asks_for_a_size,
+    counts_rows,
+    grows,
+    turns,
+)
 from tests.shapes.test_sizes import Calls
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pipeline
-from tests.frontend.test_aliased_inputs import Difference, Weighed
+from tests.capture.test_aliased_inputs import Difference, Weighed
 from tests.runtime.test_memory_overlap import Adds
 
 pytestmark = pytest.mark.gpu

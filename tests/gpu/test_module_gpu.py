@@ -11,7 +11,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline import Compiled, ShapeError
-from tests.frontend.test_mutation import OLD, Delayed
+from tests.capture.test_mutation import OLD, Delayed
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pipeline
-from tests.frontend.packed_models import IN_PYTORCH, ONE_ENGINE, Recurrent, whole
+from tests.export_fixes.packed_models import IN_PYTORCH, ONE_ENGINE, Recurrent, whole
 from tests.gpu.test_control_flow_gpu import agrees
 from tests.gpu.test_wrong_kernels_gpu import DTYPES
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pipeline
-from tests.frontend.test_as_strided import FORMS, TORCH, Strided, chunks
+from tests.capture.test_as_strided import FORMS, TORCH, Strided, chunks
 
 pytestmark = pytest.mark.gpu
 IN_BOTH = pytest.mark.parametrize("executed", [[], TORCH], ids=["engine", "PyTorch"])

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib import import_module
 from typing import Any
 from unittest import mock
 
 from attrs import evolve, frozen
 
 import pipeline.runtime.module
+from pipeline.capture import lifting
 from pipeline.runtime.snapshot import Snapshot
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.stages.partition import Partition
 
 patch = mock.patch.object
-capture = import_module("pipeline.frontend.capture")  # as an attribute of the package it is the function
 
 
 @frozen
@@ -68,12 +67,12 @@ def sizes_baked_in() -> AbstractContextManager[Any]:
 
 def alias_lost() -> AbstractContextManager[Any]:
     """An input that is changed and returned comes back as another tensor."""
-    outputs = capture._outputs
+    outputs = lifting._outputs
 
     def without_targets(*args: Any) -> Any:
         return tuple(evolve(o, target="") if o.kind == "user" else o for o in outputs(*args))
 
-    return patch(capture, "_outputs", without_targets)
+    return patch(lifting, "_outputs", without_targets)
 
 
 def constants_mixed_up() -> AbstractContextManager[Any]:

@@ -18,15 +18,15 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "TorchScript": (
         1_750,
         (
-            "frontend/torchscript/",
+            "export_fixes/torchscript/",
             "compat/torchscript/",
         ),
     ),
     "decisions and branches": (
         500,
         (
-            "frontend/example_guards.py",
-            "frontend/branches.py",
+            "export_fixes/example_guards.py",
+            "export_fixes/branches.py",
         ),
     ),
     "language models of transformers": (3_550, ("compat/transformers/",)),
@@ -37,7 +37,8 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compat/__init__.py",
         ),
     ),
-    "capture": (8_150, ("frontend/",)),
+    "capture": (2_300, ("capture/",)),
+    "what persuades torch.export": (6_100, ("export_fixes/",)),
     "kernel faults": (1_610, ("quirks/",)),
     "converters": (6_000, ("converters/",)),
     "building blocks": (5_350, ("impl/",)),

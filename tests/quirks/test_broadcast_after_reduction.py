@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.frontend.capture import capture
+from pipeline.capture.capture import capture
 from pipeline.quirks.marking import marks_of
 
 

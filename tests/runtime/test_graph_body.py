@@ -11,7 +11,7 @@ import torch
 import pipeline
 from pipeline.runtime.cuda_graphs import CapturedCall
 from pipeline.runtime.run_context import ON_CPU
-from tests.frontend.test_mutation import OLD, Delayed
+from tests.capture.test_mutation import OLD, Delayed
 
 
 def called(module: Any, x: torch.Tensor) -> object:

@@ -11,8 +11,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
+from pipeline.capture.fake_tensors import fake_mode, quietly, unnamed_sizes
 from pipeline.compat.torch_tensorrt.layer_shapes import sizes_of
-from pipeline.frontend.fake_tensors import fake_mode, quietly, unnamed_sizes
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.shapes.environment import LARGEST, Range, expression

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 from pipeline.compat.transformers.recurrences import States, WithStates, over_states
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
-from pipeline.frontend.restore_model_state import checks_left
+from pipeline.export_fixes.restore_model_state import checks_left
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or a part or output of one: its attributes depend on its class."""

@@ -14,6 +14,7 @@ from attrs import fields
 from transformers import GenerationMixin
 
 import pipeline.defaults
+from pipeline.capture.capture import capture
 from pipeline.compat.transformers import verified_logits
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
@@ -41,7 +42,6 @@ from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
-from pipeline.frontend.capture import capture
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
 from pipeline.stages.partition import in_pieces, partition

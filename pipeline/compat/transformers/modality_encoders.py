@@ -15,8 +15,8 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import CaptureError, ShapeError
-from pipeline.frontend.call_recorder import Call, Calls
-from pipeline.frontend.input_checks import bound
+from pipeline.export_fixes.call_recorder import Call, Calls
+from pipeline.export_fixes.input_checks import bound
 from pipeline.inputs import Constant
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,137 @@
+"""Alias analysis: find the tensors that share memory with one that is written to."""
+
+from __future__ import annotations
+
+import operator
+from typing import TypeAlias
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.op_predicates import LIFTS, mutates
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.capture.fake_tensors import quietly, unnamed_sizes
+from pipeline.capture.views import MULTIPLE, View, view
+from pipeline.errors import PipelineError
+from pipeline.shapes.environment import shape_of
+
+aten = torch.ops.aten
+
+Node: TypeAlias = torch.fx.Node
+
+FRESH = (
+    *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),
+    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS, Does.RESAMPLES),
+)
+"""What composite operators do that never return their input; other composites may, even if their schema denies it."""
+
+
+class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
+    """The graph does not show which memory is written to."""
+
+    def __init__(self, node: object) -> None:
+        super().__init__(f"{node} shares memory in a way that no rule covers")
+
+
+def may_alias(node: Node) -> bool:
+    """Whether the node's value may share memory with its input."""
+    target = node.target
+    if node.op != "call_function":
+        return True
+    if target in LIFTS or not is_tensor(node):
+        return False
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    if any(r.alias_info is not None for r in target._schema.returns):
+        return True
+    return _is_composite(target) and does(target) not in FRESH and target is not aten.matmul.default
+
+
+def touched(graph: torch.fx.Graph) -> set[Node]:
+    """The nodes that may share memory with one that is written to."""
+    above: dict[Node, Node] = {}
+    written = []
+    for node in graph.nodes:
+        above[node] = node
+        if node.op == "call_function" and (may_alias(node) or mutates(node)):
+            for source in filter(is_tensor, node.all_input_nodes):
+                above[_top(above, source)] = _top(above, node)
+        if mutates(node):
+            written.append(node)
+    tops = {_top(above, node) for node in written}
+    return {node for node in above if _top(above, node) in tops}
+
+
+def _top(above: dict[Node, Node], node: Node) -> Node:
+    """The representative of a node's set, with the path to it halved."""
+    while above[node] is not node:
+        above[node] = node = above[above[node]]
+    return node
+
+
+def is_tensor(node: Node) -> bool:
+    """Whether a node's value is a tensor or several."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor | tuple | list)
+
+
+def viewed(node: Node, mode: FakeTensorMode) -> View | None:
+    """The view that a node is of another; None if it has memory of its own.
+
+    Raises:
+        Unknown: it shares memory in a way that no rule covers.
+    """
+    if node.op != "call_function" or not may_alias(node) or node.target in MULTIPLE:
+        return None
+    known = view(node)
+    if node.target is operator.getitem and known is None and node.args[0].target in MULTIPLE:  # type: ignore[union-attr]
+        raise Unknown(node)
+    if node.target is operator.getitem or (known is not None and not _is_composite(node.target)):  # type: ignore[arg-type]
+        return known
+    source, made = _shared(node, mode)
+    if source is None:
+        return None
+    if known is None and not _is_same(made, source.meta["val"]):
+        raise Unknown(node)
+    return known or View(node, source, aten.alias.default, ())
+
+
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+
+
+def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
+    """The input whose memory the result has, if any, when the call is made anew on fake tensors, and that result.
+
+    With torch's kernels in C++, as eager has them: those in Python give another tensor where dropout gives its input.
+    """
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    with torch.no_grad(), quietly(mode), unnamed_sizes(mode):
+        try:
+            made = node.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, TypeError) as error:  # a kernel that takes no sizes that vary
+            raise Unknown(node) from error
+    mine = {storage_of(t) for t in tree_leaves(made) if isinstance(t, torch.Tensor)} - {None}
+    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    source = next((n for n in tensors if storage_of(n.meta["val"]) in mine), None)
+    if source is not None and not isinstance(made, torch.Tensor):
+        raise Unknown(node)
+    return source, made
+
+
+def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors that share memory are equal in dtype and in where their elements are."""
+    strides = [tuple(map(str, t.stride())) for t in (value, other)]
+    same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
+    return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """The storage of a tensor, also of a fake one; None for a sparse one, which has several, and for one that
+    ``torch.func`` wraps."""
+    has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
+    return int(tensor.untyped_storage()._cdata) if has_storage else None

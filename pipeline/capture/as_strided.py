@@ -1,0 +1,135 @@
+"""Give ``as_strided`` tensors that lie in memory without gaps, from its start.
+
+It reads what lies in memory, not a tensor's elements: of ``x.mT`` it reads the rows of ``x``. A program's values have
+no memory, and those of engines lie otherwise than the example's, so each is read from the tensor that its memory
+is, with its dims in the order of memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import sympy
+import torch
+from torch.fx.node import map_arg
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.graphs import copied_node, over
+from pipeline.aten.naming import unlike
+from pipeline.capture.aliases import may_alias, storage_of
+from pipeline.errors import CaptureError, line_of
+from pipeline.shapes.environment import Expr, expression, shape_of
+
+aten = torch.ops.aten
+
+Node: TypeAlias = torch.fx.Node
+
+READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+"""Operators that take sizes, strides and an offset last."""
+HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements of one that is contiguous()"
+
+
+def without_gaps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The module with ``as_strided`` of tensors that lie without gaps; itself if it has no others.
+
+    Raises:
+        CaptureError: what lies in the memory that is read is not known.
+    """
+    if not any(node.target in READS and not _is_plain(node) for node in module.graph.nodes):
+        return module
+    copy = _Copy({node.name for node in module.graph.nodes})
+    for node in module.graph.nodes:
+        copy.env[node] = copy.node(node)
+    return over(module, copy.graph)
+
+
+class _Copy:
+    """The copy of a graph. ``taken`` are the names of its nodes."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self.graph, self.taken = torch.fx.Graph(), taken
+        self.env: dict[Node, Node] = {}
+
+    def node(self, node: Node) -> Node:
+        """Copy a node; one that reads by strides reads what its input's memory holds."""
+        made = copied_node(node, self.graph, self.env.__getitem__)
+        if node.target not in READS or _is_plain(node):
+            return made
+        source: Node = argument(node, "self")
+        whole, dims = _whole(source, node)
+        with self.graph.inserting_before(made):
+            row = self.permuted(self.env[whole], dims, whole.meta["val"])
+        given = {a.name: argument(node, a.name) for a in node.target._schema.arguments[1:]}
+        if given["storage_offset"] is None:
+            given["storage_offset"] = first = expression(source.meta["val"].storage_offset())
+            if not isinstance(first, int):
+                raise _unknown(node)
+        made.args, made.kwargs = (row, *map_arg(tuple(given.values()), self.env.__getitem__)), {}
+        if node.target is not aten.as_strided_scatter.default:
+            return made
+        if whole is not source:
+            raise _unknown(node)
+        made.name, made.meta["val"] = unlike(node.name, self.taken), row.meta["val"]
+        return self.permuted(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
+
+    def permuted(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
+        """The dims of a value in another order."""
+        if list(dims) == sorted(dims):
+            return value
+        made = self.graph.call_function(aten.permute.default, (value, list(dims)))
+        made.name, made.meta["val"] = unlike("permute", self.taken), like.permute(*dims)
+        return made
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node's input lies without gaps, and is all that its memory has."""
+    value = argument(node, "self").meta["val"]
+    return _order(value) == [*range(value.dim())]
+
+
+def _whole(source: Node, reader: Node) -> tuple[Node, list[int]]:
+    """The node that is all of the memory in which another lies, and the order of its dims there."""
+    memory, node = _memory(source), source
+    while (order := _order(node.meta["val"])) is None:
+        below = [given for given in node.all_input_nodes if _memory(given) == memory]
+        if len(below) != 1 or not may_alias(node):
+            raise _unknown(reader)
+        node = below[0]
+    return node, order
+
+
+def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
+    """The memory of a tensor, and its dtype."""
+    value = node.meta.get("val")
+    return (storage_of(value), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _order(value: torch.Tensor) -> list[int] | None:
+    """The dims of a tensor from the slowest to the fastest, if it is all that its memory has, without gaps."""
+    sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
+    count = sympy.Mul(*sizes)
+    if expression(value.storage_offset()) != 0 or _elements(value) != count:
+        return None
+    left, order, step = [d for d, size in enumerate(sizes) if size != 1], list[int](), sympy.Integer(1)
+    while left:
+        dim = next((d for d in reversed(left) if strides[d] == step), None)
+        if dim is None:
+            return None
+        left.remove(dim)
+        order.insert(0, dim)
+        step *= sizes[dim]
+    for dim in (d for d, size in enumerate(sizes) if size == 1):  # where these are is no matter
+        order.insert(dim, dim)
+    return order
+
+
+def _elements(value: torch.Tensor) -> Expr:
+    """How many elements the memory of a tensor has."""
+    return expression(operator.floordiv(value.untyped_storage().nbytes(), value.element_size()))
+
+
+def _unknown(node: Node) -> CaptureError:
+    place = line_of(node.meta).partition(",")[0] or node.name
+    return CaptureError(f"{node.target} at {place} reads memory of which the program does not know what it holds", HINT)

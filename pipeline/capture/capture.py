@@ -1,0 +1,112 @@
+"""Capture an ``nn.Module``, ``ExportedProgram`` or TorchScript as a ``Program``.
+
+`export_fixes` exports a module; an ``ExportedProgram`` of the user's goes in at the same door. Nothing that is given is
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from attrs import evolve
+from torch.export import ExportedProgram
+
+from pipeline.aten.tracing_thread import one_export
+from pipeline.aten.types import Spec
+from pipeline.capture.constants import with_constants
+from pipeline.capture.decisions import with_decisions
+from pipeline.capture.dtype_checks import check_dtypes
+from pipeline.capture.exported_checks import checked
+from pipeline.capture.lifting import lifted
+from pipeline.capture.origin import with_origin
+from pipeline.capture.output_names import named
+from pipeline.capture.profiles import with_profiles
+from pipeline.capture.subclasses import flattened
+from pipeline.capture.unchecked_conditions import warn_of_unchecked
+from pipeline.export_fixes import ExportNotes, export, interruptible, tracing_for
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program
+from pipeline.recipes import numbers_of
+from pipeline.runtime.autocast_context import without_autocast
+from pipeline.settings import CompilationSettings
+
+Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any]"
+"""What can be captured."""
+
+
+@interruptible
+def capture(
+    model: Model,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
+    settings: CompilationSettings | None = None,
+    *,
+    device: str | torch.device | None = None,
+    output_names: Sequence[str] | None = None,
+    profiles: Sequence[Spec] | None = None,
+) -> Program:
+    """Capture a module called with ``args`` and ``kwargs``, or an ``ExportedProgram``, as a program.
+
+    Args:
+        model: a module (exported here, without gradients), or the result of ``torch.export.export``,
+            ``torch.jit.script``, ``torch.jit.trace`` or ``torch.jit.load``.
+        args: example inputs: tensors, ``pipeline.Input`` with shapes and ranges, or ``pipeline.Constant`` for an input
+            that has one value, in any pytree.
+        kwargs: the same by keyword.
+        dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
+        settings: the settings that stages read; default ones if None.
+        device: ``"cuda"`` captures as on a GPU, whether or not there is one: the model and torch decide as they would
+            there. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
+        output_names: the names of the outputs, in order; None: their keys in what the model returns (``logits``,
+            ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by position.
+        profiles: several ``dynamic_shapes``, or `Input` has several: each call has to fit one of them. The model is
+            captured once, for the range over all.
+
+    Raises:
+        CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
+            or a node of TorchScript is not supported (the message names the node, file and line).
+        DtypeError: an input has a dtype that the model does not take; the message names it, and the expected one.
+        TypeError: ``model`` is none of these, or ``forward`` does not take these inputs.
+        ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
+            it; the number of ``output_names`` is not that of the outputs.
+    """
+    settings = settings or CompilationSettings()
+    settings = settings if device is None else settings.evolve(device=device)
+    with one_export, tracing_for(settings.device, settings.compute_capabilities):
+        if isinstance(model, ExportedProgram):
+            exported, notes = model, checked(model, args, kwargs, dynamic_shapes, profiles, settings.device)
+        else:
+            exported, notes = export(model, args, kwargs, dynamic_shapes, settings, profiles)
+        with without_autocast():
+            program = _program(exported, notes, settings)
+    return with_origin(named(program, output_names), model)
+
+
+def _program(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
+    """Return an export as a program, with what the notes say of it."""
+    warn_of_unchecked(exported, notes)
+    program = lifted(exported, notes, settings)
+    for step in STEPS:
+        program = step(program, notes)
+    return program
+
+
+def with_numbers(program: Program, notes: ExportNotes) -> Program:
+    """Return the program with the numbers of the buffers that Python read."""
+    read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
+    numbers = {place: number for name, buffer in read for place, number in numbers_of(name, buffer)}
+    return evolve(program, numbers=FrozenDict(numbers))
+
+
+STEPS: Final[tuple[Callable[[Program, ExportNotes], Program], ...]] = (
+    flattened,
+    with_decisions,
+    with_constants,
+    check_dtypes,
+    with_numbers,
+    with_profiles,
+)
+"""What is done to a program once it is lifted, in this order."""

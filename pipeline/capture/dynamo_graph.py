@@ -1,0 +1,205 @@
+"""A graph of Dynamo's as a module, which is captured for the sizes that Dynamo knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Final
+
+import torch
+from torch._C import _functorch
+from torch.export import Dim
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import traceback as provenance
+
+from pipeline.aten.types import Argument
+from pipeline.capture.capture import capture
+from pipeline.errors import PipelineError, source_line
+from pipeline.program import Program
+from pipeline.settings import CompilationSettings
+from pipeline.shapes.from_export import UNBOUNDED_FACTOR
+
+
+class NotCapturedError(PipelineError):
+    """A graph was not captured, for this reason, at this line."""
+
+
+class DynamoGraph(torch.nn.Module):
+    """Dynamo's graph with its weights and floats inside, called with the tensors and whole numbers that remain.
+
+    values: for each argument of Dynamo's graph its value in the call that compiles.
+    """
+
+    def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
+        super().__init__()
+        self.training = False
+        self.values, self.weights = values, weights
+        self.calls = partial(_computed, graph_module)
+        for node in weights:
+            self.register_buffer(node.name, values[node])
+        self.numbers: dict[Node, float] = {n: number for n in values if (number := _item(n)) is not None}
+        rest = [node for node in values if node not in weights and node not in self.numbers]
+        self.places = {
+            str(size): (node, dim)
+            for node in rest
+            if isinstance(values[node], torch.Tensor)
+            for dim, size in enumerate(_sizes(node))
+        }
+        self.numbers |= {node: int(values[node]) for node in rest if not _is_free(values[node])}
+        self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
+
+    def forward(self, *inputs: object) -> Argument:
+        """Compute the results of Dynamo's graph."""
+        known = dict(zip(self.inputs, inputs, strict=True))
+        return self.calls(*(self.given(node, known) for node in self.values))
+
+    def given(self, node: Node, known: Mapping[Node, Argument]) -> Argument:
+        """The value of one of Dynamo's arguments."""
+        if node in known:
+            return known[node]
+        if node in self.numbers:
+            return self.numbers[node]
+        if node in self.weights:
+            return getattr(self, node.name)
+        tensor, dim = self.places[str(self.values[node])]
+        return known[tensor].shape[dim]
+
+    def program(self, settings: CompilationSettings) -> Program:
+        """The graph, captured with the ranges of its sizes."""
+        dims: dict[str, Argument] = {}
+        shapes = tuple(_dims(node, dims) for node in self.inputs)
+        examples = [_hint(self.values[node]) for node in self.inputs]
+        try:
+            return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
+        except PipelineError as error:
+            if settings.require_full_compilation:
+                raise
+            place = _place_of(error)
+            raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
+
+    def guard(self, program: Program) -> None:
+        """Let Dynamo guard the program's conditions on sizes: comparing one of Dynamo's sizes guards it."""
+        known: dict[str, Argument] = {}
+        for port, node in zip(program.inputs, self.inputs, strict=True):
+            exprs = port.shape if port.kind == "tensor" else (port.value,)
+            for expr, size, ends in zip(exprs, _sizes(node), port.ranges, strict=True):
+                known[str(expr)] = size
+                bool(size >= ends.min)
+                bool(size <= ends.max)
+        for relation in program.shapes.relations:
+            if relation.symbols <= known.keys():
+                relation.holds(known)
+
+
+def _computed(module: GraphModule, *args: Argument) -> Argument:
+    """The results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no ``no_grad``, and
+    of weights without autograd's mark: what is computed from one that has it would be wrapped for the derivative."""
+    has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
+    if has_derivatives:
+        args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
+    with provenance.preserve_node_meta(), torch.enable_grad() if has_derivatives else nullcontext():
+        return _Calls(module).run(*args)
+
+
+class _Calls(Interpreter):
+    """Dynamo's graph, run node by node: each knows the user's line that it comes from."""
+
+    def run_node(self, n: Node) -> Argument:
+        """Compute a node."""
+        provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
+        try:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return getattr(self, n.op)(n.target, args, kwargs)
+        except Exception as error:
+            setattr(error, _PLACE, source_line(n))
+            raise
+
+    def call_function(self, target: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Argument:
+        """Call a function; those that Dynamo has for ``x.data`` and ``x.data = y`` as the model wrote them."""
+        name = getattr(target, "__name__", "")
+        if name == "_get_data_attr":
+            return args[0].data
+        if target is torch.Tensor.set_ and len(args) == 2:
+            args[0].data = args[1]
+            return args[0]
+        return args[0] if name == "_lower_version_count_by_1" else super().call_function(target, args, kwargs)
+
+
+_PLACE: Final = "_pipeline_place"
+"""The attribute of an exception with the user's line that failed."""
+
+
+def _place_of(error: BaseException | None) -> str:
+    """The user's line at which an error, or what caused it, was raised; empty if unknown."""
+    while error is not None and not hasattr(error, _PLACE):
+        error = error.__cause__
+    return getattr(error, _PLACE, "")
+
+
+_DERIVATIVES: Final = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
+"""The calls by which a graph of Dynamo's begins to take derivatives."""
+
+
+class _Number(float):
+    """A float in place of the tensor that Dynamo passes for it."""
+
+    def item(self) -> float:
+        """The number."""
+        return float(self)
+
+
+class _Whole(int):
+    """A whole number in place of such a tensor."""
+
+    def item(self) -> int:
+        """The number."""
+        return int(self)
+
+
+def _item(node: Node) -> float | int | None:
+    """The number that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
+    if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
+        return None
+    items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
+    if items:
+        return _Whole(items[0]) if isinstance(items[0], torch.SymInt | int) else _Number(items[0])
+    size: Argument = getattr(node.meta["example_value"], "item_memo", None)  # a whole number of numpy's
+    is_read = isinstance(size, torch.SymInt) and all(_is_beside_a_tensor(node, user) for user in node.users)
+    return int(size) if is_read and size.node.has_hint() else None
+
+
+def _is_beside_a_tensor(number: Node, user: Node) -> bool:
+    """Whether a node computes with a tensor and a number, so that the number need be no tensor."""
+    tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
+    return any(n is not number and n.meta["example_value"].ndim for n in tensors)
+
+
+def _sizes(node: Node) -> Sequence[Argument]:
+    """The sizes of an input as Dynamo knows them, or the number that it is."""
+    value = node.meta["example_value"]
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
+
+
+def _is_free(value: object) -> bool:
+    """Whether it is a tensor or a number that varies. One below 2 does not: torch takes 0 and 1 to be special."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
+
+
+def _hint(value: object) -> Argument:
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
+def _dims(node: Node, dims: dict[str, Argument]) -> object:
+    """torch.export's dims for an input; a symbol of Dynamo's is one dim, wherever it occurs."""
+    if not isinstance(node.meta["example_value"], torch.Tensor):
+        return Dim.DYNAMIC
+    sizes = {dim: size for dim, size in enumerate(_sizes(node)) if isinstance(size, torch.SymInt)}
+    return {dim: dims.setdefault(str(size), _dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol}
+
+
+def _dim(size: torch.SymInt) -> Dim:
+    """The range that Dynamo knows, or else the default of a dim without an upper bound."""
+    ends = size.node.shape_env.bound_sympy(size.node.expr)
+    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
+    return Dim(str(size), min=int(ends.lower), max=high)

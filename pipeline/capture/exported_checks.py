@@ -1,0 +1,151 @@
+"""Check an ``ExportedProgram`` of the user's, and the inputs that are passed beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+
+from pipeline.aten.types import Spec
+from pipeline.errors import CaptureError
+from pipeline.export_fixes import ExportNotes, check_values, requested
+from pipeline.inputs import Input
+from pipeline.shapes.environment import Range, bounds, expression
+
+log = logging.getLogger(__name__)
+
+
+def checked(
+    exported: ExportedProgram,
+    args: object,
+    kwargs: object,
+    dynamic_shapes: object,
+    profiles: Sequence[Spec] | None,
+    device: str | None,
+) -> ExportNotes:
+    """Return the notes beside an export of the user's: the inputs that are passed with it, and their profiles.
+
+    Raises:
+        TypeError: what only `torch.export.export` can take is passed with it.
+        CaptureError: a tensor of it has no value.
+        ValueError: it was exported on another device, or inputs do not fit it.
+    """
+    request = requested(exported, args, kwargs, dynamic_shapes, profiles)
+    if request.constants:
+        raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
+    if request.dynamic_shapes is not None:
+        raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
+    check_values(chain(exported.named_parameters(), exported.named_buffers()))
+    check_apart(exported)
+    _check_not_wrapped(exported)
+    check_device(exported, device)
+    return ExportNotes(leaves(exported, request.args, request.kwargs), profiles=request.profiles)
+
+
+def _check_not_wrapped(exported: ExportedProgram) -> None:
+    """Raise an error if a tensor of an export has no value: it is fake, or what a derivative wrapped in the trace."""
+    for name, value in (exported.state_dict | exported.constants).items():
+        is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
+        if is_wrapped or isinstance(value, FakeTensor):
+            raise CaptureError(f"the ExportedProgram has no value of {name}", "pass the module itself")
+
+
+def check_device(exported: ExportedProgram, device: str | None) -> None:
+    """Raise `ValueError` for a program that was exported on another type of device, since its graph cannot change."""
+    values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
+    found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
+    if device is not None and found - {device}:
+        raise ValueError(
+            f"device is {device!r}, but the program was exported on {', '.join(sorted(found))}: pass the module, or "
+            "another export"
+        )
+
+
+def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+    """The inputs passed beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
+
+    Raises:
+        TypeError: their structure differs from that of the exported inputs.
+        ValueError: one has another dtype, rank, size or range; the message names both.
+    """
+    if not args and not kwargs:
+        return ()
+    names = [str(name) for name in exported.graph_signature.user_inputs]
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    try:
+        found: list[Any] = exported.call_spec.in_spec.flatten_up_to((args, dict(kwargs)))
+    except ValueError as error:
+        raise TypeError(f"the program was exported with the inputs {', '.join(names) or 'none'}: {error}") from None
+    for name, value in zip(names, found, strict=True):
+        expected = values.get(name)
+        if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor | Input):
+            _check_fits(name, value if isinstance(value, Input) else Input.from_tensor(value), expected, exported)
+    return tuple(found)
+
+
+def check_apart(exported: ExportedProgram) -> None:
+    """Warn about a program that was exported with one tensor passed twice: torch.export treats it as one input."""
+    if exported.example_inputs is None:
+        return
+    signature = exported.graph_signature
+    weights = {**dict(exported.named_parameters()), **dict(exported.named_buffers()), **exported.constants}
+    examples = exported.call_spec.in_spec.flatten_up_to(exported.example_inputs)
+    rows = [(spec.arg.name, str(spec.target), weights.get(str(spec.target))) for spec in signature.input_specs]
+    rows += [(str(name), str(name), value) for name, value in zip(signature.user_inputs, examples, strict=True)]
+    read = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
+    inputs = set(map(str, signature.user_inputs))
+    first = dict[int, tuple[str, str]]()
+    for name, called, value in rows:
+        other, known = first.setdefault(id(value), (name, called))
+        if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
+            log.warning(
+                "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
+                "export it with tensors of their own",
+                known,
+                called,
+            )
+
+
+def _check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
+    was = described(expected, exported)
+    ranged = value.dynamic_dims
+    fits = (
+        value.dtype == was.dtype
+        and len(value.ranges) == len(was.ranges)
+        and all(
+            (low, high) == (least, most) if dim in ranged else least <= low <= most
+            for dim, ((low, _, high), (least, _, most)) in enumerate(zip(value.ranges, was.ranges, strict=True))
+        )
+    )
+    if not fits:
+        raise ValueError(
+            f"input {name} was exported as {was}, not {value}: its ranges are fixed; pass the module, or another export"
+        )
+
+
+def described(value: torch.Tensor, exported: ExportedProgram, like: Input | None = None) -> Input:
+    """Describe an exported input as an Input, with another's optimal sizes if they are within its ranges."""
+    ends = [_ends(size, exported) for size in value.shape]
+    low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
+    if low == high:
+        return Input(low, dtype=value.dtype)
+    best = [opt for _, opt, _ in like.ranges] if like is not None and len(like.ranges) == len(ends) else list(high)
+    opt = tuple(min(max(o, a), b) for o, (a, b) in zip(best, ends, strict=True))
+    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=value.dtype)
+
+
+def _ends(size: object, exported: ExportedProgram) -> tuple[int, int]:
+    ranges = {str(symbol): _range(r) for symbol, r in exported.range_constraints.items()}
+    found = bounds(expression(size), ranges)
+    return found.min, found.max
+
+
+def _range(given: Any) -> Range:
+    low, high = (max(int(end), 0) if end.is_finite else 2**31 - 1 for end in (given.lower, given.upper))
+    return Range(low, high, high)

@@ -1,0 +1,167 @@
+"""Lift an export into a program: no writes, parameters and buffers as weights, named inputs, ranges of sizes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputKind, OutputSpec
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.graphs import results
+from pipeline.aten.types import Argument
+from pipeline.capture.aliased_buffers import check_views
+from pipeline.capture.as_strided import without_gaps
+from pipeline.capture.functional import functional
+from pipeline.errors import CaptureError, source_line
+from pipeline.export_fixes import GENERATOR, ExportNotes
+from pipeline.frozen import FrozenDict
+from pipeline.inputs import is_input
+from pipeline.program import Output, Port, Program, port, version
+from pipeline.recipes import Recipe, identity
+from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import ShapeEnvironment
+from pipeline.shapes.from_export import environment
+
+HINT: Final = (
+    "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
+)
+
+
+def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
+    """Return an export as a program: without writes, its parameters and buffers lifted, its sizes with their ranges.
+
+    Raises:
+        CaptureError: a write cannot be taken out, or the model holds, writes or returns what no program does.
+    """
+    exported, graph_module, signature = _functional(exported)
+    graph_module = without_gaps(graph_module)
+    parameters, constants, buffers = _lifted(exported, signature, notes.tensors)
+    graph = graph_module.graph
+    names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
+    read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
+    changed = zip(signature.output_specs, results(graph), strict=True)
+    lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
+    check_views(parameters, lines, read)
+    values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
+    arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    tuned = _tuned(notes.inputs)
+    sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
+    examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
+    own_tensors = {spec.arg.name: parameters.get(str(spec.target)) for spec in signature.input_specs}
+    known = {**{name: value for name, value in own_tensors.items() if value is not None}, **examples}
+    shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, notes.ranges, known)
+    return Program(
+        graph_module=graph_module,
+        inputs=tuple(_port(argument, values, shapes) for argument in arguments),
+        outputs=_outputs(signature.output_specs, results(graph), buffers),
+        constants=FrozenDict(constants),
+        buffers=FrozenDict(buffers),
+        parameters=FrozenDict(parameters),
+        shapes=shapes,
+        in_spec=exported.call_spec.in_spec,
+        out_spec=exported.call_spec.out_spec,
+        settings=settings,
+        versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
+        aliases=frozenset(exported.state_dict),
+        examples=examples,
+        written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
+    )
+
+
+def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+    try:
+        with warnings.catch_warnings():  # torch's own, of its own code
+            warnings.simplefilter("ignore")
+            return functional(exported)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
+        ) from error
+
+
+def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
+    """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
+    sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
+    return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
+
+
+def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str, torch.Tensor]:
+    """The tensors among the example inputs, by the inputs' names."""
+    rows = zip(arguments, leaves, strict=False)
+    return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
+
+
+def _held(name: str, value: object) -> str:
+    """Why no program takes an object that a model holds."""
+    if isinstance(value, torch.Generator):
+        return GENERATOR
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"the model holds {name}, a {kind}: programs take tensors, and no other objects of its own"
+
+
+def _lifted(
+    exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
+    """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
+    tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
+    mutated = set(signature.buffers_to_mutate.values())
+    parameters: dict[str, torch.Tensor] = {}
+    constants: dict[str, Recipe] = {}
+    buffers: dict[str, str] = {}
+    for spec in signature.input_specs:
+        name, target = spec.arg.name, str(spec.target)
+        if spec.kind == InputKind.USER_INPUT:
+            continue
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise CaptureError(_held(name, exported.constants.get(target)))
+        tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
+        if tensor is None:
+            why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
+            raise CaptureError(why, "make the model anew; torch.export leaves what a model keeps from a call fake")
+        parameters[target] = tensor
+        if target in mutated:
+            buffers[name] = target
+        else:
+            constants[name] = identity(target)
+    return parameters, constants, buffers
+
+
+def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
+    if isinstance(argument, ConstantArgument):
+        return Port(argument.name, kind="constant", value=argument.value)
+    return port(argument.name, values[argument.name], shapes)
+
+
+def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
+    """The outputs. What is changed and returned is one value in the graph; ``target`` then names what was changed."""
+    outputs = tuple(map(_output, specs, values))
+    placeholders = {name: placeholder for placeholder, name in buffers.items()}
+    changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}
+    return tuple(
+        evolve(o, target=changed.get(o.value, o.value)) if o.kind == "user" and not o.constant else o for o in outputs
+    )
+
+
+def _output(spec: OutputSpec, value: Argument) -> Output:
+    kinds = {
+        OutputKind.USER_OUTPUT: "user",
+        OutputKind.BUFFER_MUTATION: "buffer",
+        OutputKind.USER_INPUT_MUTATION: "input",
+    }
+    if spec.kind == OutputKind.PARAMETER_MUTATION:
+        hint = "keep it as a buffer; where only the first call writes, as in RWKV, call the model once before"
+        where = source_line(value)
+        place = f" ({where})" if where else ""
+        raise CaptureError(f"the model writes to its parameter {spec.target} when it is called{place}", hint)
+    if spec.kind not in kinds:
+        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
+    constant = not isinstance(value, torch.fx.Node)
+    return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

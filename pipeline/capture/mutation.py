@@ -1,0 +1,261 @@
+"""Functionalize by rewriting: turn an exported graph with mutation into one without, in linear time.
+
+torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and of
+those that it views, by the rules of ``views``; later readers of another view get that view of the new value. New values
+of inputs and buffers are returned beside the outputs, as torch.export does.
+"""
+
+from __future__ import annotations
+
+import operator
+from contextlib import suppress
+from typing import TypeAlias
+
+import torch
+from attrs import evolve
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx.node import map_arg
+
+from pipeline.aten.graphs import copied_node, over, results
+from pipeline.aten.naming import origin, unlike
+from pipeline.aten.op_predicates import mutates
+from pipeline.aten.types import Argument, Target
+from pipeline.capture.aliases import Unknown, touched, viewed
+from pipeline.capture.fake_tensors import fake_mode, fake_result
+from pipeline.capture.views import MULTIPLE, View
+from pipeline.errors import CaptureError, source_line
+from pipeline.shapes.environment import shape_of
+
+aten = torch.ops.aten
+
+Node: TypeAlias = torch.fx.Node
+
+KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
+"""The placeholders that a program may write to, and what returns their new values."""
+
+OPERATORS = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
+"""Python's operators in place whose functional variant has another name."""
+
+
+def without_mutation(
+    module: torch.fx.GraphModule, signature: ExportGraphSignature
+) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
+    """Return the graph without mutation, and the signature that returns written values.
+
+    Raises:
+        Unknown: no rule covers a write.
+    """
+    rewriter = _Rewriter(module.graph)
+    rewriter.rewrite()
+    specs = rewriter.finish(signature)
+    return over(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
+
+
+def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the module with graphs without mutation where its operators run some (the branches of ``torch.cond``, the
+    steps of a scan); itself if they have none. A graph stays as it is where no rule covers a write, and what is mapped
+    over rows does, too: `torch.vmap` takes writes, and not what stands in for them."""
+    made = None
+    for node in module.graph.nodes:
+        part = getattr(module, node.target, None) if node.op == "get_attr" else None
+        if isinstance(part, torch.fx.GraphModule):
+            is_mapped = any(str(user.target) == "map_impl" for user in node.users)
+            functional = with_functional_parts(part) if is_mapped else _functional_part(part)
+            if functional is not part:
+                made = made or over(module, module.graph)
+                setattr(made, node.target, functional)
+    return made or module
+
+
+def _functional_part(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    part = with_functional_parts(part)
+    if not any(map(mutates, part.graph.nodes)):
+        return part
+    rewriter = _Rewriter(part.graph)
+    with suppress(Unknown):
+        rewriter.rewrite()
+        output = next(iter(reversed(part.graph.nodes)))
+        if not any(rewriter.versions[node] for node in part.graph.nodes if node.op == "placeholder"):
+            rewriter.graph.output(map_arg(output.args[0], rewriter.read)).meta = dict(output.meta)
+            return over(part, rewriter.graph)
+    return part
+
+
+class _Rewriter:
+    """Copies a graph node by node. For nodes that share memory with a written one, it tracks which node they view and
+    at which version of the memory their new value was made."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.old, self.graph = graph, torch.fx.Graph()
+        self.mode, self.touched = fake_mode(graph), touched(graph)
+        self.env: dict[Node, Node] = {}
+        self.views: dict[Node, View] = {}
+        self.same: dict[Node, Node] = {}
+        self.made_at: dict[Node, int] = {}
+        self.versions: dict[Node, int] = {}
+        self.current = next(iter(graph.nodes))
+        self.taken = {node.name for node in graph.nodes}
+
+    def rewrite(self) -> None:
+        """Copy all nodes except the output."""
+        for node in self.old.nodes:
+            self.current = node
+            if node.op == "output":
+                return
+            if mutates(node):
+                self.mutate(node)
+            else:
+                self.copy(node)
+
+    def copy(self, node: Node) -> None:
+        """Copy a node that does not write, reading the current values of its arguments."""
+        found = viewed(node, self.mode) if node in self.touched else None
+        self.env[node] = copied_node(node, self.graph, self.read)
+        if found is not None:
+            args = map_arg(found.args, self.read)
+            self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))
+        self.made_at[node] = self.read_at(node)
+        self.versions.setdefault(self.root(node), 0)
+
+    def read_at(self, node: Node) -> int:
+        """The version of the memory that a node was made from; all pieces of a tensor are made at once."""
+        if node.target is operator.getitem and node.args[0] in self.made_at:
+            return self.made_at[node.args[0]]  # type: ignore[index]
+        source = node.args[0] if node.target in MULTIPLE else node
+        return self.versions.get(self.root(self.same.get(source, source)), 0)  # type: ignore[arg-type]
+
+    def mutate(self, node: Node) -> None:
+        """Express a write as a new value of the written node."""
+        written = _written(node)
+        written = self.same[node] = self.same.get(written, written)
+        if node.target is not aten.detach_.default:
+            self.write(written, self.value(node, written))
+
+    def value(self, node: Node, written: Node) -> Node:
+        """The value that is written."""
+        if node.target is aten.copy_.default and _is_plain_copy(node):
+            return self.read(node.args[1])  # type: ignore[arg-type]
+        target = functional_variant(node.target)
+        if target is None:
+            raise Unknown(node)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.read)
+        before = written.meta["val"]
+        made = before if _is_of_one_dtype(node) else fake_result(self.mode, target, args, kwargs)
+        if shape_of(made) != shape_of(before):
+            raise Unknown(node)
+        value = self.emit(target, *args, val=made, **kwargs)
+        value.name = node.name
+        cast = made.dtype != before.dtype
+        return self.emit(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
+
+    def write(self, node: Node, value: Node) -> None:
+        """Give a node, and all that it views, new values."""
+        root = self.root(node)
+        before: list[tuple[Node, Node]] = []
+        while node in self.views:
+            source = self.views[node].source
+            before.append((node, self.read(source)))
+            node = source
+        self.versions[root] += 1
+        for viewing, source_value in before:
+            self.env[viewing], self.made_at[viewing] = value, self.versions[root]
+            found = self.views[viewing].write(self.emit, source_value, value)
+            if found is None:
+                raise Unknown(viewing)
+            value = found
+        self.env[root], self.made_at[root] = value, self.versions[root]
+
+    def read(self, node: Node) -> Node:
+        """A node's current value."""
+        node = self.same.get(node, node)
+        stale = []
+        while node in self.views and self.made_at[node] != self.versions[self.root(node)]:
+            stale.append(node)
+            node = self.views[node].source
+        for viewing in reversed(stale):
+            self.env[viewing] = self.views[viewing].of(self.emit, self.env[self.views[viewing].source])
+            self.made_at[viewing] = self.versions[self.root(viewing)]
+        return self.env[stale[0] if stale else node]
+
+    def root(self, node: Node) -> Node:
+        """The node whose memory a node has."""
+        while node in self.views:
+            node = self.views[node].source
+        return node
+
+    def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
+        """Create a node on behalf of the current one."""
+        node = self.graph.call_function(target, args, kwargs)
+        node.name = unlike(f"{self.current.name}_{target._opname}", self.taken)
+        node.meta = {**origin(self.current.meta), "val": val}
+        return node
+
+    def finish(self, signature: ExportGraphSignature) -> list[OutputSpec]:
+        """Append the output: the values written to inputs and buffers, and the outputs; return the kind of each."""
+        specs = {spec.arg.name: spec for spec in signature.input_specs}
+        written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
+        values = [self.env[node] for node in written]
+        given = [map_arg(value, self.read) for value in results(self.old)]
+        output = self.graph.output((*values, *given))
+        output.meta = dict(next(iter(reversed(self.old.nodes))).meta)
+        changes = [_change(specs[node.name], value) for node, value in zip(written, values, strict=True)]
+        return [*changes, *signature.output_specs]
+
+
+def _change(spec: InputSpec, value: Node) -> OutputSpec:
+    if spec.kind == InputKind.CONSTANT_TENSOR:
+        where = source_line(value)
+        why = f"the model writes to {spec.target}, a tensor that is no buffer{where and f' ({where})'}"
+        raise CaptureError(why, f"self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …) makes it one")
+    if spec.kind not in KINDS:
+        raise Unknown(value)
+    target = spec.target if spec.kind == InputKind.BUFFER else spec.arg.name
+    return OutputSpec(KINDS[spec.kind], TensorArgument(value.name), target)
+
+
+def _written(node: Node) -> Node:
+    """The node that a write changes: the first argument, and no other."""
+    mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
+    first = node.args[0] if node.args else None
+    if mutable[:1] != [True] or any(mutable[1:]) or not in_place or not isinstance(first, Node):
+        raise Unknown(node)
+    return first
+
+
+def functional_variant(target: object) -> Argument:
+    """The operator that returns what another writes to its first argument; None if there is none."""
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    name = OPERATORS.get(name, name.removesuffix("_") if name.endswith("_") else "")
+    packet = getattr(torch.ops.aten, name, None) if name else None
+    overloads = packet.overloads() if packet is not None else []
+    found = (getattr(packet, o) for o in sorted(overloads, key=lambda o: o != overload))
+    return next((f for f in found if _types(f) == _types(target)), None)
+
+
+def _types(target: Target) -> list[str]:
+    return [str(argument.type) for argument in target._schema.arguments]
+
+
+def _is_of_one_dtype(node: Node) -> bool:
+    """Whether none of a write's operands can promote its result to another dtype."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
+    others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
+    return len(dtypes) == 1 and dtypes.pop().is_floating_point and not any(isinstance(a, complex) for a in others)
+
+
+def _is_plain_copy(node: Node) -> bool:
+    """Whether a copy changes neither dtype nor shape, and nothing else reads its source."""
+    source = node.args[1]
+    if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
+        return False
+    made, given = node.meta["val"], source.meta["val"]
+    return made.dtype == given.dtype and shape_of(made) == shape_of(given) and made.device == given.device

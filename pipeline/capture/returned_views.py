@@ -1,0 +1,144 @@
+"""Compute views among the results of a Dynamo graph in PyTorch, from the tensors that the program returns.
+
+A program returns every result in its own memory, but code that Dynamo runs after a graph may write to a view of an
+input, or to one of two results that share memory, and read the other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch.fx import Graph, GraphModule, Node
+
+from pipeline.aten.graphs import copied_node
+from pipeline.aten.types import Argument, Target
+from pipeline.capture.aliases import storage_of
+
+METHODS = frozenset(
+    [
+        *("chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "mT", "movedim", "narrow"),
+        *("permute", "real", "imag", "ravel", "reshape", "select", "split", "split_with_sizes", "squeeze", "swapaxes"),
+        *("swapdims", "t", "T", "tensor_split", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze"),
+        *("view", "view_as", "view_as_complex", "view_as_real", "hsplit", "vsplit", "dsplit", "type_as", "float"),
+    ]
+)
+"""Functions, methods and attributes of tensors that change nothing, and whose results may be views."""
+
+
+@frozen
+class ReturnedViews:
+    """A graph split in two: PyTorch computes the views that it returned.
+
+    ``core`` computes the results that are not views; ``results`` returns all, given the arguments of Dynamo's graph and
+    the results of ``core``.
+    """
+
+    core: GraphModule
+    results: Callable[..., Sequence[Argument]] | None = None
+
+
+def returned_views(module: GraphModule) -> ReturnedViews:
+    """Split Dynamo's graph into its core and the returned views of inputs and results. The graph is not changed."""
+    returned = _returned(module.graph)
+    bases = _bases(module.graph, returned)
+    taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
+    if not taken:
+        return ReturnedViews(module)
+    given = [node for node in module.graph.nodes if node.op == "placeholder"]
+    kept = list(dict.fromkeys([*(n for n in returned if n not in taken), *taken.values()]))
+    kept = [node for node in kept if node.op != "placeholder"]
+    return ReturnedViews(_core(module, kept), _Tail(module, given, kept, returned).function())
+
+
+def _returned(graph: Graph) -> list[Argument]:
+    output: Any = next(iter(reversed(graph.nodes)))
+    return list(output.args[0])
+
+
+def _storage(node: object) -> int | None:
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return storage_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
+    """For each returned tensor that shares memory with an input, or another result, the node that made it first."""
+    first: dict[int, Node] = {}
+    for node in graph.nodes:
+        if (memory := _storage(node)) is not None:
+            first.setdefault(memory, node)
+    found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _storage(node)) is not None]
+    count: dict[int, int] = {}
+    for _, memory in found:
+        count[memory] = count.get(memory, 0) + 1
+    shared = [(n, m) for n, m in found if count[m] > 1 or first[m].op == "placeholder"]
+    return {node: first[memory] for node, memory in shared}
+
+
+def _is_taken(node: Node, base: Node) -> bool:
+    """Whether a node is computed from its base and sizes by functions that change nothing."""
+    if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
+        return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current is base or (current.op == "placeholder" and _storage(current) is None):
+            continue
+        if current.op == "placeholder" or not (_is_view(current) or _is_size(current)):
+            return False
+        stack += current.all_input_nodes
+    return True
+
+
+def _is_view(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in METHODS
+    if node.target is operator.getitem:
+        return not any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes[1:])
+    if node.target is getattr:
+        return node.args[1] in METHODS
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in METHODS
+
+
+def _is_size(node: Node) -> bool:
+    """Whether a node gives numbers, which nothing can be written to."""
+    value = node.meta.get("example_value")
+    return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
+
+
+def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
+    """The graph with these results instead; what only others needed is left out."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        if node.op != "output":
+            env[node] = copied_node(node, graph, env.__getitem__)
+    graph.output(tuple(env[node] for node in kept))
+    return GraphModule(module, graph)
+
+
+class _Tail:
+    """A graph of views: of the arguments of Dynamo's graph, and of what the core gives."""
+
+    def __init__(
+        self, module: GraphModule, given: Sequence[Node], kept: Sequence[Node], returned: Sequence[Argument]
+    ) -> None:
+        self.module, self.graph, self.returned = module, Graph(), returned
+        self.env: dict[Node, Node] = {node: self.graph.placeholder(node.name) for node in (*given, *kept)}
+
+    def function(self) -> Callable[..., Sequence[Target]]:
+        """All results of Dynamo's graph."""
+        waiting, needed = [value for value in self.returned if isinstance(value, Node)], set[Node]()
+        while waiting:
+            node = waiting.pop()
+            if node not in needed and node not in self.env:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        for node in self.module.graph.nodes:
+            if node in needed:
+                self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
+        self.graph.output(tuple(self.env[value] if isinstance(value, Node) else value for value in self.returned))
+        return GraphModule(self.module, self.graph).forward

@@ -1,0 +1,57 @@
+"""Conditions on the data that a program assumes, and that engines do not check."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
+
+from pipeline.errors import line_of
+from pipeline.export_fixes import ExportNotes
+
+aten = torch.ops.aten
+log = logging.getLogger(__name__)
+
+PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
+"""Operators whose result has as many elements as a mask picks."""
+
+
+def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
+    """Warn of conditions on the data that the program assumes."""
+    if unchecked := dict.fromkeys((*notes.checks, *asserted(exported))):
+        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
+    if needed := dict.fromkeys(counted(exported)):
+        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
+        log.warning(why, ", ".join(needed))
+
+
+def asserted(exported: ExportedProgram) -> Iterator[str]:
+    """The assertions on data in an exported graph, in words; programs leave them out."""
+    for node in exported.graph.nodes:
+        if node.target in (aten._assert_async.default, aten._assert_async.msg):
+            yield line_of(node.meta).partition(",")[0] or node.name
+
+
+def counted(exported: ExportedProgram) -> Iterator[str]:
+    """Where a mask of data picks as many elements as the model needs (``x[mask].view(4, 8)``), in words. Engines take
+    so many, where eager raises an error if the mask picks another number."""
+    given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
+    data: set[torch.fx.Node] = set()
+    for node in exported.graph.nodes:
+        if node.name in given or not data.isdisjoint(node.all_input_nodes):
+            data.add(node)
+        if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
+            continue
+        if any(each in data and _is_mask(each) for each in tree_leaves(node.args[1])):
+            yield line_of(node.meta).partition(",")[0] or node.name
+
+
+def _is_mask(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)

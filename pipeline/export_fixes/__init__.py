@@ -1,0 +1,31 @@
+"""Everything that persuades torch.export: patches of torch, examples in its form, and attempts.
+
+`capture` asks for an export here, and for the contexts in which torch traces, and imports no other module of the room.
+"""
+
+from pipeline.export_fixes.error_attribution import GENERATOR
+from pipeline.export_fixes.exporter import export
+from pipeline.export_fixes.functorch import has_transforms
+from pipeline.export_fixes.input_checks import check_values
+from pipeline.export_fixes.interrupts import interruptible, undoing
+from pipeline.export_fixes.notes import ExportNotes
+from pipeline.export_fixes.patch_contexts import exporting, tracing, tracing_for
+from pipeline.export_fixes.profiles import Wish
+from pipeline.export_fixes.requests import requested
+from pipeline.export_fixes.symbolic_item import is_told
+
+__all__ = [
+    "GENERATOR",
+    "ExportNotes",
+    "Wish",
+    "check_values",
+    "export",
+    "exporting",
+    "has_transforms",
+    "interruptible",
+    "is_told",
+    "requested",
+    "tracing",
+    "tracing_for",
+    "undoing",
+]

@@ -1,0 +1,197 @@
+"""Compute both branches of a TorchScript `if` on data, and let data choose between their results.
+
+The interpreter of TorchScript (`export_fixes.torchscript`) calls `either` where the condition of ``prim::If`` is
+data. Each branch is traced as if it were taken, and must be pure: `torch.where` chooses between values, and undoes no
+effects. An ``if`` of Python is not traced so; it is a `CaptureError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+from attrs import define, field
+from torch._C import _functorch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from pipeline.aten.speculatable import why_apart
+from pipeline.aten.types import Argument, Target
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import Kernel
+from pipeline.export_fixes.runtime_asserts import is_unknown
+from pipeline.shapes.environment import shape_of
+
+HINT: Final = "torch.where(condition, one, other) chooses between values, torch.cond runs one branch alone"
+
+
+class Unset:
+    """The value of a name that a branch does not set."""
+
+    def __repr__(self) -> str:
+        return "not set"
+
+
+UNSET: Final = Unset()
+
+
+@define
+class Branch:
+    """A branch that is being traced.
+
+    Attributes:
+        memory: the memory that it allocates.
+        effect: the first operation in it that must not run unless the branch is taken, with the reason; or empty.
+    """
+
+    memory: set[StorageWeakRef] = field(factory=set)
+    effect: str = ""
+
+
+@define
+class Choice:
+    """The memory of a result that data chose, with that of the tensors of which it is one in eager mode."""
+
+    memory: frozenset[StorageWeakRef]
+    place: str
+
+
+@define
+class Trace:
+    """The open branches of one trace, from the outer to the inner, and the choices that were made."""
+
+    open: list[Branch] = field(factory=list)
+    choices: list[Choice] = field(factory=list)
+
+
+_trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None)
+
+
+def traced() -> AbstractContextManager[Trace]:
+    """Return a context for one trace, in which `either` may be called."""
+    return set_to(_trace, Trace())
+
+
+def is_open(condition: object) -> bool:
+    """Return whether a condition is a tensor of one element whose value only a call has."""
+    if _trace.get() is None or not isinstance(condition, torch.Tensor):
+        return False
+    return is_unknown(condition) and set(shape_of(condition)) <= {1}
+
+
+def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> Argument:
+    """Trace both branches, and return the results of one of them, which data chooses.
+
+    Raises:
+        CaptureError: a branch is not pure, or the branches return values that `torch.where` cannot choose between.
+    """
+    condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
+    branches = Branch(), Branch()
+    results = [_result(branch, run, place) for branch, run in zip(branches, (yes, no), strict=True)]
+    (ours, spec), (theirs, other) = map(tree_flatten, results)
+    if spec != other:
+        raise _error(place, f"returns {_kind(results[0])} or {_kind(results[1])}")
+    rows = zip(ours, theirs, strict=True)
+    return tree_unflatten([_chosen(condition, pair, branches, place) for pair in rows], spec)
+
+
+def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument:
+    trace = _trace.get()
+    assert trace is not None
+    trace.open.append(branch)
+    try:
+        result = run()
+    finally:
+        trace.open.pop()
+    if branch.effect:
+        raise _error(place, f"has a branch that must not run unless it is taken: {branch.effect}")
+    return result
+
+
+def _chosen(
+    condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], place: str
+) -> Argument:
+    """Return one of two results. A name that a branch leaves unset is not read after it."""
+    yes, no = pair
+    if yes is no or no is UNSET or _is_same_number(yes, no):
+        return yes
+    if yes is UNSET:
+        return no
+    if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _facts(yes) == _facts(no)):
+        raise _error(place, f"returns {_kind(yes)} or {_kind(no)}")
+    chosen = torch.where(condition, yes, no)
+    shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _memory(tensor) not in branch.memory]
+    trace = _trace.get()
+    if trace is not None and shared:
+        trace.choices.append(Choice(frozenset(map(_memory, (chosen, *shared))), place))
+    return chosen
+
+
+def noting(own: Kernel) -> Kernel:
+    """Wrap torch's tracing of a call, to note what it does in an open branch, and to refuse writes to what data chose:
+    eager would write to one of two tensors."""
+
+    def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
+        result, trace = own(mode, func, pre_dispatch, args, kwargs), _trace.get()
+        if trace is None or not (trace.open or trace.choices):
+            return result
+        written = {_memory(tensor) for tensor in _written(func, args, kwargs or {})}
+        for choice in trace.choices:
+            if written & choice.memory:
+                why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
+                raise CaptureError(why, "write to a clone: which of two tensors is written is for data to decide")
+        before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+        made = {_memory(tensor) for tensor in _tensors(result)} - before
+        for branch in trace.open:
+            why = why_apart(func, args, result, undone=bool(written) and written <= branch.memory)
+            branch.effect = branch.effect or (f"{func} {why}" if why else "")
+            branch.memory |= made
+        return result
+
+    return proxy_call
+
+
+def _written(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a call writes to."""
+    if func._schema.is_mutable:
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield from _tensors(given.get(argument.name))
+
+
+def _tensors(value: Argument) -> Iterator[torch.Tensor]:
+    yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _memory(tensor: torch.Tensor) -> StorageWeakRef:
+    while _functorch.is_functorch_wrapped_tensor(tensor):  # torch.vmap's wrapper has no memory of its own
+        tensor = _functorch.get_unwrapped(tensor)
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _error(place: str, found: str) -> CaptureError:
+    return CaptureError(f"data decides the if at {place}, which {found}", HINT)
+
+
+def _facts(tensor: torch.Tensor) -> object:
+    return shape_of(tensor), tensor.dtype, tensor.device
+
+
+def _is_same_number(a: object, b: object) -> bool:
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return type(a) is type(b) and isinstance(a, int | float | str | torch.dtype | torch.device) and a == b
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(map(str, shape_of(value)))
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, tuple | list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    return str(value)[:40]

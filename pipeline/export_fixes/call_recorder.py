@@ -1,0 +1,191 @@
+"""``recorded``: what a module is called with inside a larger program, as example inputs with the sizes that vary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeAlias
+
+import torch
+from attrs import Factory, define, frozen
+from torch.export import Dim
+from torch.utils._pytree import KeyPath, keystr, tree_flatten, tree_flatten_with_path, tree_map_only
+
+from pipeline.aten.types import Argument, Leaf, Spec
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.dynamic_shapes import contained
+from pipeline.export_fixes.error_attribution import without_names
+from pipeline.export_fixes.input_checks import bound
+
+AGAIN = "record calls of one kind, and compile once for each kind"
+
+Path: TypeAlias = str
+"""Where a value lies in the inputs: ``sample``, ``added['time_ids']``."""
+
+
+@frozen
+class TensorKind:
+    """The dtype and the sizes of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@frozen
+class Call:
+    """One call of a module: how its inputs are nested, and each value by its path; tensors by their kind."""
+
+    spec: Spec
+    values: Mapping[Path, Leaf]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
+        """The call with these inputs, which were passed in one way: so many by position, others by keyword."""
+        rows, spec = tree_flatten_with_path(inputs)
+        return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
+
+
+@define
+class Calls:
+    """The calls of a module that `recorded` has seen, in order.
+
+    ``compile(module, **calls.inputs)`` compiles the module for all of them. The first is the example, with its tensors;
+    of the others only the kinds of values are kept.
+    """
+
+    module: torch.nn.Module
+    seen: list[Call] = Factory(list)
+    example: tuple[tuple[Argument, ...], dict[str, Argument]] | None = None
+    refused: CaptureError | None = None
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    def __str__(self) -> str:
+        rows = [f"{self._name}: {len(self)} calls"]
+        for path in self.seen[0].values if self.seen else ():
+            found = list(dict.fromkeys(str(call.values.get(path)) for call in self.seen))
+            rows.append(f"  {path}: {', '.join(found)}")
+        return "\n".join(rows)
+
+    @property
+    def _name(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def inputs(self) -> dict[str, Argument]:
+        """Return ``args``, ``kwargs`` and ``dynamic_shapes`` for a pipeline or `pipeline.capture`. A size that differed
+        between calls varies from its smallest to its largest, as does a whole number; the first call's are tuned for.
+
+        Raises:
+            CaptureError: there was no call; or two calls differ in more than sizes and whole numbers, so that no one
+                program is for both. The message names the input.
+        """
+        if self.refused is not None:
+            raise self.refused
+        if self.example is None:
+            why = f"{self._name} was not called while its calls were recorded"
+            raise CaptureError(why, "call what calls it inside of the with block; calls of other methods do not count")
+        first = self.seen[0]
+        for other in self.seen[1:]:
+            self._check_alike(first, other)
+        args, kwargs = self.example
+        given = bound(self.module, args, kwargs)
+        entries = (self._varying(_path(path)) for path, _ in tree_flatten_with_path(given)[0])
+        return {"args": args, "kwargs": kwargs, "dynamic_shapes": _shapes(given, entries)}
+
+    def _check_alike(self, first: Call, other: Call) -> None:
+        if missing := sorted(first.values.keys() ^ other.values.keys()):
+            raise CaptureError(f"{self._name} was called with and without {', '.join(missing)}", AGAIN)
+        if first.spec != other.spec:
+            raise CaptureError(f"{self._name} was called by position and by keyword, or with other containers", AGAIN)
+        for path, own in first.values.items():
+            value = other.values[path]
+            if not _is_alike(own, value):
+                why = f"{path} of {self._name} is {own} in one call and {value} in another"
+                hint = f"pass a number that varies as a tensor; else {AGAIN}"
+                raise CaptureError(why, hint)
+
+    def _varying(self, path: Path) -> Argument:
+        """The entry of an input in ``dynamic_shapes``."""
+        values = [call.values[path] for call in self.seen]
+        if not isinstance(values[0], TensorKind):
+            return _range(values) if type(values[0]) is int else None
+        dims = {dim: _range(sizes) for dim, sizes in enumerate(zip(*(v.shape for v in values), strict=True))}
+        return {dim: entry for dim, entry in dims.items() if entry is not None} or None
+
+
+@contextmanager
+def recorded(module: torch.nn.Module) -> Iterator[Calls]:
+    """While entered, note what a module is called with, so that it can be compiled for it.
+
+        with pipeline.recorded(pipe.unet) as calls:
+            pipe(prompt, num_inference_steps=1)
+            pipe(prompt, num_inference_steps=1, height=768)
+        compiled = compile(pipe.unet, **calls.inputs)
+
+    Calls go on as before. Only calls of the module itself are seen, not those of its other methods.
+
+    Raises:
+        TypeError: ``module`` is not an ``nn.Module``.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"recorded takes an nn.Module, not a {type(module).__name__}")
+    calls = Calls(module)
+
+    def note(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+        try:
+            calls.seen.append(Call.of(bound(module, args, kwargs), (len(args), frozenset(kwargs))))
+        except ValueError as error:  # the larger program goes on
+            calls.refused = without_names(error)
+        if calls.example is None:
+            calls.example = tree_map_only(torch.Tensor, _copied, (args, kwargs))
+
+    handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    """A copy that the larger program does not write to: an ordinary tensor, whatever mode the program is in."""
+    with torch.inference_mode(False):
+        return x.detach().clone()
+
+
+def _path(path: KeyPath) -> Path:
+    first, *rest = path
+    return f"{first.key}{keystr(tuple(rest))}"  # type: ignore[attr-defined]
+
+
+def _kind(value: Argument) -> Leaf:
+    return TensorKind(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value
+
+
+def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
+    """The entries of leaves, in order, as they are nested in ``dynamic_shapes``."""
+    parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
+    if len(parts) == 1 and parts[0] is value:
+        return next(entries)
+    return contained(value, [_shapes(part, entries) for part in parts], structure)
+
+
+def _is_alike(own: Leaf, other: Leaf) -> bool:
+    """Whether one program may be for both values."""
+    if isinstance(own, TensorKind) and isinstance(other, TensorKind):
+        return own.dtype == other.dtype and len(own.shape) == len(other.shape)
+    if type(own) is type(other) is int:
+        return bool(own == other or min(own, other) >= 0)
+    with suppress(Exception):  # values of the user's own compare as they like
+        return own is other or (type(own) is type(other) and bool(own == other))
+    return False
+
+
+def _range(sizes: Sequence[int]) -> Argument:
+    """A dim over these sizes; None if all are the same."""
+    low, high = min(sizes), max(sizes)
+    return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -1,0 +1,189 @@
+"""Compare the two calls in the graph of a model that was called twice: does the second compute what the first did?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import torch
+from attrs import define, field
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import TreeSpec, tree_leaves
+
+from pipeline.aten.annotation_ops import AGAIN
+from pipeline.aten.graphs import results
+from pipeline.aten.op_predicates import mutates
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+
+Node: TypeAlias = torch.fx.Node
+Key: TypeAlias = tuple[object, ...]
+
+COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
+"""Operators that change at most where values lie, and their dtype."""
+
+
+def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
+    """Whether both calls of a model compute the same, each from its own inputs, whose copies `AGAIN` marks.
+
+    What the first call left behind is the same for the second only if it depends on no input.
+
+    Args:
+        exported: a program whose outputs are those of both calls, and the marks.
+        structures: the structures of the outputs of each.
+    """
+    first, second = structures
+    if first != second:
+        return False
+    signature = exported.graph_signature
+    of_user = [spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs]
+    values = _Values()
+    values.compute(exported.graph_module, {spec.arg.name: spec for spec in signature.input_specs}, exported.constants)
+    both = [out for out, mine in zip(results(exported.graph), of_user, strict=True) if mine]
+    count = first.num_leaves
+    twice = [*map(values.of, both[count : 2 * count])]
+    values.nodes |= values.first
+    return [*map(values.of, both[:count])] == twice
+
+
+@define
+class _Values:
+    """What the nodes of a graph compute, as numbers: two nodes of one number compute the same.
+
+    Attributes:
+        numbers: the number of each expression: an operator and the numbers of its arguments.
+        nodes: the number of each node by now; a write changes it.
+        of_inputs: the numbers that depend on inputs.
+        registered: the placeholders of parameters and buffers, and the numbers that they begin a call with.
+        inputs: those of inputs.
+        first: the nodes of the first call.
+    """
+
+    numbers: dict[Key, int] = field(factory=dict)
+    nodes: dict[Node, int] = field(factory=dict)
+    of_inputs: set[int] = field(factory=set)
+    registered: dict[Node, int] = field(factory=dict)
+    inputs: dict[Node, int] = field(factory=dict)
+    first: dict[Node, int] = field(factory=dict)
+
+    def number(self, *key: object, of_input: bool = False) -> int:
+        """The number of an expression."""
+        number = self.numbers.setdefault(key, len(self.numbers))
+        if of_input:
+            self.of_inputs.add(number)
+        return number
+
+    def of(self, value: Argument) -> object:
+        """The number of a node; what else is an argument is compared as it is printed."""
+        if isinstance(value, Node):
+            return self.nodes[value]
+        if isinstance(value, list | tuple):
+            return tuple(map(self.of, value))
+        if isinstance(value, slice):
+            return ("slice", *map(self.of, (value.start, value.stop, value.step)))
+        return f"{type(value).__name__} {value}"
+
+    def compute(
+        self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
+    ) -> None:
+        """Number the nodes of a graph."""
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self.placeholder(node, specs.get(node.name), constants)
+            elif node.op == "get_attr":
+                self.nodes[node] = self.number("attribute", _printed(module.get_submodule(str(node.target))))
+            elif node.target is AGAIN:
+                if not self.first:
+                    self.begin_again()
+                source: Argument = node.args[0]
+                self.nodes[node] = self.inputs.get(source, self.nodes[source])
+            elif node.op == "call_function":
+                self.call(node)
+
+    def placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
+        """Number an input; a constant by its value."""
+        if spec.kind == InputKind.USER_INPUT:
+            self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            self.nodes[node] = self.registered[node] = self.number("registered", spec.target)
+        else:
+            self.nodes[node] = self.number("constant", _digest(constants.get(str(spec.target))))
+
+    def begin_again(self) -> None:
+        """Begin the second call: what depends on inputs is of an earlier call; buffers are what they are."""
+        self.first = self.nodes
+        self.nodes = {n: self.number("before", v) if v in self.of_inputs else v for n, v in self.nodes.items()}
+        self.nodes.update(self.registered)
+
+    def call(self, node: Node) -> None:
+        """Number a call; what it writes has a new number."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
+            self.nodes[node] = self.number("size", str(value))
+            return
+        if _keeps_values(node):
+            self.nodes[node] = self.nodes[node.all_input_nodes[0]]
+            return
+        arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
+        depends = any(self.nodes[each] in self.of_inputs for each in _valued(node))
+        self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
+        if mutates(node):
+            for written in _written(node):
+                self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
+
+
+def _valued(node: Node) -> list[Node]:
+    """The nodes whose values a call reads: not those of which it takes the dtype, the device or the sizes alone."""
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
+    if template is None or (template == 0 and does(node.target) is not Does.FILLS):
+        return node.all_input_nodes
+    others = [arg for at, arg in enumerate(node.args) if at != template]
+    return [each for each in tree_leaves((others, dict(node.kwargs))) if isinstance(each, Node)]
+
+
+def _keeps_values(node: Node) -> bool:
+    """Whether a call is a cast or copy of a tensor that is of this dtype already: a second call casts what is cast."""
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    if name not in COPIES or not node.all_input_nodes:
+        return False
+    both = [each.meta.get("val") for each in (node, node.all_input_nodes[0])]
+    kinds = [(each.dtype, each.device) for each in both if isinstance(each, torch.Tensor)]
+    return len(kinds) == 2 and kinds[0] == kinds[1]
+
+
+def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
+    """The nodes that depend on these inputs, or on a tensor from outside of the graph that it writes."""
+    found = set(inputs)
+    for node in graph.nodes:
+        if not found.isdisjoint(_valued(node)):
+            found.add(node)
+        if node.op == "call_function" and mutates(node):
+            written = [*_written(node)]
+            found.update(written if node in found or written[-1].op != "call_function" else ())
+    return found
+
+
+def _written(node: Node) -> Iterator[Node]:
+    """The node that a call writes, and those that it may be a view of."""
+    written: object = next(iter(node.all_input_nodes), None)
+    while isinstance(written, Node):
+        yield written
+        written = written.args[0] if written.op == "call_function" and written.args else None
+
+
+def _printed(module: torch.nn.Module) -> str:
+    """A graph that another calls, as text."""
+    return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
+
+
+def _digest(value: object) -> Key:
+    """What distinguishes a constant: a literal is another tensor in each call. A fake one has no values to tell."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return (id(value),)
+    values = value.constant if isinstance(value, FakeTensor) else value
+    known = b"" if values is None else values.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return (value.dtype, tuple(value.shape), known)

@@ -1,0 +1,126 @@
+"""Answer torch's questions about a GPU while it traces for one on a machine that has none.
+
+Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its attention kernel accordingly, whose result has
+another memory layout than that of plain attention. If there is a GPU, its own answers count.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+from torch._C import DispatchKey
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from pipeline.aten.types import Argument
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import Kernel
+
+ASSUMED: Final = "8.0"
+"""The compute capability of a GPU that nobody names: the least that engines are built for."""
+
+KEY: Final = DispatchKey.CompositeImplicitAutograd
+SELECTION: Final = DispatchKey.BackendSelect
+
+_capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
+
+
+def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
+    """A context in which the answers are those of a GPU of this compute capability."""
+    major, minor = map(int, capability.split("."))
+    return set_to(_capability, (major, minor))
+
+
+def capability(own: Kernel) -> Kernel:
+    """`torch.cuda.get_device_capability`"""
+    return lambda device=None: _capability.get()
+
+
+def bfloat16(own: Kernel) -> Kernel:
+    """`torch.cuda.is_bf16_supported`"""
+    return lambda including_emulation=True: _capability.get()[0] >= 8
+
+
+def first(own: Kernel) -> Kernel:
+    """`torch.cuda.current_device`"""
+    return lambda: 0
+
+
+def no(own: Kernel) -> Kernel:
+    """`amp_definitely_not_available`"""
+    return lambda: False
+
+
+def attention(own: Kernel) -> Kernel:
+    """Choose the GPU's attention kernel for tensors on the GPU, torch's own choice elsewhere."""
+
+    def by_device(query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
+        return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
+
+    return by_device
+
+
+def constant(own: Kernel) -> Kernel:
+    """Copy the values that torch keeps beside a constant while it traces: they stay on the CPU."""
+
+    def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
+        return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
+
+    return copied
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The shape of an attention's result, and its memory layout: a kernel writes the heads of each position side by
+    side, plain attention the positions of each head. A graph that is written below autograd has it as it runs."""
+    has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
+    if mode is not None and not mode.pre_dispatch:
+        given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)
+        return _written(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
+    if not has_kernel:
+        leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
+        return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
+    batch, heads, length, _ = query.shape
+    return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
+
+
+def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
+    """An attention as torch writes it below autograd: a call of a kernel, or plain operators."""
+    if has_kernel:
+        call = torch.ops.aten._scaled_dot_product_efficient_attention
+        result: torch.Tensor = call(*given, False, *flags, scale=further["scale"])[0]
+    else:
+        result = torch.ops.aten._scaled_dot_product_attention_math(*given, *flags, None, **further)[0]
+    return result
+
+
+def _has_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool
+) -> bool:
+    """Whether a GPU from compute capability 8.0 on has a kernel for an attention: the flash kernel takes halves without
+    a mask, the efficient one any of which 16 bytes hold a whole part. In both the elements of a row lie side by side,
+    a mask's as well: not where they are one that is expanded, or come from a table by a permutation (ViT, T5)."""
+    if not all(_in_a_row(each) for each in (query, key, value, mask) if each is not None):
+        return False
+    sizes = (query.shape[-1], value.shape[-1])
+    if query.dim() != 4 or query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    if query.dtype.itemsize == 2 and mask is None and sizes[0] == sizes[1] and sizes[0] <= 256:
+        return True
+    return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
+
+
+def _in_a_row(x: torch.Tensor) -> bool:
+    return x.dim() > 0 and statically_known_true(x.stride(-1) == 1)

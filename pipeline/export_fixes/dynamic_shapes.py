@@ -1,0 +1,379 @@
+"""Merge the ranges of ``pipeline.Input`` with torch.export's ``dynamic_shapes``.
+
+torch.export specializes a size of 0 or 1 in an example, and reads one in the range of a dim that no input has by itself
+as at least 2. Here examples are made larger, and such dims are counted from 2, so that ranges mean what they say.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from attrs import Factory, define, frozen
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument, Spec, Target
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.clone_examples import unaliased
+from pipeline.export_fixes.input_checks import bound, check_examples, check_shapes
+from pipeline.export_fixes.variadic import in_one, together
+from pipeline.inputs import Input, is_input
+from pipeline.shapes.environment import expression
+from pipeline.shapes.lines import solved
+
+HINT = "make the two agree, or say it once"
+STATIC = (-1, -1)
+"""The ends of a dim that is said to be static, whatever its size."""
+
+
+def is_dynamic(value: object) -> bool:
+    """Whether a value is an Input with a range."""
+    return isinstance(value, Input) and value.is_dynamic
+
+
+def merged_dynamic_shapes(
+    model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
+) -> object:
+    """torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed beside
+    them.
+
+    Raises:
+        CaptureError: both give a range for one dim, and the ranges differ.
+    """
+    inputs = bound(model, args, kwargs)
+    given = in_one(model, inputs, given)
+    check_shapes(model, inputs, given)
+    if callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection
+        given = given.dynamic_shapes(model, args, kwargs)
+    given = together(model, given)
+    if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
+        specs = dict(zip(inputs, given, strict=False)) if isinstance(given, list | tuple) else dict(given or {})
+        merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})
+        given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
+        given = tree_map(merger.ranged, given)
+    found = _rooted(given)
+    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _ends(entry))
+    return found
+
+
+@define
+class _Merger:
+    """Joins Inputs and dims; a dim that gets a range from an Input has it wherever it is used. ``names`` are taken."""
+
+    names: set[str]
+    ranges: dict[str, tuple[int, int, str]] = Factory(dict)
+    count: int = -1
+
+    def merge(self, path: str, value: Argument, spec: Spec) -> object:
+        """Merge the dims of an input, in torch.export's form."""
+        if isinstance(value, Input):
+            self.count += 1
+            return self.of_input(path, value, _by_dim(spec)) or None
+        if isinstance(value, torch.Tensor):
+            self.count += 1
+            return spec
+        if type(value) in (list, tuple):
+            given = spec if isinstance(spec, list | tuple) else [None] * len(value)
+            return type(value)(
+                self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(value, given, strict=True))
+            )
+        if type(value) is dict:
+            return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
+        return self.of_container(path, value, spec)
+
+    def of_container(self, path: str, value: object, spec: object) -> object:
+        """Merge a container."""
+        parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
+        if len(parts) == 1 and parts[0] is value:
+            return spec
+        given, _ = tree_flatten(spec, is_leaf=lambda part: part is not spec) if spec is not None else ([], None)
+        given = given if len(given) == len(parts) else [None] * len(parts)
+        merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
+        return contained(value, merged, structure)
+
+    def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
+        own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
+        for dim, entry in entries.items():
+            if value.shape is None:
+                low, _, high = value.ranges[dim]
+                own[dim] = self.agreed(f"dimension {dim} of input {path}", low, high, entry)
+            else:  # an Input of one shape is an example, as a tensor is
+                own[dim] = entry
+        return {dim: entry for dim, entry in own.items() if entry is not None}
+
+    def renamed(self, dim: Any) -> object:
+        """The dim under a unique name: an Input that is used in several places has independent sizes in each."""
+        name = dim.__name__
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return Dim(name, min=dim.min, max=dim.max)
+
+    def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
+        """The dim, if its range is open or equals the Input's."""
+        ends = _ends(entry)
+        if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
+            return None
+        if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
+            both = f"{low}..{high} by pipeline.Input, {_text(entry)} by dynamic_shapes"
+            raise CaptureError(f"{where} is given twice: {both}", HINT)
+        if isinstance(entry, Dim) and not hasattr(entry, "root"):
+            other = self.ranges.setdefault(entry.__name__, (low, high, where))
+            if other[:2] != (low, high):
+                both = f"{other[0]}..{other[1]} for {other[2]}, {low}..{high} for {where}"
+                raise CaptureError(f"Dim {entry.__name__!r} is given twice by pipeline.Input: {both}", HINT)
+            return entry
+        return entry if isinstance(entry, Dim) else entry(min=low, max=high)
+
+    def ranged(self, entry: object) -> object:
+        """A dim with the range that an Input gave it."""
+        if not isinstance(entry, Dim):
+            return entry
+        root = getattr(entry, "root", entry)
+        if root.__name__ not in self.ranges:
+            return entry
+        low, high, _ = self.ranges[root.__name__]
+        ranged = Dim(root.__name__, min=low, max=high)
+        return ranged if root is entry else _derived(entry, ranged, 0)
+
+
+def contained(value: object, entries: list[Argument], structure: Spec) -> object:
+    """The entries of a container's values in dynamic_shapes: Python's containers keep their type, as torch.export
+    requires, and classes that libraries register (transformers' outputs, though they are dicts) become lists."""
+    own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
+    return tree_unflatten(entries, structure) if own else entries
+
+
+def _by_dim(spec: Spec) -> dict[int, Argument]:
+    pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
+    return {dim: entry for dim, entry in pairs if entry is not None}
+
+
+def _ends(entry: Spec) -> tuple[int | None, int | None]:
+    """The least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
+    if isinstance(entry, int):
+        return entry, entry
+    if isinstance(entry, Dim):
+        return int(entry.min) or None, int(entry.max) if entry.max < 2**63 - 1 else None
+    if entry.type.name == "STATIC":
+        return STATIC
+    return entry.min, entry.max
+
+
+def _text(entry: Spec) -> str:
+    low, high = _ends(entry)
+    if low == high:
+        return "static" if (low, high) == STATIC else str(low)
+    name = entry.__name__ if isinstance(entry, Dim) else f"Dim.{entry.type.name}"
+    return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
+
+
+def _rooted(shapes: object) -> object:
+    """Dims derived from one that no input has (``4*s``) count it from 2: torch.export would have it start there."""
+    dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
+    plain = {d.__name__ for d in dims if not hasattr(d, "root")}
+
+    def shifted(entry: object) -> Argument:
+        root = getattr(entry, "root", None)
+        if root is None or root.__name__ in plain or root.min >= 2:
+            return entry
+        by = 2 - int(root.min)
+        end = {"max": root.max + by} if root.max < 2**63 - 1 else {}
+        return _derived(entry, Dim(root.__name__, min=2, **end), by)
+
+    return tree_map(shifted, shapes)
+
+
+def _derived(entry: Spec, root: Any, by: int) -> object:
+    """The dim derived from a root in the same way, the root being larger by a number."""
+    start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
+    scaled, offset = (slope * root if slope != 1 else root), start - slope * by
+    return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
+
+
+def relaxed(shapes: object) -> Iterator[object]:
+    """The same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of plain
+    dims, then those of derived dims as well.
+
+    What it demands becomes a relation, checked at each call.
+    """
+    dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
+    for derived in sorted({hasattr(d, "root") for d in dims}):
+        yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
+
+
+def roomier(shapes: object) -> Iterator[object]:
+    """The same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it asks
+    whether it is 1, though the graph is right for both."""
+    if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
+        yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
+
+
+def _is_hint(entry: object) -> bool:
+    """Whether an entry is `Dim.DYNAMIC`, which torch refuses where it makes a constant of the dim."""
+    return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
+
+
+def _opened(entry: object, derived: bool, room: int = 0) -> object:
+    if _is_hint(entry):
+        return Dim.DYNAMIC(min=entry.min, max=entry.max + room) if entry.max == 2 else entry  # type: ignore[attr-defined]
+    if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
+        return entry
+    low, high = _ends(entry)
+    return Dim.AUTO(min=low, max=high + room if high == 2 else high)
+
+
+def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
+    """Whether torch's error complains only about ranges of plain dims, not of derived ones."""
+    dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
+    plain = {d.__name__ for d in dims if not hasattr(d, "root")}
+    found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
+    return found is not None and set(found[1].split(", ")) <= plain
+
+
+def specialised(exported: ExportedProgram, shapes: object) -> bool:
+    """Whether a dim with a range has a single size in the export."""
+    names = set(exported.graph_signature.user_inputs)
+    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
+    sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
+    asked = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim) and d.min < d.max]
+    return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
+
+
+Wish: TypeAlias = tuple[Any, Any]
+"""A size of an input, and the request for it."""
+
+
+def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
+    """The requested least and greatest size, by the export's symbol; None: no bound."""
+    found = dict[str, tuple[int, int | None]]()
+    for size, entry in wishes:
+        for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
+            least, most = found.get(symbol, (low, high))
+            found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
+    return found
+
+
+def wishes(
+    exported: ExportedProgram,
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shapes: object,
+) -> Iterator[Wish]:
+    """Yield each size of an input that has a requested range or dim, and the request."""
+    inputs = bound(model, args, kwargs)
+    found = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
+        for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
+            yield values[str(name)].shape[dim], entry
+
+
+def unified(wishes: Iterable[Wish]) -> bool:
+    """Give sizes of one ``Dim`` one symbol, as requested; an export of relaxed ranges knows no ``Dim``. False if they
+    differ in the example inputs."""
+    first: dict[str, Argument] = {}
+    sizes = list(wishes)
+    plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
+    pairs = [(first.setdefault(entry.__name__, size), size) for size, entry in plain]
+    roots = [(size, entry, first.get(entry.root.__name__)) for size, entry in sizes if hasattr(entry, "root")]
+    pairs += [(entry.fn(root), size) for size, entry, root in roots if root is not None]
+    return all(bool(one == other) for one, other in pairs)
+
+
+def attended(exported: ExportedProgram) -> None:
+    """Equate the lengths of keys and values, which torch does not conclude from an attention to them."""
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
+            torch._check(key.shape[-2] == value.shape[-2])
+
+
+def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+    """The range of the one symbol of a size, from that of the size."""
+    if isinstance(size, int) or len(size.free_symbols) != 1:
+        return
+    name = str(*size.free_symbols)
+    ends = [
+        (low or 0) if size.is_Symbol else solved(size, name, low or 0),
+        None if high is None else solved(size, name, high),
+    ]
+    if ends[0] is not None and (high is None or ends[1] is not None):
+        yield name, ends[0], ends[1]
+
+
+@frozen
+class _Asked:
+    """The requests for the dims of one input."""
+
+    entries: Mapping[int, Any]
+
+
+def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
+    """Whether a size is an expression over symbols that are not bound to one value each."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    symbols = size.node.expr.free_symbols
+    known = [ranges[symbol] for symbol in symbols if symbol in ranges]
+    return any(r.lower != r.upper for r in known) if known else bool(symbols)
+
+
+def examples(
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shapes: object,
+    place: Callable[[Input], torch.device],
+) -> tuple[tuple[object, ...], dict[str, Argument]]:
+    """Example inputs: tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of
+    their own; other values unchanged."""
+    derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
+
+    def example(value: object, spec: object) -> Argument:
+        if isinstance(value, Input):
+            return value.example(place(value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        return unaliased(value if derived else _enlarged(value, _by_dim(spec)))
+
+    return _as_given(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+
+
+def _as_given(
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
+) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+    """Arrange values by the names of parameters in the structure of the inputs."""
+    first = inspect.signature(model.forward).bind_partial(*args)
+    first.arguments.update({name: made[name] for name in first.arguments})
+    rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
+    return first.args, {name: made[name] if name in made else rest[name] for name in kwargs}
+
+
+def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
+    """``function(leaf, spec)`` over containers; the spec is None if there is none."""
+    if type(value) in (list, tuple):
+        given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
+        return type(value)(_mapped(function, v, s) for v, s in zip(value, given, strict=True))
+    if type(value) is dict:
+        given = list(spec) if isinstance(spec, list | tuple) else spec
+        specs = dict(zip(value, given, strict=False)) if isinstance(given, list) else (given or {})
+        return {k: _mapped(function, v, specs.get(k)) for k, v in value.items()}
+    if is_input(value) or isinstance(value, torch.Tensor):
+        return function(value, spec)
+    return tree_map(lambda leaf: function(leaf, None), value, is_leaf=is_input)
+
+
+def _enlarged(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
+    sizes = list(tensor.shape)
+    for dim, entry in entries.items():
+        high = None if isinstance(entry, int) else _ends(entry)[1]
+        if sizes[dim] < 2 and not isinstance(entry, int) and (high is None or high >= 2):
+            sizes[dim] = 2
+    return tensor if sizes == list(tensor.shape) else tensor.detach().new_zeros(sizes)

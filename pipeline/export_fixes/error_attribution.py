@@ -1,0 +1,210 @@
+"""Name the inputs whose dtype or device the model does not take, instead of the operator that eager's error names."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from itertools import chain, product
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final, TypeAlias
+
+import torch
+from attrs import evolve
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
+
+from pipeline.aten.dtypes import short
+from pipeline.aten.types import Argument
+from pipeline.errors import CaptureError, DtypeError, folder_of, worded
+from pipeline.inputs import Input, is_input
+
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
+"""Where files are that no model is written in."""
+
+GENERATOR: Final = (
+    "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
+    "(torch.manual_seed before a call sets its state), or give the numbers as an input"
+)
+
+VALUES: Final = (
+    "a value that never changes can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
+    'decisions="example" takes the branches of this example, and checks each call'
+)
+"""How to go on where Python needs a value that only data has."""
+BRANCHES: Final = f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUES}"
+"""How to go on where data decides a branch."""
+
+_SPEAKS_OF_DTYPES = re.compile(
+    r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
+)
+_NOT_OF_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
+"""What depends on data may only be met in one dtype (clamps of float16), and a cast shares no memory with what it
+casts: the dtype is not at fault."""
+
+
+def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
+    """The error for a failed export: it names the inputs whose device or dtype is wrong, if the export passes with
+    others.
+
+    Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
+    """
+    if nameless := without_names(error):
+        return nameless
+    if _SPEAKS_OF_DTYPES.search(str(error)) and not _NOT_OF_DTYPES.search(str(error)):
+        leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]
+        own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
+        usual = [*dict.fromkeys([*own, torch.float32, torch.int64, torch.bool, *(v.dtype for _, v in leaves)])]
+        found = dict.fromkeys(sorted((v.dtype for _, v in leaves), key=lambda dtype: dtype in (own or usual[:1])))
+        for dtype, due in product(found, usual):
+            wrong = [keystr(path) for path, value in leaves if value.dtype == dtype]
+            if dtype != due and _passes(export, inputs, wrong, due):
+                names = [path for path in wrong if not _passes(export, inputs, [w for w in wrong if w != path], due)]
+                said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
+                return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
+    return (
+        _misplaced(error, model, inputs)
+        or _by_data(error, model)
+        or _unsupported(error, model, inputs)
+        or _shape_for_a_tensor(error, model, inputs)
+        or CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
+    )
+
+
+def without_names(error: Exception) -> CaptureError | None:
+    """The error for an input whose class has no names for what it holds, if it is one: torch.export wants them."""
+    found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
+    if found is None:
+        return None
+    hint = "pass flatten_with_keys_fn to torch.utils._pytree.register_pytree_node"
+    return CaptureError(f"an input is a {found[1]}, which is registered without names for what it holds", hint)
+
+
+def deciding(error: BaseException) -> tuple[CodeType, int] | None:
+    """The innermost function of the model in an error's traceback, and the line that it was at."""
+    found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
+
+
+def place_of(file: str, line: int) -> str:
+    """A line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
+    return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
+
+
+def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
+    """The error for a model that decides by data in Python, if it is one, with the line that does."""
+    is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
+    found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
+    if found is None:
+        return None
+    code, number = found
+    place = place_of(code.co_filename, number)
+    if indexed := _indexing(error, type(model).__name__, place):
+        return indexed
+    does = "has a number in a set, or as a key," if is_key else "decides by data,"
+    why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
+    return CaptureError(why, BRANCHES)
+
+
+def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
+    """The error for a number of the data that Python takes as an index (of a list, in ``range``), if it is one."""
+    if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return None
+    why = (
+        f"{model} decides by data: it has an index in Python, or a count, which only data has: {place} "
+        "(torch.export: data-dependent)"
+    )
+    index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
+    decides = re.search(r"\b(if|while)\b", place)
+    return CaptureError(why, f"{index}; {BRANCHES if decides else VALUES}")
+
+
+def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """The error for tensors on two devices, if it is one: it says where each input is, and where the model."""
+    if not re.search("different devices|same device", str(error)):
+        return None
+    rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
+    given = [(path, v.device) for path, v in rows if isinstance(v, torch.Tensor)]
+    found = [f"input {_name(model, path)} is on {device}" for path, device in given]
+    homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
+    every, line = {*homes, *(str(device) for _, device in given)}, deciding(error)
+    if len(every) == 1 and line is not None:
+        where = "a tensor that the model makes, or holds as an attribute, is on another device than it and its inputs"
+        hint = "make it where the others are: torch.tensor(…, device=x.device)"
+        return CaptureError(f"{where}: {place_of(line[0].co_filename, line[1])}: {worded(error)}", hint)
+    found += [f"the model is on {' and '.join(homes)}"] if homes else []
+    hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
+    return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
+
+
+def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """The error for an input that is nothing that torch.export takes, by its name, and for such a result."""
+    for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
+        if f"Unsupported input type {type(value)}" in str(error):
+            hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
+            if is_dataclass(value):
+                hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
+            return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
+    if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
+        return CaptureError(GENERATOR)
+    if (returned := _returned(error)) is not None:
+        known = f"torch.export.register_dataclass({returned}) makes torch look inside, if it is a dataclass"
+        hint = f"return tensors, numbers or containers of these; {known}"
+        return CaptureError(f"{type(model).__name__} returns a {returned}, which torch.export does not know", hint)
+    return None
+
+
+def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """The error for a shape where a tensor is expected, if it is one."""
+    if re.search("must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute", str(error)) is None:
+        return None
+    leaves = tree_flatten_with_path(
+        inputs, is_leaf=lambda v: type(v) in (tuple, list) and all(type(s) is int for s in v)
+    )
+    for path, value in leaves[0]:
+        if type(value) in (tuple, list) and value:
+            hint = f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
+            return CaptureError(f"input {_name(model, path)} is {value}, and the model expects a tensor", hint)
+    return None
+
+
+def _returned(error: Exception) -> str | None:
+    """The type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch looks
+    the result up in a table, which fails where it has no hash."""
+    found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
+    if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
+        found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))
+    return None if found is None else found[1]
+
+
+def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
+    """Whether the model can be exported with some of its inputs, by their paths, in another dtype."""
+
+    def cast(path: Any, value: Argument) -> Argument:
+        if keystr(path) not in wrong:
+            return value
+        return evolve(value, dtype=due) if isinstance(value, Input) else value.to(due)
+
+    try:
+        export(tree_map_with_path(cast, inputs, is_leaf=is_input))
+    except Exception:
+        return False
+    return bool(wrong)
+
+
+def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
+    """An input as ``forward`` calls it: ``x``, ``by['a']``."""
+    _, first, *rest = path
+    if hasattr(first, "key"):
+        return f"{first.key}{keystr(tuple(rest))}"
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    single = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    names = single + [f"{name}[{i}]" for name in several for i in range(first.idx + 1)]
+    return f"{names[first.idx]}{keystr(tuple(rest))}"

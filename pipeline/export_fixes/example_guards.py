@@ -1,0 +1,278 @@
+"""Take the way of the example where a model decides by data in Python, and have each call checked.
+
+torch computes the example beside its symbols (``propagate_real_tensors``), answers what only data can, and asserts the
+answer in the graph. Here each such assertion becomes an output of the program: whether a call decides otherwise. Sizes
+that data has are asked of the tensor that has them, when the program runs.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import reduce
+from types import FrameType
+from typing import Final, TypeAlias
+
+import sympy
+import torch
+from attrs import define, field
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanAtom, BooleanFunction
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.fx.experimental.symbolic_shapes import cast_symbool_to_symint_guardless, free_unbacked_symbols
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
+
+from pipeline.aten.graphs import results
+from pipeline.aten.naming import origin, unlike
+from pipeline.aten.size_op import SIZE
+from pipeline.aten.types import Argument, Target
+from pipeline.errors import CaptureError, line_of
+from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import Kernel
+from pipeline.inputs import is_input
+
+aten = torch.ops.aten
+
+Node: TypeAlias = torch.fx.Node
+
+HINT: Final = (
+    "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "
+    "torch.where(condition, one, other) chooses between values"
+)
+
+USER: Final = OutputKind.USER_OUTPUT
+READS: Final = (aten.item.default, aten._local_scalar_dense.default)
+
+TRUTHS: Final[Mapping[Target, Target]] = {
+    **{getattr(operator, name): getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    operator.and_: aten.logical_and.default,
+    operator.or_: aten.logical_or.default,
+    torch.sym_not: aten.logical_not.default,
+}
+OPERATORS: Final[Mapping[Target, Target]] = {
+    **TRUTHS,
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.floordiv: aten.floor_divide.default,
+    operator.mod: aten.remainder.Tensor,
+    operator.neg: aten.neg.default,
+    torch.sym_min: aten.minimum.default,
+    torch.sym_max: aten.maximum.default,
+    torch.sym_ite: aten.where.self,
+}
+"""Operators on numbers, and those on tensors of one element; the first give a truth."""
+
+
+@define
+class Decisions:
+    """What was decided by the example while a model was traced.
+
+    Attributes:
+        places: where, in the model, for each symbol of a number that data has: ``model.py:41, if x.sum() > 0:``.
+        beside: the symbols that each was compared with, and itself.
+        exact: places where a number that is no whole one was fixed.
+    """
+
+    places: dict[str, dict[str, None]] = field(factory=dict)
+    beside: dict[str, set[str]] = field(factory=dict)
+    exact: dict[str, None] = field(factory=dict)
+
+
+_decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
+
+
+def collected() -> AbstractContextManager[Decisions]:
+    """A context that collects what is decided by the example."""
+    return set_to(_decisions, Decisions())
+
+
+def has_values(*inputs: object) -> bool:
+    """Whether the example has values to decide by: no `Input` stands for a tensor."""
+    return not any(map(is_input, tree_leaves(inputs, is_leaf=is_input)))
+
+
+def computing(own: Kernel) -> Kernel:
+    """Wrap `FakeTensorMode.__init__`: the mode computes the example as well."""
+
+    def init(mode: FakeTensorMode, **options: Argument) -> None:
+        own(mode, **options)
+        mode.propagate_real_tensors, mode.cache_enabled = True, False
+        mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
+
+    return init
+
+
+def copying(own: Kernel) -> Kernel:
+    """Wrap `meta_utils._safe_copy`, which has the values of what the example is computed from: parameters too."""
+    return lambda to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
+
+
+def unchecked(_: Kernel) -> Kernel:
+    """Replace `fake_utils._check_fake_real_tensors`, a check of torch's kernels: no check."""
+    return lambda *_, **__: None
+
+
+def knowing(own: Kernel) -> Kernel:
+    """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`, which keeps a number of the example by its symbol."""
+
+    def know(shape_env: object, symbol: Argument, value: Argument) -> None:
+        own(shape_env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value)
+
+    return know
+
+
+def noting(_: Kernel) -> Kernel:
+    """Replace `ShapeEnv._log_real_tensor_propagation`, which logs what the example decides: note it."""
+
+    def note(_: object, asked: Argument, answer: Argument) -> None:
+        decisions = _decisions.get()
+        if decisions is None:
+            return
+        frame = _models(sys._getframe(1))
+        place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
+        symbols = {str(symbol) for symbol in asked.free_symbols}
+        for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
+            decisions.places.setdefault(symbol, {})[place] = None
+            decisions.beside.setdefault(symbol, set()).update(symbols)
+        is_number = not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
+        if is_number and not asked.is_integer:
+            decisions.exact[place] = None
+
+    return note
+
+
+def counting(own: Kernel) -> Kernel:
+    """Wrap `len`: what a model compares is decided, and not how many rows the example has."""
+
+    def length(value: Argument) -> Argument:
+        rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
+        return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
+
+    return length
+
+
+def _models(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the model's."""
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+        frame = frame.f_back
+    return frame
+
+
+def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
+    """Add to an export, which is changed, an output for each place that decides: whether a call decides otherwise.
+
+    Returns:
+        The places, in the order of the outputs, which come last.
+
+    Raises:
+        CaptureError: the program would hold for one number of a type that has many, or cannot check what was decided.
+    """
+    if decisions.exact:
+        place = next(iter(decisions.exact))
+        raise CaptureError(f"Python has a number of data at {place}: a program would be for this number alone", HINT)
+    graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
+    tensors = _Tensors(graph)
+    for node in list(graph.nodes):
+        symbols = _decided(node, decisions) if node.target is aten._assert_scalar.default else set()
+        seen |= symbols
+        for symbol in sorted(symbols)[:1]:
+            with graph.inserting_before(node):
+                place = " or ".join(decisions.places[symbol])
+                found.setdefault(place, []).append(tensors.otherwise(node.args[0]))
+    for symbol in sorted(decisions.places.keys() - seen):
+        place = " or ".join(decisions.places[symbol])
+        raise CaptureError(f"what data decides at {place} cannot be checked in a call", HINT)
+    end = graph.output_node()
+    with graph.inserting_before(end):
+        made = [tensors.any(each) for each in found.values()]
+    end.args = ((*results(graph), *made),)
+    exported.graph_signature.output_specs += [OutputSpec(USER, TensorArgument(n.name), None) for n in made]
+    signature = exported.module_call_graph[0].signature
+    assert signature is not None
+    returned = tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
+    signature.out_spec = tree_structure((returned, [0] * len(found)))
+    exported.graph_module.recompile()
+    return tuple(found)
+
+
+_OF_DATA: Final = re.compile(r"z?uf?\d+")
+_SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
+
+
+def _decided(node: Node, decisions: Decisions) -> set[str]:
+    """The symbols about which an assertion says what was decided; none if it compares a size with others than the
+    model did: torch asserts that a part of a tensor is no larger than the tensor."""
+    message = str(node.args[1])
+    symbols = set(_SYMBOL.findall(message))
+    found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}
+    return found if isinstance(node.args[0], Node) else set()
+
+
+class _Tensors:
+    """Tensors without dims for the numbers that Python has read in a graph; what is read is what it was then."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph, self.names = graph, {node.name for node in graph.nodes}
+        values = (v for node in graph.nodes for v in tree_leaves(node.meta.get("val")))
+        self.mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+        self.made: dict[Node, Node] = {}
+
+    def otherwise(self, condition: Node) -> Node:
+        """Whether a condition does not hold."""
+        return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor(condition))
+
+    def any(self, truths: Sequence[Node]) -> Node:
+        """Whether one of several holds."""
+        return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
+
+    def tensor(self, number: Node) -> Node:
+        """A number as a tensor."""
+        if number not in self.made:
+            with self.graph.inserting_before(number):
+                self.made[number] = self._of(number, number.target, number.args)
+        return self.made[number]
+
+    def _of(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
+        if target in READS:
+            dtype = args[0].meta["val"].dtype
+            one = self.emit(aten.reshape.default, dtype, number, args[0], [])
+            return self.emit(aten.clone.default, dtype, number, one)
+        if target is aten.sym_size.int:
+            return self.emit(SIZE, torch.int64, number, *args)
+        if target is cast_symbool_to_symint_guardless:  # before torch 2.13, for sym_ite
+            return self.emit(aten._to_copy.default, torch.int64, number, self.tensor(args[0]), dtype=torch.int64)
+        operator = OPERATORS.get(target)
+        first = next((self.tensor(arg) for arg in args if isinstance(arg, Node)), None)
+        if operator is None or first is None:
+            why = f"what data decides at {line_of(number.meta) or number.name} cannot be checked in a call"
+            raise CaptureError(f"{why} ({target})", HINT)
+        given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
+        dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
+        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_rank), number, *given)
+
+    def constant(self, number: Node, value: Argument, beside: Node) -> Node:
+        """A constant as a tensor."""
+        dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
+        return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
+
+    def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
+        """A call whose result is a tensor."""
+        made = self.graph.call_function(target, args, options)
+        made.name = unlike("decided", self.names)
+        device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))
+        with self.mode:
+            made.meta = {**origin(like.meta), "val": torch.empty((), dtype=kind, device=device)}
+        return made
+
+
+def _rank(dtype: torch.dtype) -> tuple[bool, bool]:
+    """Floats before whole numbers before bools."""
+    return dtype.is_floating_point, dtype != torch.bool

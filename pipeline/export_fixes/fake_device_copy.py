@@ -1,0 +1,117 @@
+"""Capture as on another device: trace a copy of the model whose tensors are fakes there.
+
+The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
+machine does not have. They have no values and take no memory; the program gets the user's own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.buffer_constants import with_value
+from pipeline.export_fixes.device_guard import ensure_cuda_guard
+from pipeline.export_fixes.module_copy import copied
+from pipeline.export_fixes.patch_contexts import moving
+
+Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
+    """Whether a tensor of the model or among the inputs is on another type of device."""
+    tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
+    return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
+
+
+def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
+    """A copy of the model, and of its inputs, with fake tensors on the device. Tensors that are neither parameters nor
+    buffers stay where they are, unless ``model.to(device)`` moves them, too: by an ``_apply`` of a module's own.
+
+    Raises:
+        CaptureError: the module cannot be copied, or this torch knows no such device.
+    """
+    if device == "cuda":
+        ensure_cuda_guard()
+    fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
+    memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
+    for buffer in model.buffers():
+        with_value(memo[id(buffer)], buffer)
+    try:
+        shown = copied(model, memo)
+    except Exception as error:
+        why = f"{type(model).__name__} cannot be captured as on {device}: it cannot be copied: {error}"
+        raise CaptureError(
+            why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
+        ) from error
+    _apply_own(shown, fakes)
+    positional, named = tree_map_only(torch.Tensor, fakes.of, (tuple(args), dict(kwargs)))
+    return shown, positional, named
+
+
+def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
+    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before; tensors of few
+    elements, such as strides, keep their numbers.
+
+    Raises:
+        CaptureError: one of them fails.
+    """
+    with torch.no_grad(), moving():
+        for module in filter(_moves_more, shown.modules()):
+            try:
+                module._apply(fakes.with_numbers)
+            except Exception as error:
+                kind = type(module).__name__
+                why = f"{kind} cannot be captured as on {fakes.device}: its own _apply fails on fake tensors: {error}"
+                raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
+
+
+def _moves_more(module: torch.nn.Module) -> bool:
+    """Whether a module has an ``_apply`` of its own: torch's recurrent layers do, but move nothing more."""
+    owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
+    return not owner.__module__.startswith("torch.nn.")
+
+
+def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that are attributes of a model's modules, and neither parameters nor buffers, by their names."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+class _Fakes:
+    """Fake tensors on a device: of the same shape, strides and dtype as the given ones, and without gradients."""
+
+    def __init__(self, mode: FakeTensorMode, device: str) -> None:
+        self.mode, self.device = mode, device
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a tensor."""
+        if is_traceable_wrapper_subclass(tensor):
+            fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.of(part))
+        elif tensor.layout != torch.strided:
+            return tensor
+        else:
+            with self.mode:
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=False)
+        vars(fake).update({k: v for k, v in vars(tensor).items() if k.startswith("_dynamo_")})  # marks of dynamic dims
+        return fake
+
+    def with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a tensor that a model holds; if it has few elements, with their values."""
+        fake = self.of(tensor)
+        with_value(fake, tensor)
+        if isinstance(fake, FakeTensor) and fake.constant is not None:
+            self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+        return fake

@@ -1,0 +1,50 @@
+"""``torch.vmap``, ``torch.func`` and forward-mode derivatives in a model.
+
+torch.export writes calls into its graph that enter and leave them, and operators between that mean something else than
+they say. Below autograd it writes what they come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._C import _functorch
+from torch._functorch import predispatch
+from torch.autograd import forward_ad
+
+from pipeline.export_fixes.interrupts import undoing
+
+
+def has_transforms(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph, or one that it calls, enters or leaves one."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+    return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
+
+
+@contextmanager
+def levels_left() -> Iterator[None]:
+    """A context after which as many are entered as before: where an export fails, torch leaves some entered, and
+    the next operator fails."""
+    depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
+
+    def leave() -> None:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if _is_forward() and not is_forward:
+            torch._C._exit_dual_level(level=0)
+            forward_ad._current_level = -1
+
+    with undoing(leave):
+        yield
+
+
+def _is_forward() -> bool:
+    """Whether forward-mode derivatives are computed, of which torch has one level; one that a failure left entered is
+    not known to Python."""
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False

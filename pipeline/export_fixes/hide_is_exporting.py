@@ -1,0 +1,29 @@
+"""Trace a model as it runs, where what it does while it is exported fails.
+
+Models ask torch whether they are exported (``torch.compiler.is_exporting``), and may go another way then: encoders of
+transformers make no mask, which some of them read. They are told that they are not; torch itself knows.
+This holds for calls through the module, as transformers' are, and not for ``from torch.compiler import is_exporting``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from pipeline.errors import folder_of
+from pipeline.export_fixes.patching import Kernel
+
+TORCH: Final = folder_of("torch")
+OURS: Final = folder_of("pipeline")
+
+
+def of_torch_alone(own: Kernel) -> Kernel:
+    """Wrap `torch.compiler.is_compiling` and its like: the answer for torch's own functions, and no for the model's."""
+
+    def asked() -> bool:
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
+            frame = frame.f_back
+        return bool(own()) and frame.f_code.co_filename.startswith(TORCH)
+
+    return asked

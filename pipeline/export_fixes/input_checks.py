@@ -1,0 +1,181 @@
+"""Check the model and inputs that a user passes, while a mistake can still be explained in the user's terms."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.export.dynamic_shapes import _DimHint
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.types import Argument
+from pipeline.compiled import CompiledModule
+from pipeline.errors import CaptureError
+from pipeline.inputs import Input
+
+log = logging.getLogger(__name__)
+
+ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
+
+
+def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return ``args`` and ``kwargs`` as a tuple and a dict; `TypeError` if they are something else."""
+    if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
+        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f'kwargs is a {type(kwargs).__name__}: pass a dict of inputs by name, such as {{"x": x}}')
+    if odd := [name for name in kwargs or () if not isinstance(name, str)]:
+        raise TypeError(f"kwargs names inputs by strings, not by {odd[0]!r}")
+    if modules := [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.nn.Module)]:
+        raise TypeError(
+            f"a {type(modules[0]).__name__} is among the inputs: a module is part of the model, and no input"
+        )
+    return tuple(args), dict(kwargs or {})
+
+
+def check_module(model: torch.nn.Module) -> None:
+    """Raise an error if no engine can be made of a module, whatever its inputs.
+
+    Raises:
+        TypeError: the module is compiled already.
+        CaptureError: a parameter or buffer has no value.
+    """
+    if isinstance(model, CompiledModule):
+        raise TypeError("model is compiled already: call it, or compile the module that it was made from")
+    check_values(chain(model.named_parameters(), model.named_buffers()))
+
+
+def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise `CaptureError` for a parameter or buffer without a value."""
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{name} is on the meta device: it has a shape and no value",
+                'load the model\'s weights first: model.to_empty(device="cpu"), then model.load_state_dict(…)',
+            )
+
+
+def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
+    """The device of an Input's example: its own, or else that of the model's tensors, or else that of the other inputs.
+
+    shown: the device that the capture pretends, if any: all examples then appear to be there.
+    """
+    cpu = torch.device("cpu")
+    if shown is not None:
+        return lambda _: cpu
+    weights = (tensor.device for tensor in chain(model.parameters(), model.buffers()))
+    others = (v.device for v in tree_leaves(inputs) if isinstance(v, torch.Tensor) and v.device.type != "cpu")
+    home = next(weights, None) or next(others, cpu)
+    return lambda given: given.device or home
+
+
+def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+    """The inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes.
+
+    Raises:
+        TypeError: ``forward`` does not take these inputs; the message lists its parameters.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        return dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise TypeError(f"{type(model).__name__}.forward({', '.join(signature.parameters)}): {error}") from None
+
+
+def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> None:
+    """Raise an error if ``dynamic_shapes`` names missing inputs or dims, so that no entry is silently ignored.
+
+    Raises:
+        TypeError: it, or an entry, has a type that torch.export does not take.
+        ValueError: it names an input or a dim that the module does not have, or has another length.
+    """
+    if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
+        return
+    names = ", ".join(inputs) or "none"
+    if isinstance(given, Mapping):
+        known = {*inputs, *_keywords(model, inputs)}
+        if unknown := [name for name in given if name not in known]:
+            raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
+        rows = [(name, inputs.get(name), spec) for name, spec in given.items()]
+    elif isinstance(given, list | tuple):
+        if given and len(given) != len(inputs):
+            raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs)} inputs ({names})")
+        rows = [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
+    else:
+        kind = type(given).__name__
+        raise TypeError(f"dynamic_shapes is a {kind}: pass a dict by the names of inputs ({names}), or a tuple")
+    for name, value, spec in rows:
+        _check_spec(name, value, spec)
+
+
+def check_examples(
+    inputs: Mapping[str, object], shapes: Argument, ends_of: Callable[[Argument], tuple[Argument, Argument]]
+) -> None:
+    """Raise an error if a tensor is no example of the range that its dim is given: the program would refuse it.
+
+    ``ends_of`` gives the least and the greatest size of an entry: None where it is open, -1 for a static dim.
+
+    Raises:
+        CaptureError: a size is less or greater.
+    """
+    specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
+    for path, value, dim, entry in (row for n, v in inputs.items() for row in _entries(n, v, specs.get(n))):
+        (low, high), size = ends_of(entry), value.shape[dim]
+        if (low is not None and size < low) or (high is not None and size > high >= 0):
+            name = getattr(entry, "__name__", "its range")
+            ends = f"{low or 0} to {'any size' if high is None else high}"
+            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
+            raise CaptureError(why, "pass an example within the range, or give a range with its size")
+
+
+def _entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor, int, object]]:
+    """The entries for dims of tensors, as far as both have the same form."""
+    if isinstance(value, torch.Tensor):
+        pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec if isinstance(spec, list | tuple) else ())
+        yield from ((path, value, dim, entry) for dim, entry in pairs if entry is not None)
+    elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
+        for i, pair in enumerate(zip(value, spec, strict=True)):
+            yield from _entries(f"{path}[{i}]", *pair)
+    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+        for key in [key for key in value if key in spec]:
+            yield from _entries(f"{path}[{key!r}]", value[key], spec[key])
+
+
+def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:
+    """The names that ``forward`` takes as ``**kwargs``."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
+
+
+def _check_spec(path: str, value: object, spec: object) -> None:
+    """Check the entry of one input; containers are followed as far as both have the same form."""
+    if spec is None:
+        return
+    if isinstance(value, torch.Tensor | Input):
+        _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
+    elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
+        for i, pair in enumerate(zip(value, spec, strict=True)):
+            _check_spec(f"{path}[{i}]", *pair)
+    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+        for key in value.keys() & spec.keys():
+            _check_spec(f"{path}[{key!r}]", value[key], spec[key])
+
+
+def _check_entries(path: str, rank: int, spec: object) -> None:
+    if not isinstance(spec, Mapping | list | tuple):
+        raise TypeError(
+            f"dynamic_shapes of {path} is a {type(spec).__name__}: pass a dict from dimensions to {ENTRIES}, or a tuple"
+        )
+    entries = spec if isinstance(spec, Mapping) else dict(enumerate(spec))
+    if not isinstance(spec, Mapping) and len(spec) != rank:
+        raise ValueError(f"dynamic_shapes of {path} has {len(spec)} entries; the input has rank {rank}")
+    for dim, entry in entries.items():
+        if not isinstance(dim, int) or not -rank <= dim < rank:
+            raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
+        if not (entry is None or isinstance(entry, int | Dim | _DimHint)):
+            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRIES}")

@@ -1,0 +1,352 @@
+"""Follow what a model keeps from one call to the next in buffers that it assigns; refuse other state by name and line.
+
+While a model is exported, its ``forward`` is called by ours, which compares what its modules hold before and after.
+Each buffer that got another tensor is written, as if by ``copy_``. If anything else changed that the model's code
+reads, the model is exported a second time, called twice: if the second call computes what the first does, from its own
+inputs, nothing is carried on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+from attrs import define, field, frozen
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, set_proxy_slot
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
+
+from pipeline.aten.annotation_ops import AGAIN
+from pipeline.aten.types import Argument
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.assigned_data import assignments
+from pipeline.export_fixes.call_twice import is_same_again, of_inputs
+from pipeline.export_fixes.code_of_attributes import assigned_at, names_read
+from pipeline.export_fixes.constraint_violations import kept_violations
+from pipeline.export_fixes.interrupts import set_to, undoing
+from pipeline.export_fixes.restore_model_state import Space, others, within
+
+log = logging.getLogger(__name__)
+
+REGISTERED: Final = ("_buffers", "_parameters")
+DERIVED: Final = ("_flat_weights", "_flat_weight_refs")
+"""Attributes in which torch's recurrent layers list their parameters; the trace puts others in their place."""
+
+HINT: Final = (
+    "register_buffer makes it part of the program, if each call assigns it a tensor of its shape and dtype; or take it "
+    "as an input, and return it"
+)
+
+TRACED: Final = 0x7C15F39CC0605CED
+"""A seed that no model has."""
+
+SEEDS: Final = "the model seeds torch's random numbers when it is called, which a program does not"
+
+_kept: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
+
+
+@define
+class Kept:
+    """What the model of an export keeps.
+
+    Attributes:
+        changes: what else than buffers changed in the last export: where it is, and its values after each call.
+        memos: those among them that held nothing before, and now hold what depends on no input.
+        again: repeats the last export that succeeded.
+        twice: whether the model is called twice.
+        structures: the structure of the outputs of each call.
+    """
+
+    model: torch.nn.Module
+    changes: dict[str, list[object]] = field(factory=dict)
+    memos: set[str] = field(factory=set)
+    again: Callable[[], ExportedProgram] | None = None
+    twice: bool = False
+    structures: list[TreeSpec] = field(factory=list)
+
+    def call(
+        self,
+        model: torch.nn.Module,
+        forward: Callable[..., Argument],
+        args: Sequence[Argument],
+        kwargs: Mapping[str, Argument],
+    ) -> object:
+        """Call a model as torch traces it: the model itself, or a stand-in for another device."""
+        self.changes, self.structures = {}, []
+        before = _Before.of(model, (args, kwargs))
+        outputs = self.called(before, forward, args, kwargs)
+        if not self.twice:
+            return outputs
+        args, kwargs = tree_map_only(torch.Tensor, AGAIN, (args, kwargs))
+        second = self.called(before, forward, args, kwargs)
+        (one, *structure), (other, *its) = map(tree_flatten, (outputs, second))
+        self.structures = [*structure, *its]
+        marks = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        return [one, other, marks]  # a mark that is no result would vanish from the graph
+
+    def called(
+        self,
+        before: _Before,
+        forward: Callable[..., Argument],
+        args: Sequence[Argument],
+        kwargs: Mapping[str, Argument],
+    ) -> Argument:
+        """Call it once: its outputs, when the buffers that it assigned have been written."""
+        with assignments() as rebound:
+            outputs = before.written_back(forward(*args, **kwargs), rebound)
+        changes = before.changes(rebound)
+        if not self.twice:
+            self.memos = before.memos(changes, _Dependent.on((args, kwargs))) if changes else set()
+        for place, value in changes.items():
+            self.changes.setdefault(place, []).append(value)
+        return outputs
+
+    def check(self) -> None:
+        """Raise an error if a call depends on what an earlier one left behind.
+
+        Raises:
+            CaptureError: it does; the message names the attribute and the line that assigns it.
+        """
+        kept = {place: values for place, values in self.changes.items() if place not in self.memos}
+        if not kept or self.again is None:
+            return
+        self.twice, changes = True, self.changes
+        try:
+            with kept_violations():
+                same = is_same_again(self.again(), self.structures)
+        except Exception as error:
+            log.debug("the model cannot be captured for two calls", exc_info=error)
+            log.warning("a program does not keep %s from call to call", self.told(kept))
+            return
+        finally:
+            self.twice, self.changes, after = False, changes, self.changes
+        if not same:
+            moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
+            why = f"{type(self.model).__name__} carries state from call to call in {self.told(moving or kept)}"
+            raise CaptureError(f"{why}: a program would begin anew in each", HINT)
+        read = names_read(self.model)
+        shown = [place for place in kept if _has_tensors(kept[place]) and place.rpartition(".")[2] not in read]
+        if shown:
+            log.warning("the model sets %s: a program does not", self.told(shown))
+
+    def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
+        """The attributes, with the lines that assign them."""
+        lines = {place: assigned_at(self.model, place) for place in places}
+        return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
+
+
+def _has_tensors(values: object) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values))
+
+
+@contextmanager
+def state_kept(model: torch.nn.Module) -> Iterator[Kept]:
+    """A context in which exports of a model note what it keeps."""
+    with set_to(_kept, Kept(model)) as kept:
+        yield kept
+
+
+def noted(again: Callable[[], ExportedProgram]) -> None:
+    """Note how to repeat the export of a model, which has just succeeded."""
+    kept = _kept.get()
+    if kept is not None and not kept.twice:
+        kept.again = again
+
+
+def changed() -> Collection[str]:
+    """Where else than in buffers the model of the last export holds something else after a call."""
+    kept = _kept.get()
+    return kept.changes.keys() if kept is not None else ()
+
+
+@contextmanager
+def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
+    """A context in which a call of the model is one that notes what it keeps.
+
+    Args:
+        model: the model that is exported.
+        may_draw: whether it draws random numbers meanwhile; else only seeds change the generator.
+
+    Raises:
+        CaptureError: the model seeds torch's generator.
+    """
+    kept = _kept.get()
+    if kept is None:
+        yield
+        return
+    own, inside = model.forward, [False]
+
+    @functools.wraps(own, updated=())
+    def watching(*args: Argument, **kwargs: Argument) -> object:  # torch takes frames of another name for the model's
+        if inside[0] or _kept.get() is not kept:  # it calls itself, or another thread does
+            return own(*args, **kwargs)
+        inside[0] = True
+        try:
+            return kept.call(model, own, args, kwargs)
+        finally:
+            inside[0] = False
+
+    space, before = vars(model), vars(model).get("forward")
+
+    def restore() -> None:
+        space.pop("forward", None)
+        space.update({} if before is None else {"forward": before})
+
+    with undoing(restore), nullcontext() if may_draw else _unseeded():
+        space["forward"] = watching
+        yield
+
+
+@contextmanager
+def _unseeded() -> Iterator[None]:
+    """A context of a trace, which draws nothing: another state of torch's generator is of a seed."""
+    numbers = torch.get_rng_state()
+    with undoing(lambda: torch.set_rng_state(numbers)):
+        torch.default_generator.manual_seed(TRACED)
+        traced = torch.get_rng_state()
+        yield
+        if not torch.equal(torch.get_rng_state(), traced):
+            raise CaptureError(SEEDS, "seed torch's generator before the call; draw in the model without one")
+
+
+@frozen
+class _Registered:
+    """A parameter, buffer or input as it is before a call: where it is, its shape, memory, and node in the trace."""
+
+    place: str
+    space: dict[str, torch.Tensor]
+    name: str
+    tensor: torch.Tensor
+    is_buffer: bool
+    like: tuple[object, ...]
+    memory: StorageWeakRef | None
+    slot: Argument
+
+    @classmethod
+    def of(cls, path: str, module: torch.nn.Module) -> Iterator[_Registered]:
+        """The parameters and buffers of a module."""
+        for kind in REGISTERED:
+            space = vars(module)[kind]
+            names = [name for name, tensor in space.items() if tensor is not None]
+            yield from (cls.at(within(path, name), space, name, kind == "_buffers") for name in names)
+
+    @classmethod
+    def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
+        """The tensor of a name; an input is like a buffer: it may be written."""
+        mode, tensor = get_proxy_mode(), space[name]
+        slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+        return cls(place, space, name, tensor, is_buffer, _like(tensor), _memory(tensor), slot)
+
+    def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
+        """Whether another tensor is in its place, or in its ``.data``."""
+        return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
+
+    def restore(self) -> None:
+        """Put it back where it was."""
+        mode = get_proxy_mode()
+        if mode is not None and self.slot is not None:
+            set_proxy_slot(self.tensor, mode.tracer, self.slot)
+        self.space[self.name] = self.tensor
+
+
+@frozen
+class _Dependent:
+    """The nodes of a trace that depend on its inputs; None: all that it has computed may."""
+
+    tracer: Argument
+    nodes: set[torch.fx.Node] | None
+
+    @classmethod
+    def on(cls, inputs: object) -> _Dependent:
+        """The nodes that depend on the tensors in these inputs."""
+        mode = get_proxy_mode()
+        if mode is None:
+            return cls(None, None)
+        slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
+        return cls(mode.tracer, of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None}))
+
+    def is_in(self, value: object) -> bool:
+        """Whether a value has a tensor that may depend on inputs, or anything else than tensors."""
+        leaves = tree_leaves([*value] if isinstance(value, set) else value)
+        if self.nodes is None or not all(map(_is_tensor, leaves)):
+            return True
+        slots = [get_proxy_slot(leaf, self.tracer, None) for leaf in leaves]
+        return any(slot is not None and slot.proxy.node in self.nodes for slot in slots)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _like(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a tensor has in common with one that can be copied to it; a size that varies is like no other."""
+    sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
+    return (*sizes, tensor.dtype, tensor.device, tensor.layout)
+
+
+def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
+    return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
+
+
+@frozen
+class _Before:
+    """What a model holds before a call."""
+
+    registered: Sequence[_Registered]
+    spaces: Sequence[tuple[str, Space]]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, inputs: object) -> _Before:
+        """What it holds now, and the tensors that it is called with."""
+        modules = [*model.named_modules()]
+        rows = [row for path, module in modules for row in _Registered.of(path, module)]
+        rows += [_Registered.at("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
+        return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
+
+    def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
+        """The outputs, and each buffer that got another tensor of its kind written with that."""
+        moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
+        pairs = [(row, new) for row in moved if (new := row.space.get(row.name)) is not None and _like(new) == row.like]
+        if not pairs:
+            return outputs
+        olds = {row.memory for row, _ in pairs}
+
+        def apart(tensor: torch.Tensor) -> torch.Tensor:
+            """A tensor that is not written when the buffers are."""
+            return tensor.clone() if _memory(tensor) in olds else tensor
+
+        outputs = tree_map_only(torch.Tensor, apart, outputs)
+        values = [new.clone() if new is row.tensor else apart(new) for row, new in pairs]
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # the model may have left it enabled
+            for (row, _), value in zip(pairs, values, strict=True):
+                row.restore()
+                row.tensor.copy_(value)
+                rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
+        return outputs
+
+    def memos(self, changes: Mapping[str, object], dependent: _Dependent) -> set[str]:
+        """The changed attributes that another call would fill in with the same."""
+        found: set[str] = set()
+        for path, space in self.spaces:
+            for name in space.now:
+                if (place := within(path, name)) in changes and (new := space.filled_in(name)) is not None:
+                    found.update([place] if not any(map(dependent.is_in, new)) else [])
+        return found
+
+    def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
+        """What else is another object than before, or another number, by its place."""
+        found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_moved(rebound)}
+        for path, space in self.spaces:
+            for name, value in space.changed():
+                if name in REGISTERED:
+                    known = {row.name for row in self.registered if row.space is value}
+                    found |= {within(path, n): t for n, t in space.now[name].items() if n not in known}
+                elif not name.endswith("_hooks") and name not in DERIVED:
+                    found[within(path, name)] = value
+        return found

@@ -1,0 +1,177 @@
+"""Replace torch's functions while we trace, and only for the tracing thread.
+
+torch looks up its kernels in tables that all threads read. Here an entry of such a table gets a function that checks
+which thread calls it: a thread that traces for us gets our function, every other one torch's own, even if it exports
+meanwhile. Entries are restored as soon as no thread traces for us. A lock guards the entries while they change, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias
+
+import torch
+from attrs import define, field, frozen
+from torch._ops import OpOverload
+
+from pipeline.aten.types import Argument, Operator
+from pipeline.export_fixes.interrupts import set_to, undoing
+
+Kernel: TypeAlias = Callable[..., Any]
+When: TypeAlias = Literal["trace", "export", "example", "called", "comparing", "gpu", "modelopt"]
+
+_MAJOR, _MINOR = torch.__version__.split(".")[:2]
+VERSION = (int(_MAJOR), int(_MINOR))
+"""The torch at hand."""
+
+_now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozenset())
+
+
+def traces(during: When) -> bool:
+    """Whether this thread gets the replacements of a kind."""
+    return during in _now.get()
+
+
+@frozen(eq=False)
+class Replacement:
+    """A function of ours in place of one of torch's.
+
+    Attributes:
+        owner: the object in which torch looks it up: a module, a class, a table, or an operator with kernels in Python.
+        name: the name that torch looks up: an attribute, a key, or a dispatch key.
+        make: makes ours from torch's own.
+        why: what torch does without it.
+        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
+            ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
+            not told so; ``"comparing"``: while one is whose sizes are compared by its example; ``"gpu"``: while torch
+            traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
+        before: the first version of torch that does not need it; None: all versions do.
+        since: the first version that needs it.
+        everywhere: whether all threads get ours, which asks which thread calls it.
+    """
+
+    owner: Any
+    name: Any
+    make: Callable[[Kernel], Kernel]
+    why: str
+    during: When = "trace"
+    before: tuple[int, int] | None = None
+    since: tuple[int, int] = (0, 0)
+    everywhere: bool = False
+
+    @property
+    def applies(self) -> bool:
+        """Whether the installed torch needs it."""
+        return self.since <= VERSION and (self.before is None or self.before > VERSION) and self._is_there
+
+    @property
+    def _is_there(self) -> bool:
+        if isinstance(self.owner, dict):
+            return self.name in self.owner
+        return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
+
+    def read(self) -> Argument:
+        """The current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
+        if isinstance(self.owner, OpOverload):
+            return self.owner.py_kernels.get(self.name)
+        return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
+
+    def write(self, value: Argument) -> None:
+        """Set the entry: to the result of `read`, or to another function."""
+        if isinstance(self.owner, OpOverload):
+            _set_kernel(self.owner, self.name, value)
+        elif isinstance(self.owner, dict):
+            self.owner[self.name] = value
+        elif value is None:
+            if self.name in vars(self.owner):
+                delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, value)
+
+    def beside(self, own: Kernel | None) -> Kernel:
+        """A function that calls ours in threads that trace, torch's own in others."""
+        theirs: Kernel = self._elsewhere() if own is None else own
+        ours, during = self.make(theirs), self.during
+        if self.everywhere:
+            return ours
+
+        @functools.wraps(theirs)
+        def either(*args: object, **kwargs: object) -> object:
+            return (ours if traces(during) else theirs)(*args, **kwargs)
+
+        return either
+
+    def _elsewhere(self) -> Kernel:
+        """What torch finds where the place is empty."""
+        if isinstance(self.owner, OpOverload):
+            return functools.partial(self.owner._op_dk, self.name)
+        return getattr(self.owner, self.name)  # type: ignore[no-any-return]
+
+
+def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> None:
+    if kernel is None:
+        operator.py_kernels.pop(key, None)
+    else:
+        operator.py_kernels[key] = kernel
+    operator._uncache_dispatch(key)
+    operator._dispatch_cache.clear()
+
+
+@define(eq=False)
+class Places:
+    """The entries of torch that are replaced, and the threads that trace at the moment."""
+
+    table: Sequence[Replacement]
+    _lock: Any = field(factory=threading.RLock)
+    _traces: defaultdict[str, set[object]] = field(factory=lambda: defaultdict(set))
+    _own: dict[Replacement, Any] = field(factory=dict)
+    _needed: dict[Any, list[Replacement]] = field(factory=dict)
+    _made: dict[Replacement, tuple[Any, Kernel]] = field(factory=dict)
+
+    @contextmanager
+    def taken(self, during: When) -> Iterator[None]:
+        """A context in which this thread gets the replacements of a kind."""
+        if traces(during):
+            yield
+            return
+        trace = object()
+        with undoing(lambda: self._leave(during, trace)):
+            self._enter(during, trace)
+            with set_to(_now, _now.get() | {during}):
+                yield
+
+    def _enter(self, during: When, trace: object) -> None:
+        with self._lock:
+            self._traces[during].add(trace)
+            for row in self._rows(during, VERSION):
+                if row not in self._own:
+                    self._own[row] = row.read()
+                row.write(self._beside(row, self._own[row]))
+
+    def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
+        """The rows of a kind that this torch needs, found once."""
+        if (during, version) not in self._needed:
+            self._needed[during, version] = [row for row in self.table if row.during == during and row.applies]
+        return self._needed[during, version]
+
+    def _beside(self, row: Replacement, own: Any) -> Kernel:
+        """The function in an entry, made once for each of torch's own."""
+        known = self._made.get(row)
+        if known is None or known[0] is not own:
+            self._made[row] = known = (own, row.beside(own))
+        return known[1]
+
+    def _leave(self, during: When, trace: object) -> None:
+        """Write torch's own where no other trace is left; to do so twice changes nothing."""
+        with self._lock:
+            self._traces[during].discard(trace)
+            if not self._traces[during]:
+                for row in [row for row in self._own if row.during == during]:
+                    row.write(self._own[row])
+                    del self._own[row]

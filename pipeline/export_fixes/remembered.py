@@ -1,0 +1,43 @@
+"""Let a model forget the shapes that it remembers from its last call.
+
+``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of positions):
+after a call, torch.export takes the remembered sizes for the only ones. A call of another shape makes the grid anew;
+that this is the grid which is kept, `kept_state` checks, as of every model that keeps something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.model_state import changed
+from pipeline.export_fixes.restore_model_state import within
+
+NO_SIZE: Final = -2
+"""No tensor has this size, and none can be made or viewed with it."""
+
+
+def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    """The shapes of tensors that a model's modules have as attributes, by their places."""
+    rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
+    return {place: value for place, value in rows if type(value) is torch.Size}
+
+
+@contextmanager
+def forgotten(model: torch.nn.Module) -> Iterator[None]:
+    """A context of a trace in which these are shapes that no tensor has; who opens it puts back what was there.
+
+    Raises:
+        CaptureError: a call leaves one as it is: it is not that of the last call.
+    """
+    found = shapes(model)
+    for place, shape in found.items():
+        path, _, name = place.rpartition(".")
+        vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
+    yield
+    if left := found.keys() - changed():
+        raise CaptureError(f"{type(model).__name__} does not set {', '.join(sorted(left))} when it is called")

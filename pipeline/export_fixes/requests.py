@@ -1,0 +1,52 @@
+"""``Request``: the inputs and ranges that a model is captured for, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.types import Argument, Spec
+from pipeline.export_fixes.constant_inputs import taken_out
+from pipeline.export_fixes.input_checks import arguments
+from pipeline.export_fixes.profiles import Wish, stated
+from pipeline.inputs import Constant, is_input
+
+
+@frozen(eq=False)
+class Request:
+    """What a model is captured for.
+
+    Attributes:
+        args: the example inputs by position: tensors, `Input` s, other values; tensors in place of constants.
+        kwargs: the same by keyword.
+        constants: the inputs that have one value, by the places of their leaves.
+        dynamic_shapes: as in torch.export, over all profiles.
+        profiles: for each profile the ranges of inputs.
+    """
+
+    args: tuple[object, ...]
+    kwargs: dict[str, Argument]
+    constants: Mapping[int, Constant]
+    dynamic_shapes: Spec
+    profiles: tuple[tuple[Wish, ...], ...]
+
+    @property
+    def leaves(self) -> tuple[Argument, ...]:
+        """The example inputs, in order."""
+        return tuple(tree_leaves((self.args, self.kwargs), is_leaf=is_input))
+
+
+def requested(
+    model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
+) -> Request:
+    """Return the request for a model, a module or an ``ExportedProgram``.
+
+    Raises:
+        TypeError: the inputs have the wrong form, or profiles are given twice.
+        ValueError: inputs have different numbers of profiles.
+    """
+    positional, named, constants = taken_out(*arguments(args, kwargs))
+    shapes, wishes = stated(model, positional, named, dynamic_shapes, profiles)
+    return Request(positional, named, constants, shapes, tuple(map(tuple, wishes)))

@@ -1,0 +1,216 @@
+"""Leave a model, and what a process has set, as they were before the model was traced.
+
+While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
+detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards. Where it calls
+``torch.cond``, ``flex_attention`` or their like, torch compiles by Dynamo, which changes settings of the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import chain
+from logging import Logger
+from types import FunctionType, MethodType, ModuleType
+from typing import Final, TypeAlias
+
+import torch
+from attrs import frozen
+from torch import nn
+from torch._dynamo.eval_frame import TorchPatcher
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributions import Distribution
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.types import Argument
+from pipeline.export_fixes.interrupts import undoing
+from pipeline.program import version
+
+CONTAINERS: Final = (list, dict, set, OrderedDict)
+PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
+MOST: Final = 1_000
+"""The most elements of a container in which objects are looked for."""
+OBJECTS: Final = 10_000
+"""So many objects are looked at: a module may hold what holds a whole program (a trainer, a set of data)."""
+Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
+
+
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """A context after which a model's modules hold what they held before, in attributes, and in lists, dicts and sets
+    that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
+    modules. What other objects hold is theirs, unless it is fake: then they hold what they held before, and a
+    ``functools.lru_cache`` is empty."""
+    spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
+    objects = [Space.of(vars(each)) for each in beside]
+    caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
+    buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
+
+    def restore() -> None:
+        for space in (*spaces, *(each for each in objects if each.has_fakes())):
+            space.restore()
+        for cache, misses in caches:
+            if cache.cache_info().misses != misses:  # what it has made since may be fake, and cannot be looked at
+                cache.cache_clear()
+        for buffer, value, at in buffers:
+            if version(buffer) != at:
+                buffer.data.copy_(value)
+
+    with undoing(restore):
+        yield
+
+
+@contextmanager
+def checks_left() -> Iterator[None]:
+    """A context after which distributions check their arguments as they did before, by default. The first function that
+    Dynamo compiles turns these checks off; the next one outside does so again, as it would have without ours."""
+    before = Distribution._validate_args
+
+    def restore() -> None:
+        if Distribution._validate_args != before:
+            TorchPatcher.patch.cache_clear()
+            Distribution.set_default_validate_args(before)
+
+    with undoing(restore):
+        yield
+
+
+def others(model: torch.nn.Module) -> list[tuple[str, object]]:
+    """The objects of other classes that a model's modules hold, and those hold, themselves or in containers, each
+    with the attributes that lead to it."""
+    found: dict[int, tuple[str, object]] = {}
+    left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
+    while left and len(found) < OBJECTS:
+        place, value = left.pop()
+        if type(value) in (*CONTAINERS, tuple) and len(value) <= MOST:
+            left.extend((place, each) for each in (value.values() if isinstance(value, dict) else value))
+        elif id(value) not in found and _is_plain(value):
+            found[id(value)] = place, value
+            left.extend((within(place, name), each) for name, each in vars(value).items())
+    return [*found.values()]
+
+
+def within(path: str, name: str) -> str:
+    """The path of an attribute."""
+    return f"{path}.{name}" if path else name
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is an object with attributes that is none of Python's own, of torch's, or a module. It may be a
+    proxy, which answers for another object, or fails."""
+    kind = type(value)
+    theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
+    if issubclass(kind, theirs) or _is_torchs(kind):
+        return False
+    with suppress(Exception):
+        return type(vars(value)) is dict
+    return False
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
+
+
+def _caches(values: Iterable[object]) -> Iterator[Cache]:
+    """The ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are from."""
+    kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
+    files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
+    spaces = (*map(vars, kinds), *files.values())
+    yield from {id(x): x for space in spaces for x in [*space.values()] if isinstance(x, Cache)}.values()
+
+
+def _has_fakes(value: object, deep: bool = True) -> bool:
+    """Whether there is a fake tensor in a value, or in an object of another class in it."""
+    leaves = tree_leaves([*value] if isinstance(value, set) else value)
+    if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
+        return True
+    return deep and any(_has_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain(leaf))
+
+
+@frozen
+class Space:
+    """The attributes of an object, and what was in them."""
+
+    now: dict[str, Argument]
+    before: dict[str, Argument]
+    contents: Mapping[int, tuple[Argument, Argument]]
+
+    @classmethod
+    def of(cls, space: dict[str, Argument]) -> Space:
+        """What is there at the moment."""
+        held = (each for value in space.values() for each in _containers(value))
+        return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
+
+    def has_fakes(self) -> bool:
+        """Whether a fake tensor is there that was not."""
+        new = (value for name, value in self.now.items() if self.before.get(name) is not value)
+        return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
+
+    def changed(self) -> Iterator[tuple[str, object]]:
+        """The attributes that are another object than before, or have others in them; not those of equal numbers."""
+        for name in {**self.before, **self.now}:
+            value, before = self.now.get(name), self.before.get(name)
+            if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
+                yield name, value
+
+    def filled_in(self, name: str) -> Sequence[object] | None:
+        """What is new in an attribute that held nothing, or a dict that has kept its entries; None if more changed."""
+        value, before = self.now.get(name), self.before.get(name)
+        if before is None:
+            return [value]
+        if value is not before or type(value) is not dict or any(map(self._is_filled, [*_containers(value)][1:])):
+            return None
+        _, old = self.contents[id(value)]
+        return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
+
+    def _is_filled(self, container: Argument) -> bool:
+        """Whether a container has other contents than before."""
+        _, before = self.contents.get(id(container), (None, container))
+        return not _same(_rows(container), _rows(before))
+
+    def restore(self) -> None:
+        """Put back what was there."""
+        for name in self.now.keys() - self.before.keys():
+            del self.now[name]
+        self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
+        for container, before in self.contents.values():
+            if not _same(_rows(container), _rows(before)):
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(before)
+
+
+def _containers(value: Argument) -> Iterator[Argument]:
+    """A list, dict or set, and those in it."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if type(each) in CONTAINERS:
+            yield each
+        if type(each) in (*CONTAINERS, tuple) and len(each) <= MOST:
+            left.extend(each.values() if isinstance(each, dict) else each)
+
+
+def _equal(one: Argument, other: Argument) -> bool:
+    """Whether two values are one object, or the same number, text or tuple of these."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return isinstance(one, PLAIN) and one == other
+
+
+def _rows(container: Argument) -> Iterable[tuple[object, object]]:
+    """What is in a container, by key or place; of a set, in no order."""
+    if isinstance(container, dict):
+        return container.items()
+    return enumerate(sorted(container, key=id) if isinstance(container, set) else container)
+
+
+def _same(some: Iterable[tuple[object, object]], others: Iterable[tuple[object, object]]) -> bool:
+    """Whether names and values are the same objects, in the same order."""
+    one, other = ([(name, id(value)) for name, value in rows] for rows in (some, others))
+    return one == other

@@ -1,0 +1,249 @@
+"""Take a model's checks of its data to hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise ValueError``.
+
+torch.export fails where Python asks for a truth that only data has. Where one of the two answers leads to nothing but
+an error, the graph for the other is the model's, for all inputs that the model takes. What was asked is collected, so
+that the user is told that engines do not check it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Final
+
+import torch
+from attrs import define, field
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pipeline.aten.types import Argument, Target
+from pipeline.errors import CaptureError, folder_of
+from pipeline.export_fixes.error_attribution import BRANCHES, place_of
+from pipeline.export_fixes.error_attribution import NOT_THE_MODELS as LIBRARIES
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.shapes import guard_provenance
+
+aten = torch.ops.aten
+
+EXPORT: Final = folder_of("torch.export")
+NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
+STANDARD: Final = sysconfig.get_path("stdlib")
+CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
+"""Where torch itself checks data, as a model would."""
+CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
+"""Functions of torch that check data, and whose calls torch.export does not see."""
+LONGEST: Final = 80
+"""Instructions before an error is raised: its message may be long."""
+ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
+LEAVES: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "DELETE")
+"""What leaves something behind, also if an error is raised."""
+
+
+@define
+class Checks:
+    """What a model checks of its data.
+
+    Attributes:
+        places: where checks were taken to hold, as ``file:line``.
+        caught: where one was met whose error the model may catch, or nothing. Dynamo takes it to hold nevertheless, and
+            the model may catch the error of its trace.
+    """
+
+    places: dict[str, None] = field(factory=dict)
+    caught: str = ""
+
+
+_checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
+
+
+@contextmanager
+def none_is_caught() -> Iterator[None]:
+    """A context for one trace of a model.
+
+    Raises:
+        CaptureError: the model caught torch.export's error about a branch that data decides. The program would have the
+            branch of its ``except``, whatever the data.
+    """
+    errors: list[Exception] = []
+    with set_to(guard_provenance.unanswered, errors):
+        yield
+        for error in errors:
+            frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+            for file, line in reversed([each for each in frames if not _is_of_a_library(each[0])]):
+                why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
+                raise CaptureError(why.format(place_of(file, line)), BRANCHES)
+
+
+def _is_of_a_library(file: str) -> bool:
+    """Whether a file is torch's, ours or Python's own: such a file may ask, and go on where there is no answer."""
+    return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
+
+
+def collected() -> AbstractContextManager[Checks]:
+    """A context that collects the checks of models that are exported in it."""
+    return set_to(_checks, Checks())
+
+
+def is_caught() -> bool:
+    """Whether a check was met whose error the model may catch."""
+    checks = _checks.get()
+    return checks is not None and bool(checks.caught)
+
+
+def taken_to_hold(place: str) -> None:
+    """Note a check, as ``file:line``."""
+    checks = _checks.get()
+    if checks is not None:
+        checks.places[place] = None
+
+
+def holding(override: Callable[..., object]) -> Callable[..., object]:
+    """Wrap torch.export's handling of a call in the model: the truth of a tensor that only a check asks for."""
+
+    def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        if func in CHECKED:
+            return _in_sight(self, func), args, kwargs
+        if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
+            truth = _taken(sys._getframe(1), is_check=func is torch._assert)
+            if truth is not None:
+                return lambda *_, **__: truth, args, kwargs
+        return override(self, func, args, kwargs)
+
+    return override_truths
+
+
+def _in_sight(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
+    """A function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls are."""
+    unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
+    bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
+    bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+
+    def called(*args: object, **kwargs: object) -> object:
+        with mode:
+            return bare(*args, **kwargs)
+
+    return called
+
+
+def unasked(own: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the check of a distribution's sample, which asks whether sizes are 1, where these vary."""
+
+    def validate(distribution: Argument, value: Argument) -> None:
+        sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
+        if all(isinstance(size, int) for size in sizes):
+            own(distribution, value)
+
+    return validate
+
+
+def is_unknown(tensor: object) -> bool:
+    """Whether only data has the value of a tensor."""
+    if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
+        return False
+    return isinstance(tensor, FakeTensor) and tensor.constant is None
+
+
+def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
+    """The truth that a check asks for, which is noted; None if it is no check."""
+    checks = _checks.get()
+    while frame is not None and _is_not_the_models(frame):
+        frame = frame.f_back
+    if checks is None or frame is None:
+        return None
+    truth, error = (True, "AssertionError") if is_check else _needed(frame.f_code, frame.f_lasti)
+    if truth is None:
+        return None
+    outer: list[FrameType] = []
+    while frame is not None and not frame.f_code.co_filename.startswith(EXPORT):
+        outer += [] if _is_not_the_models(frame) else [frame]
+        frame = frame.f_back
+    own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING)), outer[0])
+    place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
+    if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
+        checks.caught = place
+        return None
+    checks.places[place] = None
+    return truth
+
+
+def _is_not_the_models(frame: FrameType) -> bool:
+    """Whether a frame is of torch or of ours, and checks no data."""
+    name = frame.f_code.co_filename
+    return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
+
+
+@functools.lru_cache(1024)
+def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
+    """The truth without which the code after an instruction raises an error, and does nothing else, and the error's
+    name; None if there is no such truth."""
+    steps = list(dis.get_instructions(code))
+    place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
+    while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
+        place += 1
+    if place >= len(steps) - 1 or not steps[place].opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None, ""
+    if_true = steps[place].opname.endswith("IF_TRUE")
+    target = next(i for i, step in enumerate(steps) if step.offset == steps[place].argval)
+    by_jump, onward = _raised(steps, target), _raised(steps, place + 1)
+    if bool(by_jump) == bool(onward):
+        return None, ""
+    return if_true == bool(onward), by_jump or onward
+
+
+def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
+    """The name of the error that is all that comes of the instructions from a place on; empty if there is more."""
+    name = ""
+    for step in steps[place : place + LONGEST]:
+        if step.opname == "RAISE_VARARGS":
+            return name or "Exception"
+        if any(end in step.opname for end in ENDS) or step.opname.startswith(LEAVES):
+            return ""
+        if step.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
+            name = name or "AssertionError"
+        elif step.opname == "LOAD_GLOBAL" and _error(step.argval) is not None:
+            name = name or str(step.argval)
+    return ""
+
+
+def _error(name: object) -> type[BaseException] | None:
+    """The error of Python's own of this name."""
+    found = getattr(builtins, str(name), None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+@functools.lru_cache(1024)
+def _may_catch(code: CodeType, at: int, error: str) -> bool:
+    """Whether a function may catch an error at a place: by an ``except``, and not in leaving a ``with`` or ``try``."""
+    handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
+    return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
+
+
+def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
+    """Whether a handler that begins so may take an error, and go on."""
+    named: list[object] = []
+    passed = -1
+    for step, after in pairwise(steps):
+        if step.offset < passed:
+            continue
+        if step.opname in ("WITH_EXCEPT_START", "RERAISE"):
+            return False
+        if step.opname == "POP_EXCEPT":
+            return after.opname != "RERAISE"
+        if step.opname == "CHECK_EXC_MATCH":
+            kinds, raised = [_error(name) for name in named], _error(error) or Exception
+            if any(kind is None or issubclass(raised, kind) or issubclass(kind, raised) for kind in kinds):
+                return True
+            named, passed = [], after.argval  # what comes where it does not match
+        elif step.opname.startswith("LOAD_"):
+            named.append(step.argval)
+    return False

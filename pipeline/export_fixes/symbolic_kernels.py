@@ -1,0 +1,177 @@
+"""Kernels for symbolic sizes, where torch's own would lose a symbol or take it for a constant.
+
+torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
+and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
+resized dim minus 1, which may be 0; torch 2.11 adds up weights as integers. ``create_unbacked_symint``, by which a fake
+implementation asks for a size that data has (``torchvision.ops.nms``), makes it 2 or more. ``torch_patches.py`` says
+which versions need which kernel. Sizes that do not vary, and indices of unknown sign, are left to torch's own kernels.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from pipeline.aten.types import Argument, Target
+from pipeline.export_fixes.patching import Kernel, traces
+
+
+def oblivious(own: Kernel) -> Kernel:
+    """The settings of symbolic shapes, with ``backed_size_oblivious``."""
+    return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
+
+
+def comparing(own: Kernel) -> Kernel:
+    """Decide a question about several sizes as the example does, where torch takes it for undecided: ``b // c == 1``
+    for the batches of two inputs, which turn out to be one. The answer is a condition on the sizes of calls."""
+
+    def guard_or(asked: Argument, default: bool) -> bool:
+        answer: bool = own(asked, default)
+        if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
+            return answer
+        decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
+        return bool(asked.node.guard_bool("", 0)) if decides else answer
+
+    return guard_or
+
+
+def from_none(own: Kernel) -> Kernel:
+    """Make up a size that data has for a fake implementation: 0 or more, unless this says something else."""
+
+    def create(context: object, *, min: int = 0, max: int | None = None) -> object:
+        return own(context, min=min, max=max)
+
+    return create
+
+
+def sliced(own: Kernel) -> Kernel:
+    """Slice a tensor; the size is expressed in terms of the bounds."""
+
+    def slice(
+        mode: object,
+        func: Target,
+        self: Argument,
+        dim: int = 0,
+        start: Argument = None,
+        end: Argument = None,
+        step: int = 1,
+    ) -> Argument:
+        """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
+        varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
+        if not varies or not isinstance(step, int) or step <= 0:
+            return own(mode, func, self, dim, start, end, step)
+        size = self.shape[dim]
+        first = 0 if start is None else _counted(start, size)
+        last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _counted(end, size)
+        if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
+            return own(mode, func, self, dim, start, end, step)
+        sizes, strides = list(self.shape), list(self.stride())
+        sizes[dim], strides[dim] = _taken(first, last, step), strides[dim] * step
+        return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
+
+    return slice
+
+
+def _counted(index: Argument, size: Argument) -> Argument:
+    """The position of a slice's index, 0 to size; None if its sign is unknown."""
+    if guard_or_false(index >= 0):
+        if guard_or_false(index <= size):
+            return index
+        return size if guard_or_false(index > size) else torch.sym_min(index, size)
+    if guard_or_false(index < 0):
+        if guard_or_false(index >= -size):
+            return index + size
+        return 0 if guard_or_false(index < -size) else torch.sym_max(index + size, 0)
+    return None
+
+
+def _taken(first: Argument, last: object, step: int) -> object:
+    """How many elements a slice takes."""
+    if guard_or_false(last >= first):
+        return (last - first + step - 1) // step
+    return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
+
+
+def raised(own: Kernel) -> Kernel:
+    """Compute a power with a varying base or exponent, through a tensor that holds it."""
+
+    def pow(self: object, exponent: object) -> Argument:
+        """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
+        if isinstance(self, torch.Tensor) and isinstance(exponent, torch.SymInt | torch.SymFloat):
+            return self ** _tensor(exponent)
+        if isinstance(exponent, torch.Tensor) and isinstance(self, torch.SymInt | torch.SymFloat):
+            return _tensor(self) ** exponent
+        return own(self, exponent)
+
+    return pow
+
+
+def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
+    """A number as a tensor of rank 0, which promotes others as the number does."""
+    dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
+    return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
+
+
+def scaled(own: Kernel) -> Kernel:
+    """Compute the scale of a resized dim, also of one that may be of size 1."""
+
+    def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
+        """The step between two elements of a resized dim; one element alone is the first, whatever the step."""
+        if align_corners and isinstance(out_size, torch.SymInt):
+            return (in_size - 1) / torch.sym_max(out_size - 1, 1)
+        return own(in_size, out_size, align_corners, scale)
+
+    return compute_scale
+
+
+def weighed(own: Kernel) -> Kernel:
+    """Add up weights in their own kind of numbers."""
+
+    def bincount(mode: object, func: object, self: object, weights: Any = None, minlength: object = 0) -> object:
+        """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
+        counts = own(mode, func, self, weights, minlength)
+        if weights is None:
+            return counts
+        return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
+
+    return bincount
+
+
+def selected(own: Kernel) -> Kernel:
+    """Choose by a mask among as many elements as there are after broadcasting."""
+
+    def masked_select(mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
+        """masked_select(Tensor self, Tensor mask) -> Tensor"""
+        return own(mode, func, *torch.broadcast_tensors(self, mask))
+
+    return masked_select
+
+
+def rooted(own: Kernel) -> Kernel:
+    """Take the root of a number that varies as an expression of it. Dynamo reads this function, too: to it a size is an
+    ``int``."""
+
+    def sqrt(x: object, /) -> object:
+        varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")
+        return torch.sym_sqrt(x) if varies else own(x)
+
+    return sqrt
+
+
+def classified(own: Kernel) -> Kernel:
+    """Leave it to data how many classes there are, where it is not said."""
+
+    def one_hot(self: torch.Tensor, num_classes: Any = -1) -> object:
+        """one_hot(Tensor self, SymInt num_classes=-1) -> Tensor"""
+        if isinstance(num_classes, torch.SymInt) or num_classes != -1 or not isinstance(self, FakeTensor):
+            return own(self, num_classes)
+        env: Any = self.fake_mode.shape_env
+        classes = env.create_unbacked_symint()
+        torch._check(classes >= 1)
+        return self.new_empty((*self.shape, classes), dtype=torch.int64)
+
+    return one_hot

@@ -1,0 +1,397 @@
+"""The table of replacements for torch's functions while it traces."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import math
+from collections import OrderedDict
+from typing import Final
+
+import torch
+from torch._decomp import decomposition_table, decompositions
+from torch._dynamo.output_graph import OutputGraph
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch._library.fake_impl import FakeImplCtx
+from torch._subclasses import fake_utils, meta_utils
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
+from torch.export import _trace, exported_program
+from torch.fx.experimental import proxy_tensor, symbolic_shapes
+from torch.utils.hooks import RemovableHandle
+
+from pipeline.aten.preserved_composites import CELLS, RECURRENT
+from pipeline.converters.overlap_add import unfold_backward
+from pipeline.export_fixes import (
+    branches,
+    buffer_constants,
+    constant_aliasing,
+    constant_inputs,
+    constraint_violations,
+    cuda_query_stubs,
+    example_guards,
+    flex_attention,
+    hide_is_exporting,
+    legacy_tensor_api,
+    module_to_in_forward,
+    other_threads,
+    packed_sequence,
+    padded,
+    preserve_rnn,
+    runtime_asserts,
+    scalar_indices,
+    seeds,
+    silence_torch_logs,
+    spectra,
+    symbolic_item,
+    symbolic_kernels,
+    variadic,
+)
+from pipeline.export_fixes.buffer_copy import without_plain_copies
+from pipeline.export_fixes.patching import Kernel, Replacement
+from pipeline.shapes import guard_provenance
+
+aten = torch.ops.aten
+
+
+def _overridden(own: Kernel) -> Kernel:
+    """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
+    own = scalar_indices.writing(symbolic_item.indexing(own))
+    return legacy_tensor_api.legacy(spectra.of_any_length(packed_sequence.packing(runtime_asserts.holding(own))))
+
+
+SEEDS: Final = (
+    *((owner, ("manual_seed", "seed", "set_rng_state")) for owner in (torch, torch.random)),
+    (torch.cuda, ("manual_seed", "manual_seed_all")),
+)
+"""The functions that seed a generator, and where models find them."""
+
+TABLE: Final = (
+    Replacement(
+        type(torch.fx.experimental._config),
+        "__getattr__",
+        symbolic_kernels.oblivious,
+        "takes a size that varies to be 2 or more; torch's own setting is one for all threads, before 2.13",
+    ),
+    Replacement(
+        symbolic_shapes,
+        "_guard_or",
+        symbolic_kernels.comparing,
+        "takes sizes of two inputs to be different, where an operator asks for one before they turn out to be equal",
+        during="comparing",
+        since=(2, 13),
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.slice.Tensor,
+        symbolic_kernels.sliced,
+        "makes up a symbol for the size of x[: n // 2], which nothing defines",
+        before=(2, 13),
+    ),
+    *(
+        Replacement(
+            decomposition_table,
+            target,
+            symbolic_kernels.raised,
+            "takes an exponent or a base that varies to stay what it was in the example",
+            before=(2, 13),
+        )
+        for target in (aten.pow.Tensor_Scalar, aten.pow.Scalar)
+    ),
+    Replacement(
+        decomposition_table,
+        aten.unfold_backward.default,
+        lambda _: unfold_backward,
+        "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
+        since=(2, 13),
+    ),
+    Replacement(
+        Distribution,
+        "_validate_sample",
+        runtime_asserts.unasked,
+        "takes a size that varies to be other than 1, as it checks the sample of a distribution",
+        during="export",
+    ),
+    Replacement(
+        logging.Logger, "handle", silence_torch_logs.logs, "logs what it raises as well, and what it finds a way around"
+    ),
+    Replacement(
+        decompositions,
+        "_compute_scale",
+        symbolic_kernels.scaled,
+        "divides by the size of a resized dim less 1, which may be 0",
+    ),
+    Replacement(math, "sqrt", symbolic_kernels.rooted, "takes a size that varies for a constant", everywhere=True),
+    Replacement(
+        aten.one_hot.default,
+        preserve_rnn.KEY,
+        symbolic_kernels.classified,
+        "has no shape where the number of classes is not given: it makes an int of the greatest",
+        during="export",
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.bincount.default,
+        symbolic_kernels.weighed,
+        "adds up weights in whole numbers",
+        before=(2, 13),
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.masked_select.default,
+        symbolic_kernels.selected,
+        "takes the elements before they are broadcast for the most that a mask can choose",
+    ),
+    Replacement(
+        FakeImplCtx,
+        "create_unbacked_symint",
+        symbolic_kernels.from_none,
+        "takes as many rows as data says to be two or more, where a fake implementation does not say how many",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "may_turn_const",
+        buffer_constants.keeping,
+        "computes with tensors of one known number, and forgets what several are",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "dispatch",
+        lambda own: buffer_constants.reading(symbolic_item.noting(constant_inputs.following(own))),
+        "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
+    ),
+    Replacement(
+        OutputGraph,
+        "remove_tensorify_specialized_graphargs",
+        symbolic_item.left_out,
+        "takes the known number of a tensor for a symbol, in Dynamo",
+        during="export",
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "evaluate_expr",
+        guard_provenance.noting,
+        "notes no condition where a model asks what an operator asked before it for a memory layout",
+        during="export",
+    ),
+    Replacement(
+        symbolic_shapes,
+        "uninteresting_files",
+        guard_provenance.placing,
+        "says that we asked: the row above passes questions on",
+        during="export",
+    ),
+    Replacement(
+        _NonStrictTorchFunctionHandler,
+        "_override",
+        _overridden,
+        "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
+        "of bytes, has no shapes of packed sequences, and makes constants of x.data",
+    ),
+    *(
+        Replacement(
+            target,
+            preserve_rnn.KEY,
+            preserve_rnn.whole(shapes),
+            "writes the steps of a recurrent layer out, for one length",
+            during="export",
+        )
+        for target, shapes in RECURRENT.items()
+    ),
+    Replacement(
+        flex_attention.OPERATOR,
+        "__call__",
+        flex_attention.expanded,
+        "keeps flex_attention as a call of two graphs, for one query and one key",
+        during="export",
+    ),
+    Replacement(
+        aten.lstm_cell.default,
+        preserve_rnn.KEY,
+        preserve_rnn.whole(CELLS[aten.lstm_cell.default]),
+        "has no shapes for a GPU's kernel of a cell without biases",
+        during="export",
+        before=(2, 15),
+    ),
+    Replacement(
+        aten.gru_cell.default,
+        preserve_rnn.KEY,
+        preserve_rnn.whole(CELLS[aten.gru_cell.default]),
+        "has no shapes for a GPU's kernel of a cell, and runs it to have them",
+        during="gpu",
+        before=(2, 15),
+    ),
+    *(
+        Replacement(
+            exported_program,
+            name,
+            lambda _: without_plain_copies,
+            "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
+            during="export",
+        )
+        for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
+    ),
+    Replacement(
+        proxy_tensor,
+        "proxy_call",
+        lambda own: branches.noting(constant_aliasing.fresh(own)),
+        "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
+        during="export",
+    ),
+    *(
+        Replacement(
+            proxy_tensor._ModuleStackTracer,
+            name,
+            make,
+            "takes modules that other threads call for the model's",
+            during="export",
+            everywhere=True,
+        )
+        for name, make in (("call_module", other_threads.calling), ("getattr", other_threads.reading))
+    ),
+    Replacement(
+        _trace,
+        "_fakify_params_buffers",
+        buffer_constants.valued,
+        "makes up a symbol for a number that is read from a buffer",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "make_fake_inputs",
+        constant_inputs.valued,
+        "does not know the value of an input",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "produce_guards_and_solve_constraints",
+        constraint_violations.finishing,
+        "gives no program where a range is wider than the model takes, after all of it is traced",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "register_buffer_assignment_hook",
+        lambda _: lambda module, assigned: RemovableHandle(OrderedDict()),
+        "writes the buffers of the model itself where it assigns them, and not those of its parts",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "get_class_if_classified_error",
+        silence_torch_logs.prints,
+        "prints the graph before an error, and a line about it",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "make_constraints",
+        variadic.once,
+        "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
+        during="export",
+    ),
+    Replacement(
+        torch.nn.TransformerEncoder,
+        "forward",
+        padded.zeroing,
+        "computes padded places while it traces, where eager gives zeros",
+        during="export",
+    ),
+    Replacement(
+        torch.nn.Module,
+        "_apply",
+        module_to_in_forward.applied,
+        "swaps weights with what a model makes of them while it is traced, which fails",
+        during="export",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "__init__",
+        example_guards.computing,
+        "has no values where Python decides by data",
+        during="example",
+    ),
+    Replacement(
+        meta_utils,
+        "_safe_copy",
+        example_guards.copying,
+        "leaves the values of parameters out, and computes with what memory held",
+        during="example",
+    ),
+    *(
+        Replacement(fake_utils, name, example_guards.unchecked, why, during="example")
+        for name, why in (
+            ("_check_fake_real_tensors", "takes sizes that data has for the example's, to see where tensors begin"),
+            ("_check_alias_info", "fails where an operator returns its input for the example, and a new tensor else"),
+        )
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "set_real_tensor_prop_unbacked_vals",
+        example_guards.knowing,
+        "keeps the truth of a tensor by its condition, and not by the symbol that it is a condition on",
+        during="example",
+        before=(2, 13),
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "_log_real_tensor_propagation",
+        example_guards.noting,
+        "logs what the example decides, and does not say where",
+        during="example",
+    ),
+    Replacement(builtins, "len", example_guards.counting, "returns the number of the example's rows", during="example"),
+    *(
+        Replacement(
+            torch.compiler,
+            name,
+            hide_is_exporting.of_torch_alone,
+            "tells a model that it is exported, which then may go a way that fails",
+            during="called",
+        )
+        for name in ("is_compiling", "is_exporting")
+    ),
+    *(
+        Replacement(
+            owner,
+            name,
+            seeds.refused,
+            "seeds as it traces, and gives a graph that draws other numbers in each call",
+            during="export",
+        )
+        for owner, names in SEEDS
+        for name in names
+    ),
+    *(
+        Replacement(torch.cuda, name, make, why, during="gpu")
+        for name, make, why in (
+            ("get_device_capability", cuda_query_stubs.capability, "has no answer without a GPU, though models ask"),
+            ("is_bf16_supported", cuda_query_stubs.bfloat16, "answers for the machine at hand, not for the GPU"),
+            ("current_device", cuda_query_stubs.first, "has no answer without a GPU"),
+        )
+    ),
+    Replacement(
+        torch.cuda.amp.common,
+        "amp_definitely_not_available",
+        cuda_query_stubs.no,
+        "switches autocast for cuda off without a GPU",
+        during="gpu",
+    ),
+    Replacement(
+        aten.scaled_dot_product_attention.default,
+        cuda_query_stubs.KEY,
+        cuda_query_stubs.attention,
+        "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
+        during="gpu",
+    ),
+    Replacement(
+        aten._to_copy.default,
+        cuda_query_stubs.SELECTION,
+        cuda_query_stubs.constant,
+        "copies the values that it keeps beside a constant to the GPU",
+        during="gpu",
+    ),
+)
+"""All replacements of torch's functions. A test of each row checks which versions of torch need it."""

@@ -1,0 +1,169 @@
+"""Evaluators of control flow: branches, both of them where data decides, loops with a known count, inlined calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import torch
+
+from pipeline.export_fixes.branches import either
+from pipeline.export_fixes.runtime_asserts import taken_to_hold
+from pipeline.export_fixes.torchscript.graph import Block, Node
+from pipeline.export_fixes.torchscript.objects import Object
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator
+from pipeline.export_fixes.torchscript.types import Value
+
+LIMIT: Final = 10_000
+"""The most turns of a loop that is unrolled."""
+
+_HARMLESS: Final = (
+    "autograd.grad_mode.",
+    "autograd.profiler.record_function",
+    "nn.utils.stateless.",
+)
+"""Contexts that do not change what a program computes."""
+
+_CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
+_FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
+
+_CHANGES: Final = (
+    *("aten::append", "aten::extend", "aten::insert", "aten::pop", "aten::popitem", "aten::clear", "aten::update"),
+    *("aten::setdefault", "aten::remove", "aten::sort", "aten::reverse", "aten::_set_item", "aten::Delete"),
+    "prim::SetAttr",
+)
+"""Nodes that change lists, dicts and objects."""
+_GROWS: Final = ("aten::add_", "aten::mul_")
+"""Nodes that do, where they are of lists."""
+
+
+def branch(call: Call, condition: Value) -> Value:
+    """prim::If: run the branch that is taken. A condition on sizes adds a guard. Where data decides, both run, and data
+    chooses, unless one raises: that is a check of data, which is taken to hold."""
+    if not _is_data(condition):
+        return call.blocks[0 if condition else 1]()
+    raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
+    if sum(raised) == 1:
+        taken_to_hold(call.where.partition(",")[0])
+        return call.blocks[raised.index(False)]()
+    if not isinstance(condition, torch.Tensor):
+        raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
+    changed = next((node.kind for block in call.node.blocks for node in _nodes(block) if _changes(node)), "")
+    if changed:
+        raise call.error(f"data decides, and {changed} in a branch must leave nothing behind", _CHOOSE)
+    yes, no = (_with_truths(call, block, condition.device) for block in call.blocks)
+    return either(condition, yes, no, call.where.partition(",")[0])
+
+
+def _nodes(block: Block) -> Iterator[Node]:
+    """All nodes of a block, and of the blocks in it."""
+    for node in block.nodes:
+        yield node
+        for inner in node.blocks:
+            yield from _nodes(inner)
+
+
+def _changes(node: Node) -> bool:
+    return node.kind in _CHANGES or (node.kind in _GROWS and node.types[:1] != ("Tensor",))
+
+
+def _with_truths(
+    call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
+) -> Callable[[], tuple[Value, ...]]:
+    """A branch whose truths are tensors, so that data can choose one."""
+
+    def truth(value: Value) -> Value:
+        if isinstance(value, bool | torch.SymBool) and not _is_data(value):
+            return torch.scalar_tensor(bool(value), dtype=torch.bool, device=device)
+        return value
+
+    return lambda: tuple(truth(v) if of == "bool" else v for v, of in zip(block(), call.types, strict=True))
+
+
+def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
+    """prim::Loop: run its iterations one after the other; their number must be known at capture."""
+    _known(call, turns, "the number of its turns")
+    values: tuple[Value, ...] = carried
+    done = 0
+    while done < turns and _holds(call, condition):
+        if done == LIMIT:
+            raise call.error(f"it has not ended after {LIMIT} turns, the most that are unrolled", _FIX)
+        condition, *rest = call.blocks[0](done, *values)
+        values, done = tuple(rest), done + 1
+    return values
+
+
+def _holds(call: Call, condition: Value) -> bool:
+    _known(call, condition, "its condition")
+    return bool(condition)
+
+
+def _known(call: Call, value: Value, what: str) -> None:
+    """Raise where a loop would have no one length: it would be compiled for the example's."""
+    is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
+    if is_symbol or isinstance(value, torch.Tensor):
+        kind = "is data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
+        raise call.error(f"{what} {kind}", _FIX)
+
+
+def _is_data(value: Value) -> bool:
+    """Whether a number is read from a tensor while the program is traced, with no known value, or is a tensor."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
+        return False
+    return not value.node.has_hint() and value.node.maybe_as_int() is None
+
+
+def raises(call: Call, message: Value, kind: Value = None) -> None:
+    """prim::RaiseException: an error, if the branch with it is taken."""
+    raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
+
+
+def enters(call: Call, context: Value) -> Value:
+    """prim::Enter, prim::Exit: ignored for gradients and profilers, which have no effect on a compiled program."""
+    name = context.kind if isinstance(context, Object) else type(context).__name__
+    if not any(part in name for part in _HARMLESS):
+        raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")
+    return context
+
+
+def inside(call: Call, *inputs: Value) -> Value:
+    """prim::CallMethod of a module; prim::fork, which runs at once."""
+    return call.blocks[0](*inputs)
+
+
+def python(call: Call, *inputs: Value) -> Value:
+    """prim::PythonOp: trace a function that the script leaves to Python (torch.jit.ignore)."""
+    if any(isinstance(value, torch.nn.Module) for value in inputs):
+        raise call.error(
+            "it leaves a method to Python", "let torch.jit.ignore leave out functions, or script the method"
+        )
+    values, scalars = iter(inputs), iter(call.attributes["scalars"])
+    forms = call.attributes["form"]
+    return call.attributes["function"](*(next(values) if form == "d" else next(scalars) for form in forms))
+
+
+CONTROL: Final[Mapping[str, Evaluator]] = {
+    "prim::If": branch,
+    "prim::Loop": loop,
+    "prim::RaiseException": raises,
+    "prim::Enter": enters,
+    "prim::Exit": lambda call, context: enters(call, context) and None,
+    "prim::CallMethod": inside,
+    "prim::fork": inside,
+    "prim::awaitable": inside,
+    "aten::wait": lambda call, value: value,
+    "prim::awaitable_wait": lambda call, value: value,
+    "prim::awaitable_nowait": lambda call, value: value,
+    "prim::PythonOp": python,
+    "prim::Print": lambda call, *values: None,
+    "aten::warn": lambda call, *values: None,
+    "aten::set_grad_enabled": lambda call, value: None,
+    "aten::is_grad_enabled": lambda call: True,
+    "aten::is_scripting": lambda call: True,
+    "aten::_get_tracing_state": lambda call: False,
+    "aten::has_torch_function": lambda call, *values: False,
+}
+"""Evaluators of nodes that decide what is evaluated, and of those that only torch's own interpreter acts on. Gradients
+count as wanted: without them torch's own modules call kernels of a whole layer, which no engine knows."""

@@ -1,0 +1,240 @@
+"""A TorchScript graph as records: nodes with their attributes, blocks and places in the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+import torch
+from attrs import evolve, field, frozen
+
+from pipeline.export_fixes.torchscript.source import Place, lines
+from pipeline.export_fixes.torchscript.types import Foreign
+from pipeline.frozen import FrozenDict
+
+CALL: Final = "pipeline::CallMethod"
+"""What a call of a module is called while other calls are inlined."""
+
+
+@frozen(eq=False)
+class Block:
+    """Nodes in order, and the names of the block's input and output values."""
+
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+
+@frozen(eq=False)
+class Node:
+    """One node.
+
+    kind: ``aten::add``, ``prim::If``.
+    overload: ``Tensor`` of ``aten::add.Tensor``, ``default`` where it has no name; empty for a node without a schema.
+    inputs, outputs: the names of its values.
+    types: the types of its outputs as TorchScript prints them; those of named tuples with their fields.
+    attributes: the data of the node itself: a constant's value, the attribute's name for `prim::GetAttr`.
+    blocks: the branches of an `prim::If`, the body of a `prim::Loop`, the graph of a `prim::fork`.
+    """
+
+    kind: str
+    overload: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[str, ...]
+    attributes: FrozenDict[str, Foreign]
+    blocks: tuple[Block, ...]
+    place: Place
+
+    @property
+    def name(self) -> str:
+        """The kind with the overload: ``aten::add.Tensor``."""
+        return f"{self.kind}.{self.overload}" if self.overload else self.kind
+
+
+@frozen(eq=False)
+class Graph:
+    """The graph of a method with all calls in it; its tensor constants by the names of their values."""
+
+    block: Block
+    constants: FrozenDict[str, torch.Tensor]
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, those in blocks too."""
+        return _nodes(self.block)
+
+
+def _nodes(block: Block) -> Iterator[Node]:
+    for node in block.nodes:
+        yield node
+        for inner in node.blocks:
+            yield from _nodes(inner)
+
+
+def read(script: Foreign, method: str = "forward") -> Graph:
+    """Read a method of a script module, or a script function, into records; the script is not changed."""
+    reader = _Reader()
+    if isinstance(script, torch.jit.ScriptModule):
+        block = reader.method(_Receiver("", script), method, Place())
+    else:
+        block = reader.block(_inlined(script.graph, {}), _Scope())
+    return Graph(block, FrozenDict(reader.constants))
+
+
+@frozen(eq=False)
+class _Receiver:
+    """A script module and its path in the one that is read."""
+
+    path: str
+    script: Foreign
+
+    def attribute(self, name: str) -> _Receiver | None:
+        """The part of this name; None if it is not a module."""
+        part = dict(self.script.named_children()).get(name)
+        return None if part is None else _Receiver(f"{self.path}.{name}".removeprefix("."), part)
+
+
+@frozen(eq=False)
+class _Scope:
+    """Where a block is read: what the names of its values begin with, the modules among them, and the place."""
+
+    prefix: str = ""
+    place: Place = field(factory=Place)
+    receivers: dict[str, _Receiver] = field(factory=dict)
+
+
+def _inlined(graph: Foreign, receivers: dict[str, _Receiver]) -> Foreign:
+    """A copy in which functions and methods of objects are inlined. Calls of modules stay, so that the path of each
+    node's module is known: torch's own note of it leaves containers out."""
+    copy = graph.copy()
+    given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
+    known = {v.debugName(): receivers[name] for name, v in given if name in receivers}
+    for node in list(_torch_nodes(copy)):
+        _note(node, known)
+        if node.kind() == "prim::CallMethod" and node.inputsAt(0).debugName() in known:
+            call = copy.create(CALL, list(node.inputs()), node.outputsSize())
+            call.copyAttributes(node)
+            call.copyMetadata(node)
+            call.insertBefore(node)
+            for old, new in zip(node.outputs(), call.outputs(), strict=True):
+                new.setType(old.type())
+            node.replaceAllUsesWith(call)
+            node.destroy()
+    torch._C._jit_pass_inline(copy)
+    return copy
+
+
+def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _torch_nodes(inner)
+
+
+def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
+    """Note the module that a node gets of another."""
+    owner = receivers.get(node.inputsAt(0).debugName()) if node.kind() == "prim::GetAttr" else None
+    part = owner.attribute(node.s("name")) if owner is not None else None
+    if part is not None:
+        receivers[node.output().debugName()] = part
+
+
+class _Reader:
+    """Reads blocks, and gathers the tensor constants of all of them."""
+
+    def __init__(self) -> None:
+        self.constants: dict[str, torch.Tensor] = {}
+        self.methods: dict[tuple[str, str], Block] = {}
+
+    def method(self, receiver: _Receiver, name: str, place: Place) -> Block:
+        """The block of a method, whose first input is the module; a module that is called twice has one."""
+        key = receiver.path, name
+        if key not in self.methods:
+            graph = receiver.script._c._get_method(name).graph
+            given = next(iter(graph.inputs())).debugName()
+            inside = place.inside(receiver.path, str(receiver.script.original_name))
+            copy = _inlined(graph, {given: receiver})
+            own = {next(iter(copy.inputs())).debugName(): receiver}
+            self.methods[key] = self.block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
+        return self.methods[key]
+
+    def block(self, block: Foreign, scope: _Scope) -> Block:
+        """Read a block; names get the scope's prefix, since they are unique in one graph only."""
+
+        def names(values: Foreign) -> tuple[str, ...]:
+            return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
+
+        nodes = list(block.nodes())
+        places = map(scope.place.at, lines(nodes))
+        made = [
+            self.node(n, names(n.inputs()), names(n.outputs()), evolve(scope, place=p))
+            for n, p in zip(nodes, places, strict=True)
+        ]
+        return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
+
+    def node(self, node: Foreign, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
+        """Read a node; None for a tensor constant, which belongs to the graph unless it is a number."""
+        _note(node, scope.receivers)
+        kind = node.kind()
+        attributes = self.attributes(node, kind)
+        if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
+            self.constants[outputs[0]] = value.detach()
+            return None
+        types = tuple(_type(value.type()) for value in node.outputs())
+        blocks = tuple(self.blocks(node, scope))
+        kind = "prim::CallMethod" if kind == CALL else kind
+        return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
+
+    def attributes(self, node: Foreign, kind: str) -> dict[str, Foreign]:
+        """The data of a node, without graphs."""
+        if kind == "prim::Constant":
+            return {"value": node.output().toIValue()}
+        if kind == "prim::PythonOp":
+            return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
+        return {name: _attribute(node, name) for name in node.attributeNames() if node.kindOf(name) != "g"}
+
+    def blocks(self, node: Foreign, scope: _Scope) -> Iterator[Block]:
+        """The blocks of a node: its own, the graphs that it holds, the method that it calls."""
+        for block in node.blocks():
+            yield self.block(block, scope)
+        if node.kind() == CALL:
+            yield self.method(scope.receivers[node.inputsAt(0).debugName()], node.s("name"), scope.place)
+        for name in node.attributeNames():
+            if node.kindOf(name) == "g":
+                yield self.subgraph(node, node.g(name), scope)
+
+    def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
+        """The graph of a `prim::fork`, which receives the node's modules."""
+        pairs = list(zip(node.inputs(), graph.inputs(), strict=True))
+        known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
+        copy = _inlined(graph, known)
+        own = {
+            b.debugName(): known[a.debugName()]
+            for a, b in zip(graph.inputs(), copy.inputs(), strict=True)
+            if a.debugName() in known
+        }
+        return self.block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.place, own))
+
+
+def _attribute(node: Foreign, name: str) -> Foreign:
+    kind = node.kindOf(name)
+    value = getattr(node, kind)(name)
+    return tuple(t.annotation_str for t in value) if kind == "tys" else value
+
+
+def _type(kind: Foreign) -> str:
+    """A type as TorchScript writes it; a named tuple's with the names of its fields."""
+    return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor constant is a single integer; traces have such constants where they compute with sizes."""
+    return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
+
+
+@lru_cache(maxsize=4096)
+def _overload(schema: str) -> str:
+    if "(" not in schema or schema.startswith("("):
+        return ""
+    return str(torch._C.parse_schema(schema).overload_name) or "default"

@@ -1,0 +1,111 @@
+"""The interpreter of TorchScript graphs: nodes in order, each by its evaluator or by the operator of its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch.fx import traceback as provenance
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from pipeline.errors import PipelineError
+from pipeline.export_fixes.torchscript.containers import CONTAINERS
+from pipeline.export_fixes.torchscript.control import CONTROL
+from pipeline.export_fixes.torchscript.graph import Block, Node
+from pipeline.export_fixes.torchscript.numbers import NUMBERS
+from pipeline.export_fixes.torchscript.objects import OBJECTS
+from pipeline.export_fixes.torchscript.packed import PACKED
+from pipeline.export_fixes.torchscript.registry import Call, Evaluators
+from pipeline.export_fixes.torchscript.tensors import TENSORS, dtype_of
+from pipeline.export_fixes.torchscript.types import Value
+
+EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS, **PACKED})
+"""The evaluators that come with the package."""
+
+_TWIN: Final = "hacked_twin"
+_HINT: Final = (
+    "give it an evaluator: pipeline.compat.torchscript.model(scripted, evaluators=EVALUATORS.register(kind, f)) is a "
+    "module that can be compiled"
+)
+
+
+@frozen(eq=False)
+class Interpreter:
+    """Runs the blocks of one graph with these evaluators; ``values`` maps names to values."""
+
+    evaluators: Evaluators
+    values: dict[str, Value]
+
+    def run(self, block: Block, *inputs: Value) -> tuple[Value, ...]:
+        """Run a block; return its outputs."""
+        self.values.update(zip(block.inputs, inputs, strict=True))
+        for node in block.nodes:
+            results = self.results(node)
+            self.values.update(zip(node.outputs, results, strict=True))
+        return tuple(self.values[name] for name in block.outputs)
+
+    def results(self, node: Node) -> tuple[Value, ...]:
+        """The values of a node's outputs."""
+        call = Call(node, tuple(partial(self.run, block) for block in node.blocks))
+        try:
+            result = self.evaluated(call, [self.values[name] for name in node.inputs])
+        except PipelineError:
+            raise
+        except GuardOnDataDependentSymNode as error:
+            raise call.error(f"what it does depends on data: {error}".partition("\n")[0]) from error
+        except Exception as error:
+            if not getattr(error, "__notes__", ()):
+                error.add_note(f"in TorchScript's {node.name} ({call.where})")
+            raise
+        return _outputs(call, result)
+
+    def evaluated(self, call: Call, inputs: list[Value]) -> Value:
+        """Evaluate a node by the registry, or else by the operator of its schema."""
+        node = call.node
+        evaluator = self.evaluators.find(node)
+        if not node.blocks:
+            provenance.get_current_meta().update(node.place.meta)
+        if evaluator is not None:
+            return evaluator(call, *inputs)
+        operator = operator_of(node.kind, node.overload)
+        if operator is None:
+            raise call.error("no evaluator knows it", _HINT)
+        args, kwargs = _bound(operator, inputs)
+        return operator(*args, **kwargs)
+
+
+def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
+    """One value for each output; what a block gives is a tuple, of one value as well."""
+    count = len(call.node.outputs)
+    if count == 1 and not call.blocks:
+        return (result,)
+    if count == 0:
+        return ()
+    values = result if isinstance(result, tuple | list) else (result,)
+    if len(values) != count:
+        raise call.error(f"its evaluator gave {len(values)} values for {count} outputs")
+    return tuple(values)
+
+
+@lru_cache(maxsize=4096)
+def operator_of(kind: str, overload: str) -> Value:
+    """The operator of torch's that a node calls; None if there is none."""
+    namespace, _, name = kind.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name, None) if overload else None
+    plain = overload.removesuffix(_TWIN).removesuffix("_") or "default"
+    return getattr(packet, plain, None) if overload.endswith(_TWIN) else getattr(packet, overload, None)
+
+
+def _bound(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
+    """The inputs, which stand in the schema's order, as positional and keyword arguments."""
+    arguments = operator._schema.arguments[: len(inputs)]
+    rows = [(a, _argument(a, value)) for a, value in zip(arguments, inputs, strict=True)]
+    return [v for a, v in rows if not a.kwarg_only], {a.name: v for a, v in rows if a.kwarg_only}
+
+
+def _argument(argument: Value, value: Value) -> Value:
+    """A value as Python calls it: TorchScript has whole numbers for dtypes."""
+    return dtype_of(value) if "ScalarType" in str(argument.real_type) else value

@@ -1,0 +1,177 @@
+"""A TorchScript module as an ``nn.Module`` whose ``forward`` interprets its graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeAlias, TypeGuard
+
+import torch
+from attrs import field, frozen
+from torch.fx import traceback as provenance
+
+from pipeline.aten.naming import unlike
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.module_copy import copied
+from pipeline.export_fixes.torchscript.graph import Graph, read
+from pipeline.export_fixes.torchscript.interpreter import EVALUATORS, Interpreter
+from pipeline.export_fixes.torchscript.registry import Evaluators
+from pipeline.export_fixes.torchscript.types import Value
+
+Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Value]"
+
+
+def is_script(model: object) -> TypeGuard[Script]:
+    """Whether a model is TorchScript: a scripted or traced module or function, or the result of ``torch.jit.load``."""
+    return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+
+
+def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = "forward") -> torch.nn.Module:
+    """Make a module that interprets a TorchScript graph with these evaluators, to compile or call.
+
+    It shares the script's parameters and buffers, under the same names, and has its signature. A pipeline makes one of
+    each script that you pass; make one yourself to use evaluators of your own, or to compile a method other than
+    ``forward``.
+
+    Args:
+        script: a scripted or traced module or function, or the result of ``torch.jit.load``.
+        evaluators: evaluate the nodes that are not operators of torch.
+        method: the method to compile, of a module.
+
+    Raises:
+        TypeError: ``script`` is not TorchScript, or ``evaluators`` are not `Evaluators`.
+        CaptureError: the module has no such method, or hooks around it.
+    """
+    if not is_script(script):
+        raise TypeError(f"script is a {type(script).__name__}: pass what torch.jit.script, trace or load gave")
+    if not isinstance(evaluators, Evaluators):
+        raise TypeError(f"evaluators is a {type(evaluators).__name__}: pass EVALUATORS.register(kind, function)")
+    found = _method(script, method)
+    own = isinstance(script, torch.jit.ScriptModule)
+    forward = _entry(_signature(found.schema.arguments[1 if own else 0 :]))
+    kind = type(_name(script), (_Interpreted,), {"forward": forward})
+    made: torch.nn.Module = kind(script if own else None, read(script, method), evaluators)
+    return made
+
+
+def interpreted(given: Value) -> torch.nn.Module:
+    """The module with all TorchScript in it interpreted; itself if it has none, and if it cannot be copied."""
+    if is_script(given):
+        return model(given)
+    found: torch.nn.Module = given
+    scripts = list(_scripts(found)) if isinstance(found, torch.nn.Module) else []
+    with suppress(Exception):  # torch.export then says what it does not take
+        return copied(found, {id(script): model(script) for script in scripts}) if scripts else found
+    return found
+
+
+def _scripts(module: torch.nn.Module) -> Iterator[torch.jit.ScriptModule]:
+    """The outermost TorchScript modules within a module."""
+    for child in module.children():
+        if isinstance(child, torch.jit.ScriptModule):
+            yield child
+        else:
+            yield from _scripts(child)
+
+
+def _method(script: Value, name: str) -> Value:
+    if not isinstance(script, torch.jit.ScriptModule):
+        return script
+    if not script._c._has_method(name):
+        known = ", ".join(script._c._method_names())
+        raise CaptureError(f"the TorchScript module {_name(script)} has no method {name!r}; it has {known}")
+    if script._c._get_forward_hooks() or script._c._get_forward_pre_hooks():
+        hint = "call what they call in forward"
+        raise CaptureError(f"the TorchScript module {_name(script)} has hooks, which are no part of its graph", hint)
+    return script._c._get_method(name)
+
+
+def _name(script: Value) -> str:
+    return str(getattr(script, "original_name", None) or script.name)
+
+
+def _signature(arguments: Sequence[Value]) -> inspect.Signature:
+    """The parameters with their defaults; a trace may have names that Python does not take."""
+    taken: set[str] = set()
+    return inspect.Signature([_parameter(argument, taken) for argument in arguments])
+
+
+def _parameter(argument: Value, taken: set[str]) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    name = "".join(c if c.isalnum() else "_" for c in argument.name)
+    return inspect.Parameter(unlike(name if name.isidentifier() else f"arg_{name}", taken), kind, default=default)
+
+
+def _entry(signature: inspect.Signature) -> Callable[..., Value]:
+    """A method with the script's signature."""
+
+    def forward(self: _Interpreted, *args: Value, **kwargs: Value) -> Value:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self.interpreted(*bound.arguments.values())
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return forward
+
+
+class _Part(torch.nn.Module):
+    """What a script module holds, by its own names: parameters, buffers, parts, and attributes that the graph reads."""
+
+    def __init__(self, script: Value, names: frozenset[str], shared: _Shared) -> None:
+        super().__init__()
+        self.training = bool(getattr(script, "training", False))  # torch.jit.freeze takes it away
+        for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
+            self.register_parameter(name, shared.parameter(parameter))
+        for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
+            self.register_buffer(name, buffer)
+        for name, part in script.named_children():
+            self.add_module(name, _Part(part, names, shared))
+        for name in sorted(
+            names - self._parameters.keys() - self._buffers.keys() - self._modules.keys() - {"training"}
+        ):
+            if script._c.hasattr(name):
+                setattr(self, name, script._c.getattr(name))
+
+
+@frozen(eq=False)
+class _Shared:
+    """The parameters of a script by the ids of its tensors, which it keeps: tied ones stay one parameter."""
+
+    made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = field(factory=dict)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
+        """Return a tensor as a parameter: itself, or a new one in its memory if it comes from a loaded file."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return tensor
+        given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        return self.made.setdefault(id(tensor), (tensor, given))[1]
+
+
+class _Interpreted(_Part):
+    """The graph of a method, with the parts of its module; a function has none."""
+
+    def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
+        names = frozenset(str(n.attributes["name"]) for n in graph.nodes() if n.kind == "prim::GetAttr")
+        super().__init__(torch.nn.Module().eval() if script is None else script, names, _Shared())
+        self._graph, self._evaluators, self._is_method = graph, evaluators, script is not None
+        taken = {*names, *dir(self)}
+        self._literals = {value: unlike(f"constant_{i}", taken) for i, value in enumerate(graph.constants)}
+        for value, name in self._literals.items():
+            setattr(self, name, graph.constants[value])
+
+    def interpreted(self, *inputs: Value) -> Value:
+        """Run the graph; containers among the inputs are copied, as TorchScript does."""
+        values = {value: getattr(self, name) for value, name in self._literals.items()}
+        given = [*([self] if self._is_method else []), *map(_copied, inputs)]
+        with provenance.preserve_node_meta():
+            results = Interpreter(self._evaluators, values).run(self._graph.block, *given)
+        return results[0] if len(results) == 1 else results
+
+
+def _copied(value: Value) -> Value:
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value

@@ -1,0 +1,166 @@
+"""Evaluators of a script's own objects: constants, attributes, tuples, lists, dicts, instances and their types."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import namedtuple
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final
+
+import torch
+from attrs import define, field
+
+from pipeline.export_fixes.branches import UNSET
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator
+from pipeline.export_fixes.torchscript.types import Value
+
+
+@define(eq=False)
+class Object:
+    """An instance of a class that a script defines: the name of the class, and its attributes."""
+
+    kind: str
+    attributes: dict[str, Value] = field(factory=dict)
+
+
+def constant(call: Call) -> Value:
+    """prim::Constant; a tensor with a single number is made from it, so that sizes computed with it stay known."""
+    value = call.attributes["value"]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.scalar_tensor(value.item(), dtype=value.dtype, device=value.device)
+
+
+def get_attribute(call: Call, owner: Value) -> Value:
+    """prim::GetAttr of a module or of an object."""
+    name = call.attributes["name"]
+    found = owner.attributes if isinstance(owner, Object) else None
+    if name not in found if found is not None else not hasattr(owner, name):
+        raise call.error(f"a {type(owner).__name__} has no attribute {name!r}")
+    return found[name] if found is not None else getattr(owner, name)
+
+
+def set_attribute(call: Call, owner: Value, value: Value) -> None:
+    """prim::SetAttr: write the assigned value to the buffer, so that the program updates it."""
+    name = call.attributes["name"]
+    if isinstance(owner, Object):
+        owner.attributes[name] = value
+    elif isinstance(value, torch.Tensor) and name not in dict(owner.named_buffers(recurse=False)):
+        hint = "register_buffer it, then the program updates it"
+        raise call.error(f"it assigns a tensor to {name}, which is no buffer", hint)
+    else:
+        setattr(owner, name, value)
+
+
+def construct_tuple(call: Call, *values: Value) -> Value:
+    """prim::TupleConstruct: a tuple, or a named tuple."""
+    fields = fields_of(call.types[0])
+    return tuple(values) if fields is None else _named_tuple(*fields)(*values)
+
+
+def fields_of(kind: str) -> tuple[str, tuple[str, ...]] | None:
+    """The name and fields of a named tuple's type, as TorchScript prints it; None for another tuple."""
+    if not kind.startswith("NamedTuple("):
+        return None
+    inner, depth, names = kind.removeprefix("NamedTuple(").removesuffix(")"), 0, []
+    for part in re.split(r"([(\[\])]|, )", inner):
+        depth += (part in "([") - (part in ")]") if part else 0
+        if depth == 0 and (match := re.match(r"(\w+) : ", part)):
+            names.append(match[1])
+    return "Results", tuple(names)
+
+
+@lru_cache
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Value:
+    return namedtuple(name, fields)
+
+
+def is_instance(call: Call, value: Value) -> bool:
+    """prim::isinstance, if TorchScript itself has not decided it."""
+    return any(matches(value, kind) for kind in call.attributes["types"])
+
+
+def matches(value: Value, kind: str) -> bool:
+    """Whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
+    return _matches(value, ast.parse(kind, mode="eval").body)
+
+
+_SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
+    "int": (int, torch.SymInt),
+    "float": (float, torch.SymFloat),
+    "bool": (bool, torch.SymBool),
+    "complex": (complex,),
+    "number": (int, float, complex, torch.SymInt, torch.SymFloat),
+    "str": (str,),
+    "Tensor": (torch.Tensor,),
+    "NoneType": (type(None),),
+    "Device": (torch.device,),
+    "list": (list,),
+    "tuple": (tuple,),
+    "dict": (dict,),
+    "Any": (object,),
+}
+
+
+def _matches(value: Value, kind: ast.expr) -> bool:
+    if isinstance(kind, ast.Constant):
+        return value is None
+    if isinstance(kind, ast.Subscript):
+        name = ast.unparse(kind.value).rpartition(".")[2]
+        return _contains(name, value, kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice])
+    name = ast.unparse(kind)
+    if isinstance(value, Object):
+        return name in (value.kind, "Any")
+    known = _SIMPLE.get(name.rpartition(".")[2], ())
+    return isinstance(value, known) and not (isinstance(value, bool) and name == "int")
+
+
+def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
+    """Whether a value is of a type made of others."""
+    if name == "Optional":
+        return value is None or _matches(value, kinds[0])
+    if name == "Union":
+        return any(_matches(value, kind) for kind in kinds)
+    if name == "List":
+        return isinstance(value, list) and all(_matches(v, kinds[0]) for v in value)
+    if name == "Dict":
+        pairs = value.items() if isinstance(value, dict) else ()
+        return isinstance(value, dict) and all(_matches(k, kinds[0]) and _matches(v, kinds[1]) for k, v in pairs)
+    return (
+        name == "Tuple" and isinstance(value, tuple) and len(value) == len(kinds) and all(map(_matches, value, kinds))
+    )
+
+
+def _pairs(values: tuple[Value, ...]) -> Iterator[tuple[Value, Value]]:
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def _same(call: Call, value: Value, *_: Value) -> Value:
+    return value
+
+
+OBJECTS: Final[Mapping[str, Evaluator]] = {
+    "prim::Constant": constant,
+    "prim::GetAttr": get_attribute,
+    "prim::SetAttr": set_attribute,
+    "prim::CreateObject": lambda call: Object(call.types[0]),
+    "prim::TupleConstruct": construct_tuple,
+    "prim::TupleUnpack": lambda call, values: tuple(values),
+    "prim::TupleIndex": lambda call, values, index: values[index],
+    "prim::TupleSlice": lambda call, values: values[call.attributes["beg"] : call.attributes["end"]],
+    "prim::ListConstruct": lambda call, *values: list(values),
+    "prim::ListUnpack": lambda call, values: tuple(values),
+    "prim::DictConstruct": lambda call, *values: dict(_pairs(values)),
+    "prim::Uninitialized": lambda call: UNSET,
+    "prim::isinstance": is_instance,
+    "prim::unchecked_cast": _same,
+    "prim::unchecked_unwrap_optional": _same,
+    "prim::EnumName": lambda call, value: value.name,
+    "prim::EnumValue": lambda call, value: value.value,
+    "aten::_unwrap_optional": _same,
+    "aten::__is__": lambda call, a, b: a is b,
+    "aten::__isnot__": lambda call, a, b: a is not b,
+}
+"""Evaluators of nodes that make values and take them apart."""

@@ -1,0 +1,129 @@
+"""The evaluators of TorchScript nodes: an immutable registry by kind."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+from attrs import field, frozen
+
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.torchscript.graph import Node
+from pipeline.export_fixes.torchscript.types import Value
+from pipeline.frozen import FrozenDict
+
+Evaluator: TypeAlias = Callable[..., Value]
+
+_KEY = re.compile(r"(?P<kind>\w+::\w+)(?:\.(?P<overload>\w+))?")
+
+
+@frozen(eq=False)
+class Call:
+    """A node as an evaluator sees it, with its blocks as functions from inputs to tuples."""
+
+    node: Node
+    blocks: tuple[Callable[..., tuple[Value, ...]], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """``prim::If``"""
+        return self.node.kind
+
+    @property
+    def attributes(self) -> FrozenDict[str, Value]:
+        """The data of the node itself: ``attributes["name"]`` of a `prim::GetAttr`."""
+        return self.node.attributes
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of the outputs, as TorchScript prints them."""
+        return self.node.types
+
+    @property
+    def where(self) -> str:
+        """The user's line, ``model.py:12, y = x + 1``; empty if the graph does not have it."""
+        return self.node.place.where
+
+    def error(self, why: str, hint: str = "") -> CaptureError:
+        """The error for a node that cannot be evaluated: its kind, file and line, and why."""
+        at = f" ({self.where})" if self.where else ""
+        return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
+
+
+def _frozen(table: Mapping[str, Evaluator]) -> FrozenDict[str, Evaluator]:
+    return FrozenDict(table)
+
+
+@frozen(eq=False, repr=False)
+class Evaluators(Mapping[str, Evaluator]):
+    """Evaluators by the kind of their nodes, ``prim::ListConstruct``, or by one overload, ``aten::add.int``.
+
+    An evaluator is called with a `Call` and the values of the node's inputs, and returns the value of its output: a
+    tuple if it has several, anything if it has none. Values are tensors, numbers (sizes that vary as ``torch.SymInt``),
+    strings, lists, tuples, dicts and modules; dtypes and layouts are TorchScript's integers for them. Immutable:
+    `register` and `without` return new ones.
+    """
+
+    table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=_frozen)
+
+    def register(self, key: str, evaluator: Evaluator) -> Evaluators:
+        """Return evaluators with this one; it replaces others of the key, and for a kind those of its overloads.
+
+        Raises:
+            TypeError: the evaluator cannot be called.
+            ValueError: the key is not a node's kind, or no operator of ``aten`` has it.
+        """
+        if not callable(evaluator):
+            raise TypeError(f"the evaluator of {key} is a {type(evaluator).__name__}, expected a function")
+        _check(key)
+        return Evaluators({**self.without(key).table, key: evaluator})
+
+    def without(self, key: str) -> Evaluators:
+        """Return evaluators without those of a kind and its overloads, or of one overload."""
+        kept = {k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")}
+        return Evaluators(kept)
+
+    def find(self, node: Node) -> Evaluator | None:
+        """The evaluator of a node's overload, or else of its kind."""
+        return self.table.get(node.name) or self.table.get(node.kind)
+
+    def __getitem__(self, key: str) -> Evaluator:
+        return self.table[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        return f"<Evaluators of {len(self)} kinds of nodes>"
+
+
+def _check(key: object) -> None:
+    match = _KEY.fullmatch(key) if isinstance(key, str) else None
+    if match is None:
+        raise ValueError(f"{key!r} is no kind of a TorchScript node; 'prim::ListConstruct' and 'aten::add.int' are")
+    kind, overload = match["kind"], match["overload"]
+    known = overloads(kind)
+    if kind.startswith("aten::") and not known:
+        near = ", ".join(difflib.get_close_matches(kind, _kinds(), 3))
+        raise ValueError(f"TorchScript has no {kind}{f'; near it are {near}' if near else ''}")
+    if known and overload not in (None, *known):
+        raise ValueError(f"{kind} has no overload {overload!r}, but {', '.join(known)}")
+
+
+def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
+    """The overloads of a kind that TorchScript has; ``plain``: those that take no tensor."""
+    schemas = torch._C._jit_get_schemas_for_operator(kind)
+    chosen = (s for s in schemas if not plain or not any("Tensor" in str(a.type) for a in s.arguments))
+    return tuple(s.overload_name or "default" for s in chosen)
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> tuple[str, ...]:
+    return tuple(sorted({schema.name for schema in torch._C._jit_get_all_schemas()}))

@@ -1,0 +1,106 @@
+"""What stands in for torch's own while we trace: each row is needed, and other threads trace with torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch.export import export
+
+import pipeline
+from pipeline.export_fixes import patch_contexts
+from pipeline.export_fixes.patching import VERSION, Places, Replacement
+from pipeline.export_fixes.torch_patches import TABLE
+from tests.export_fixes.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeated
+
+
+def called(row: Replacement) -> Any:
+    return row.owner if isinstance(row.owner, torch._ops.OpOverload) else row.name
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{called(row)}")
+def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this fails, torch has learned it: give the row the version, as `before`."""
+    if row.during == "gpu" and torch.cuda.is_available():
+        pytest.skip("a GPU answers for itself")
+    is_flawed = FLAWS[called(row)]
+    assert not is_flawed()
+    monkeypatch.setattr(patch_contexts, "_places", Places([other for other in TABLE if other is not row]))
+    assert is_flawed() == row.applies
+
+
+def test_each_row_says_why() -> None:
+    assert all(row.why for row in TABLE)
+    assert {called(row) for row in TABLE} == FLAWS.keys()
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    """What a function gives there."""
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def plain() -> str:
+    """An export that is not ours."""
+    with torch.no_grad():
+        assert not torch.fx.experimental._config.backed_size_oblivious
+        program = export(Calls(lambda x: x.repeat(torch.tensor(x.shape[0]).item(), 1)), (ROW,), dynamic_shapes=(ROWS,))
+        whole = export(Recurrent("lstm").eval(), (ROW,))
+    return f"{program.graph}{whole.graph}"
+
+
+def test_exports_of_other_threads_are_torchs_own() -> None:
+    own = plain()
+    with patch_contexts.exporting():
+        assert in_another_thread(plain) == own
+        assert not any(row.read() is None for row in TABLE if row.during == "export" and row.applies)
+    assert plain() == own
+
+
+def test_what_was_traced_leaves_nothing_behind() -> None:
+    own = plain()
+    pipeline.capture(Calls(repeated), (ROW,), dynamic_shapes=(ROWS,))
+    pipeline.capture(Recurrent("lstm").eval(), (ROW,), dynamic_shapes=(ROWS,))
+    assert plain() == own
+
+
+def test_torch_has_its_own_back() -> None:
+    rows = [row for row in TABLE if row.applies and row.during not in ("gpu", "example", "called", "comparing")]
+    own = [row.read() for row in rows]
+    with pytest.raises(KeyError), patch_contexts.exporting():
+        inside = [row.read() for row in rows]
+        assert not {id(kernel) for kernel in inside} & {id(kernel) for kernel in own}
+        with patch_contexts.tracing():
+            assert [row.read() for row in rows] == inside
+        raise KeyError
+    assert [row.read() for row in rows] == own
+    with patch_contexts.exporting():
+        assert [row.read() for row in rows] == inside
+
+
+def test_places_are_torchs_when_the_last_thread_has_done() -> None:
+    row = next(row for row in TABLE if row.name == "dispatch")
+    own = row.read()
+
+    def inside() -> Any:
+        with patch_contexts.tracing():
+            return row.read()
+
+    with patch_contexts.tracing():
+        ours = row.read()
+        assert in_another_thread(inside) is ours
+        assert row.read() is ours
+    assert row.read() is own
+
+
+def test_only_the_torch_that_needs_it_gets_a_replacement() -> None:
+    row = Replacement({"f": len}, "f", lambda own: own, "why", before=VERSION)
+    assert not row.applies
+    assert Replacement({"f": len}, "f", lambda own: own, "why", before=(VERSION[0], VERSION[1] + 1)).applies
+    assert not Replacement({}, "f", lambda own: own, "why").applies
