@@ -38,6 +38,7 @@ from pipeline.errors import (
     CalibrationError,
     CaptureError,
     ConversionError,
+    CoverageWarning,
     DecisionError,
     DtypeError,
     ExecutionError,
@@ -48,6 +49,7 @@ from pipeline.errors import (
     ShapeError,
     UnreachedWarning,
     UnsupportedOperatorException,
+    VersionWarning,
 )
 from pipeline.frontend.call_recorder import Calls, recorded
 from pipeline.frontend.capture import capture
@@ -89,6 +91,7 @@ __all__ = [
     "ConverterPriority",
     "ConverterRegistry",
     "ConverterSupport",
+    "CoverageWarning",
     "DecisionError",
     "DiskStore",
     "DtypeError",
@@ -112,6 +115,7 @@ __all__ = [
     "UnreachedWarning",
     "UnsupportedOperatorException",
     "Validated",
+    "VersionWarning",
     "__version__",
     "autocast",
     "backend",

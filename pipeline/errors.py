@@ -219,6 +219,18 @@ class UnreachedWarning(UserWarning):
     __module__ = "pipeline"
 
 
+class VersionWarning(UserWarning):
+    """The installed TensorRT-RTX or torch is a release that the tests did not run with."""
+
+    __module__ = "pipeline"
+
+
+class CoverageWarning(UserWarning):
+    """Nothing, or less than half, of a model runs in engines; the message says why, and what to do."""
+
+    __module__ = "pipeline"
+
+
 class ExecutionError(PipelineError):
     """A compiled program could not run; the message names what was executing and quotes TensorRT or CUDA."""
 

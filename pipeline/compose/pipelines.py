@@ -241,8 +241,8 @@ class Pipeline(Generic[Takes, Gives]):
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
-            return with_costs(self._run(run, under(self._settings, model)), ledger.entries[before:])
-        check_front_door(self.stages, model)
+            return with_costs(self._run(run, under(self._settings, model, self.stages)), ledger.entries[before:])
+        check_front_door(self.stages, model, self.settings)
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
         front = partial(front, profiles=profiles)
         return with_costs(self._run(run, run.call("capture", front)), ledger.entries[before:])

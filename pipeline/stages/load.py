@@ -7,15 +7,20 @@ compiled for, nothing is done.
 
 from __future__ import annotations
 
+import torch
 from attrs import evolve, field, frozen
 
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import StageLike, as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ExecutionError, PipelineError
+from pipeline.records.library_support import check_library, warn_of_untested
+from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
 from pipeline.runtime.program_engines import Loads, load_engines
+from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build
 from pipeline.stages.verify import STAGES
+from pipeline.trt import has_gpu
 from pipeline.verification.loading import Loader, loadable
 from pipeline.verification.recompile import Again
 
@@ -37,6 +42,16 @@ class Load:
     def following(self, before: tuple[AnyStage, ...]) -> Load:
         """Return this stage with those before it, with which it compiles again."""
         return evolve(self, before=before)
+
+    def check_ready(self, settings: CompilationSettings) -> None:
+        """Check, before anything is captured or built, that engines of the installed TensorRT load on this GPU.
+
+        Raises:
+            ExecutionError: none does; the hint has the command that installs another version.
+        """
+        warn_of_untested()
+        if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
+            check_library(torch.cuda.get_device_name(), current_capability())
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return a program whose engines load.
