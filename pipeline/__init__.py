@@ -2,8 +2,7 @@
 
 import pipeline
 
-compile = pipeline.default()
-compiled = compile(model, args=(x,))
+compiled = pipeline.compile(model, args=(x,))
 y = compiled(x)
 """
 
@@ -27,7 +26,7 @@ from pipeline.converters.registry import (
     dynamo_tensorrt_converter,
 )
 from pipeline.converters.support import get_graph_converter_support
-from pipeline.defaults import bisect, default
+from pipeline.defaults import bisect, compile, default
 from pipeline.dynamo import backend
 from pipeline.errors import (
     AgreementError,
@@ -123,6 +122,7 @@ __all__ = [
     "by_submodule",
     "cached",
     "capture",
+    "compile",
     "default",
     "dynamo_tensorrt_converter",
     "engine_per_profile",

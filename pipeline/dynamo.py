@@ -25,7 +25,7 @@ from pipeline.aten.types import Argument, Function
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
-from pipeline.defaults import default
+from pipeline.defaults import default, in_precision
 from pipeline.frontend.dynamo_graph import DynamoGraph, NotCapturedError
 from pipeline.frontend.returned_views import returned_views
 from pipeline.frontend.silence_torch_logs import said_already
@@ -48,7 +48,8 @@ def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Exe
     Args:
         compile: the pipeline for each graph; ``pipeline.default()`` if None. The ``options`` of ``torch.compile``
             override its settings, and so does ``mode``, by torch's names: ``"reduce-overhead"`` is ``cuda_graphs``,
-            ``"max-autotune"`` the highest ``optimization_level`` too.
+            ``"max-autotune"`` the highest ``optimization_level`` too. The option ``precision`` is that of
+            ``pipeline.default``.
         executor: where engines run, as in ``Compiled.module``.
 
     Raises:
@@ -79,13 +80,16 @@ class Backend:
         options: Mapping[str, object] | None = None,
     ) -> Function:
         """Compile a graph that Dynamo traced."""
-        settings = self.stages.settings.evolve(**{**_mode(mode), **(options or {})})
+        stages, fields = self.stages, {**_mode(mode), **(options or {})}
+        if "precision" in fields:
+            stages = in_precision(stages, fields.pop("precision"))
+        settings = stages.settings.evolve(**fields)
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
             self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
             return graph_module.forward
         views = returned_views(graph_module)
         try:
-            runner = _runner_of(self.stages, self.executor, views.core, example_inputs, settings)
+            runner = _runner_of(stages, self.executor, views.core, example_inputs, settings)
         except NotCapturedError as refusal:
             self.refuse(refusal)
         self.compiled += 1
