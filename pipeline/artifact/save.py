@@ -198,6 +198,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         modules=FrozenDict(_modules(program)),
         source=SOURCE if source is not None else "",
         profiles=program.profiles,
+        signature=program.signature,
         computed=_computed(compiled),
         call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),

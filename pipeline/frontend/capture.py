@@ -27,6 +27,7 @@ from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.aliased_buffers import check_views
 from pipeline.frontend.as_strided import without_gaps
+from pipeline.frontend.call_signature import signature_of
 from pipeline.frontend.constant_inputs import held, known, taken_out
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.error_attribution import GENERATOR, check_dtypes
@@ -105,10 +106,10 @@ def capture(
         with without_autocast():
             again = partial(capture, output_names=output_names, profiles=profiles)
             program = again(inside, args, kwargs, dynamic_shapes, settings)
-        return with_origin(program, given)
+        return with_origin(evolve(program, signature=signature_of(given)), given)
     with one_export, tracing_for(settings.device, settings.compute_capabilities):
         program = _captured(model, args, kwargs, dynamic_shapes, settings, profiles)
-    return with_origin(named(program, output_names), given)
+    return with_origin(evolve(named(program, output_names), signature=signature_of(given)), given)
 
 
 def _captured(

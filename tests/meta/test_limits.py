@@ -37,7 +37,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compat/__init__.py",
         ),
     ),
-    "capture": (8_150, ("frontend/",)),
+    "capture": (8_200, ("frontend/",)),
     "kernel faults": (1_600, ("quirks/",)),
     "converters": (6_000, ("converters/",)),
     "building blocks": (5_350, ("impl/",)),
@@ -46,7 +46,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_150, ("partitioning/",)),
     "networks": (1_750, ("network/",)),
     "engine builds": (1_050, ("build/",)),
-    "runtime": (4_750, ("runtime/",)),
+    "runtime": (4_850, ("runtime/",)),
     "files and the engine cache": (5_200, ("artifact/",)),
     "verification": (2_550, ("verification/",)),
     "profiles": (800, ("profiling/",)),
@@ -62,7 +62,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compose/",
         ),
     ),
-    "records, settings, errors": (3_400, ("",)),
+    "records, settings, errors": (3_850, ("",)),
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 
