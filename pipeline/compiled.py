@@ -12,7 +12,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.annotation_ops import OPEN_MASK
-from pipeline.errors import Fallback, Unreached
+from pipeline.errors import MODULE_METHODS, Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
@@ -21,7 +21,6 @@ from pipeline.program import Output, Partitioned, Port, Program, Segment, segmen
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Agreement, Healed
 from pipeline.records.costs import Entry
-from pipeline.records.module_methods import INSTEAD
 from pipeline.records.profile import Profile
 from pipeline.settings import CompilationSettings
 
@@ -323,7 +322,7 @@ class Compiled:
 
         def __getattr__(self, name: str) -> object:
             """Raise an error for a method of modules that says what to use instead."""
-            advice = f", which an nn.Module has: {INSTEAD[name]}" if name in INSTEAD else ""
+            advice = f", which an nn.Module has: {MODULE_METHODS[name]}" if name in MODULE_METHODS else ""
             raise AttributeError(f"a Compiled has no .{name}{advice}")
 
     def __copy__(self) -> Compiled:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -19,6 +19,27 @@ _LIBRARY = (contextlib.__file__, functools.__file__)
 _FRAME = re.compile(
     r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n(?! *File ")[^\S\n]*(?P<code>[^\n]*\S))?', re.M
 )
+
+_CALL = "it is for inference, and is called as it is: compiled(x)"
+_MOVE = (
+    "engines run on the current GPU and take inputs from any device: compiled.module() is an nn.Module there, "
+    'compiled.module("reference") one on the CPU'
+)
+_CAST = 'dtypes are fixed when compiling: compile the model in others, or with precision="float16"'
+_WEIGHTS = (
+    "compiled.program.parameters has the weights, compiled.module().state_dict() the buffers, and "
+    "pipeline.refit_module_weights replaces weights"
+)
+_GENERATE = "pipeline.compat.transformers.compile_for_generation(model, …) returns an object with generate"
+
+MODULE_METHODS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("eval", "train", "forward", "requires_grad_", "zero_grad"), _CALL),
+    **dict.fromkeys(("to", "cuda", "cpu", "device"), _MOVE),
+    **dict.fromkeys(("half", "float", "double", "bfloat16", "type", "dtype"), _CAST),
+    **dict.fromkeys(("parameters", "named_parameters", "buffers", "state_dict", "load_state_dict"), _WEIGHTS),
+    "generate": _GENERATE,
+}
+"""What to use in place of the methods of ``nn.Module`` that a compiled program does not have."""
 
 
 @attrs.frozen
