@@ -27,13 +27,13 @@ def page(results: Path = RESULTS) -> str:
     """The page with its tables made anew; all else is written by hand."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(results.glob("*.json"))]
     text = _with(PAGE.read_text(encoding="utf-8"), MEASURED, table(COLUMNS, rows(found)))
-    releases = [release for release, _ in TABLE[0].loads]
+    releases = TABLE[0].loads
     return _with(text, GPUS, table(["GPU", "capability", *releases, ""], map(gpu_row, TABLE)))
 
 
 def gpu_row(row: GpuSupport) -> list[str]:
     """The row of a kind of GPU, from the table that the package checks machines by."""
-    return [row.gpus, row.capability, *(loads for _, loads in row.loads), row.note]
+    return [row.gpus, row.capability, *row.loads.values(), row.note]
 
 
 def _with(text: str, part: str, lines: Sequence[str]) -> str:

@@ -81,9 +81,10 @@ def compile(
         PipelineError: the model cannot be captured, converted or built.
     """
     _check_names(fields, compile)
-    stages = default(settings, precision=precision, **fields)
-    front: Any = partial(stages, output_names=output_names, profiles=profiles)
-    compiled: Compiled = front(model, args, kwargs, dynamic_shapes)
+    made: Any = partial(default, settings, precision=precision)
+    compiled: Compiled = made(**fields)(
+        model, args, kwargs, dynamic_shapes, output_names=output_names, profiles=profiles
+    )
     return compiled
 
 
@@ -118,9 +119,8 @@ def default(
 
     Args:
         settings: the settings; default ones if None.
-        precision: ``"float16"`` or ``"bfloat16"`` for mixed precision, the stage `autocast`: matmuls and convolutions
-            in halves, norms and softmax in float32; inputs and outputs keep their dtypes. None and ``"float32"`` leave
-            the model in its own dtypes.
+        precision: ``"float16"`` or ``"bfloat16"`` for mixed precision, the stage `autocast`; None or ``"float32"`` for
+            the model's own dtypes. Inputs and outputs keep theirs.
         registry: the converters.
         decompositions: our own decompositions, which take precedence over converters.
         torch_enabled_decompositions: operators that torch decomposes before any converter is asked, in addition to
@@ -140,14 +140,10 @@ def default(
     settings = (settings or CompilationSettings()).evolve(**fields)
     _check_targets(settings.compute_capabilities)
     decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
-    front = (
-        Decompose(registry, decompositions, whole),
-        Improve(registry),
-        Validate(registry, decompositions, whole),
-    )
+    front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
     built = cached_by(settings, Build(build_executor))
-    stages = Pipeline((*front, partition, avoid_faults, convert, built, refit_map, Load()), settings)
-    return in_precision(stages, precision)
+    back = partition, avoid_faults, convert, built, refit_map, Load()
+    return in_precision(Pipeline((*front, *back), settings), precision)
 
 
 def bisect(

@@ -19,7 +19,7 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
     """Return the parameters of a model's ``forward``, without ``*args`` and ``**kwargs``; for an ``ExportedProgram``
     those that it was exported with."""
     module: object = model.module() if isinstance(model, ExportedProgram) else model
-    inner = interpreted(module)  # type: ignore[arg-type]
+    inner = interpreted(module)
     if not isinstance(inner, torch.nn.Module):
         return ()
     try:

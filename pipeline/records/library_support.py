@@ -7,9 +7,10 @@ from functools import cache
 from typing import Final, Literal
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 
 from pipeline.errors import ExecutionError, VersionWarning, warn
+from pipeline.frozen import FrozenDict
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 Loads = Literal["runs", "listed", "not run", "no"]
@@ -29,16 +30,18 @@ class GpuSupport:
 
     gpus: str
     capability: str
-    loads: tuple[tuple[str, Loads], ...] = field(converter=lambda rows: tuple(rows.items()))
+    loads: FrozenDict[str, Loads]
     note: str
 
     def on(self, version: tuple[int, ...]) -> Loads:
         """Return whether engines of this version load; "not run" for a release that has no row."""
-        return next((loads for name, loads in self.loads if name == _dotted(version[:2])), "not run")
+        return self.loads.get(_dotted(version[:2]), "not run")
 
 
-def _all(loads: Loads) -> dict[str, Loads]:
-    return dict.fromkeys(("1.4", "1.5", "1.6", "1.7"), loads)
+def _all(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
+    """Return a row with the same entry for each release; ``others`` differ (``v1_7="no"``)."""
+    releases = ("1.4", "1.5", "1.6", "1.7")
+    return FrozenDict({release: others.get(f"v{release.replace('.', '_')}", loads) for release in releases})
 
 
 TABLE: Final = (
@@ -49,13 +52,13 @@ TABLE: Final = (
     GpuSupport(
         "H100, H200",
         "9.0",
-        {**_all("runs"), "1.7": "no"},
+        _all("runs", v1_7="no"),
         "in no support matrix; 1.6 alone sums float16 in float32 there and takes `NVIDIA_TF32_OVERRIDE=0`; engines "
         "that refit in place are built by 1.4 alone",
     ),
     GpuSupport("B200", "10.0", _all("not run"), "NVIDIA makes the `tensorrt` extra for it"),
     GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _all("listed"), ""),
-    GpuSupport("GB10 (DGX Spark)", "12.1", {**_all("listed"), "1.4": "not run"}, "listed from 1.5 on"),
+    GpuSupport("GB10 (DGX Spark)", "12.1", _all("listed", v1_4="not run"), "listed from 1.5 on"),
 )
 """The GPUs, by compute capability."""
 
@@ -88,7 +91,7 @@ def check_library(gpu: str, capability: str) -> None:
 def warn_of_untested() -> None:
     """Warn once of a release of TensorRT-RTX or torch that the tests did not run with."""
     torchs = tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2])
-    rows = [("torch", torch.__version__, torchs, TORCH)]
+    rows = [("torch", str(torch.__version__), torchs, TORCH)]
     if CAPABILITIES.flavour == "tensorrt_rtx":
         rows.append(("tensorrt-rtx", CAPABILITIES.version, CAPABILITIES.version_tuple[:2], TENSORRT_RTX))
     for package, version, release, taken in rows:
