@@ -96,7 +96,8 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
     advice = "allow partial compilation (require_full_compilation=False)"
 
     def __init__(self, fallbacks: Sequence[Fallback], total: int) -> None:
-        super().__init__(f"{len(fallbacks)} of {total} nodes would run in PyTorch")
+        some = f"{len(fallbacks)} of {total} nodes would run in PyTorch"
+        super().__init__(some if fallbacks else "no operator of the model is left for an engine")
         self.fallbacks, self.total = tuple(fallbacks), total
         self.args = (self.fallbacks, total)
 
@@ -138,7 +139,9 @@ class QuantizationError(BuildError):
 
     def __init__(self, engine: str, pairs: Sequence[object]) -> None:
         rows = "\n".join(f"  {pair}" for pair in pairs)
-        super().__init__(f"{engine}: {len(pairs)} quantized layers are not fused\n{rows}")
+        many = f"{engine}: {len(pairs)} quantized layers are not fused\n{rows}"
+        none = f"{engine} has no quantized layer in an engine: quantize the model first (pipeline.quantize)"
+        super().__init__(many if pairs else none)
         self.engine, self.pairs = engine, tuple(pairs)
         self.args = (engine, self.pairs)
 

@@ -19,6 +19,7 @@ from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
 from pipeline.runtime.program_engines import Loads, load_engines
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build
+from pipeline.stages.required import warn_of_little
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.loading import Loader, loadable
@@ -61,6 +62,7 @@ class Load:
                 it again.
             UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
         """
+        warn_of_little(compiled.coverage)
         if not compiled.settings.load_built_engines or not compiled.engines:
             return compiled
         found = self.loader(compiled, keep=True)

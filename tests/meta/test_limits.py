@@ -56,7 +56,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_100, ("aten/",)),
     "sizes": (1_200, ("shapes/",)),
     "stages": (
-        3_200,
+        3_350,
         (
             "stages/",
             "compose/",
