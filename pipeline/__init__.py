@@ -2,8 +2,7 @@
 
 import pipeline
 
-compile = pipeline.default()
-compiled = compile(model, args=(x,))
+compiled = pipeline.compile(model, args=(x,))
 y = compiled(x)
 """
 
@@ -28,7 +27,7 @@ from pipeline.converters.registry import (
     dynamo_tensorrt_converter,
 )
 from pipeline.converters.support import get_graph_converter_support
-from pipeline.defaults import bisect, default
+from pipeline.defaults import bisect, compile, default
 from pipeline.dynamo import backend
 from pipeline.errors import (
     AgreementError,
@@ -39,6 +38,7 @@ from pipeline.errors import (
     CalibrationError,
     CaptureError,
     ConversionError,
+    CoverageWarning,
     DecisionError,
     DtypeError,
     ExecutionError,
@@ -49,6 +49,7 @@ from pipeline.errors import (
     ShapeError,
     UnreachedWarning,
     UnsupportedOperatorException,
+    VersionWarning,
 )
 from pipeline.export_fixes.call_recorder import Calls, recorded
 from pipeline.frozen import FrozenDict
@@ -89,6 +90,7 @@ __all__ = [
     "ConverterPriority",
     "ConverterRegistry",
     "ConverterSupport",
+    "CoverageWarning",
     "DecisionError",
     "DiskStore",
     "DtypeError",
@@ -112,6 +114,7 @@ __all__ = [
     "UnreachedWarning",
     "UnsupportedOperatorException",
     "Validated",
+    "VersionWarning",
     "__version__",
     "autocast",
     "backend",
@@ -119,6 +122,7 @@ __all__ = [
     "by_submodule",
     "cached",
     "capture",
+    "compile",
     "default",
     "dynamo_tensorrt_converter",
     "engine_per_profile",

@@ -6,13 +6,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.annotation_ops import OPEN_MASK
-from pipeline.errors import Fallback, Unreached
+from pipeline.errors import MODULE_METHODS, Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
@@ -137,7 +137,7 @@ class CompiledModule(torch.nn.Module, ABC):
         """The reasons why calls of this module run without a CUDA graph although one was requested."""
 
 
-@frozen(slots=False)
+@frozen(slots=False, repr=False)
 class Compiled:
     """A compiled program: its engines, the networks and recipes that they were built from, and its PyTorch segments.
 
@@ -157,15 +157,15 @@ class Compiled:
             (``runtime_cache=False``).
     """
 
-    partitioned: Partitioned = field(repr=False)
-    networks: tuple[Network, ...] = field(repr=False)
+    partitioned: Partitioned
+    networks: tuple[Network, ...]
     engines: tuple[Engine, ...]
-    refit_map: RefitMap = field(repr=False)
-    literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
-    agreement: Agreement | None = field(default=None, eq=False, repr=False)
-    healed: tuple[Healed, ...] = field(default=(), repr=False)
-    took: tuple[Entry, ...] = field(default=(), eq=False, repr=False)
-    kernels: bytes = field(default=b"", eq=False, repr=False)
+    refit_map: RefitMap
+    literals: FrozenDict[str, torch.Tensor] = field(eq=False)
+    agreement: Agreement | None = field(default=None, eq=False)
+    healed: tuple[Healed, ...] = field(default=())
+    took: tuple[Entry, ...] = field(default=(), eq=False)
+    kernels: bytes = field(default=b"", eq=False)
 
     # Implemented by packages above this record: `pipeline.api` defines these methods.
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
@@ -307,6 +307,23 @@ class Compiled:
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the program; return what the model returns for these inputs."""
         return self._module(*args, **kwargs)
+
+    def __str__(self) -> str:
+        """Return the engines, the operators that run in them, and their size: ``1 engine, 53 of 53 operators, 22.7
+        MB``."""
+        count, size, found = len(self.engines), sum(engine.nbytes for engine in self.engines), self.coverage
+        amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+        return f"{count} engine{'s'[: count != 1]}, {len(found.converted)} of {found.total} operators, {amount}"
+
+    def __repr__(self) -> str:
+        return f"<Compiled: {self}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Raise an error for a method of modules that says what to use instead."""
+            advice = f", which an nn.Module has: {MODULE_METHODS[name]}" if name in MODULE_METHODS else ""
+            raise AttributeError(f"a Compiled has no .{name}{advice}")
 
     def __copy__(self) -> Compiled:
         """Itself: it never changes."""

@@ -1,20 +1,28 @@
-"""``pipeline.default``, our stages joined, and ``pipeline.bisect``, which compiles with them."""
+"""``pipeline.default``, our stages joined; ``pipeline.compile`` and ``pipeline.bisect``, which compile with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from functools import partial
+from typing import Any, Final
+
+import torch
 
 from pipeline.artifact.engine_cache_stage import cached_by
+from pipeline.capture.capture import Model
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable, chosen
 from pipeline.converters.registry import ConverterRegistry
+from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.program import Built, Program
 from pipeline.settings import CompilationSettings
+from pipeline.settings_migration import ELSEWHERE
 from pipeline.stages import (
     Build,
     Choose,
@@ -28,6 +36,7 @@ from pipeline.stages import (
     refit_map,
     unbuilt,
 )
+from pipeline.stages.autocast import autocast
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 from pipeline.verification.bisection import LIMIT, bisected
 from pipeline.verification.bounds import MULTIPLE
@@ -37,10 +46,68 @@ from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection
 from pipeline.verification.samples import Given
 
+PRECISIONS: Final[Mapping[str, torch.dtype | None]] = {
+    **dict.fromkeys(("float32", "fp32", "f32"), None),
+    **dict.fromkeys(("float16", "fp16", "f16", "half"), torch.float16),
+    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
+}
+"""The dtype of matmuls by the names of a precision; None leaves the model in its own dtypes."""
+
+
+def compile(
+    model: Model,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
+    *,
+    precision: str | torch.dtype | None = None,
+    output_names: Sequence[str] | None = None,
+    profiles: Sequence[object] | None = None,
+    settings: CompilationSettings | None = None,
+    **fields: object,
+) -> Compiled:
+    """Compile a model: the same as ``pipeline.default(…)(model, …)``, in one call.
+
+    Args:
+        model: an nn.Module, ExportedProgram or TorchScript.
+        args, kwargs: example inputs: tensors, or ``pipeline.Input`` with a shape or a range of shapes.
+        dynamic_shapes: the sizes that vary, as in ``torch.export.export``.
+        precision: as for `default`.
+        output_names, profiles: as for `pipeline.Pipeline`.
+        settings: the settings; default ones if None.
+        fields: fields of ``CompilationSettings`` that differ from ``settings``.
+
+    Raises:
+        TypeError, ValueError: an argument or a setting is not what is expected; the message says what is.
+        PipelineError: the model cannot be captured, converted or built.
+    """
+    _check_names(fields, compile)
+    made: Any = partial(default, settings, precision=precision)
+    compiled: Compiled = made(**fields)(
+        model, args, kwargs, dynamic_shapes, output_names=output_names, profiles=profiles
+    )
+    return compiled
+
+
+def in_precision(
+    compile: Pipeline[Program, Compiled], precision: str | torch.dtype | None, exclude: object = ()
+) -> Pipeline[Program, Compiled]:
+    """Return the pipeline with a stage for mixed precision before ``decompose``; itself for float32 and None.
+
+    Raises:
+        ValueError: ``precision`` is none of float16, bfloat16 and float32, by torch's names or short ones.
+    """
+    name = str(precision).removeprefix("torch.")
+    if precision is not None and name not in PRECISIONS:
+        raise ValueError(f"precision is 'float16', 'bfloat16' or 'float32' (fp16, bf16, fp32), not {precision!r}")
+    dtype = None if precision is None else PRECISIONS[name]
+    return compile if dtype is None else compile.insert(autocast(dtype, exclude=exclude), before="decompose")
+
 
 def default(
     settings: CompilationSettings | None = None,
     *,
+    precision: str | torch.dtype | None = None,
     registry: ConverterRegistry = DYNAMO_CONVERTERS,
     decompositions: DecompositionTable = DECOMPOSITIONS,
     torch_enabled_decompositions: Iterable[object] | None = None,
@@ -53,6 +120,8 @@ def default(
 
     Args:
         settings: the settings; default ones if None.
+        precision: ``"float16"`` or ``"bfloat16"`` for mixed precision, the stage `autocast`; None or ``"float32"`` for
+            the model's own dtypes. Inputs and outputs keep theirs.
         registry: the converters.
         decompositions: our own decompositions, which take precedence over converters.
         torch_enabled_decompositions: operators that torch decomposes before any converter is asked, in addition to
@@ -64,20 +133,18 @@ def default(
 
     Raises:
         TypeError: a field that ``CompilationSettings`` does not have, or a value of a wrong type.
-        ValueError: a value out of range, ``compute_capabilities`` that this TensorRT does not build for, or a
-            decomposition that is enabled and disabled.
+        ValueError: a value out of range, an unknown precision, ``compute_capabilities`` that this TensorRT does not
+            build for, or a decomposition that is enabled and disabled.
     """
     _check(settings, registry, decompositions)
+    _check_names(fields, default)
     settings = (settings or CompilationSettings()).evolve(**fields)
     _check_targets(settings.compute_capabilities)
     decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
-    front = (
-        Decompose(registry, decompositions, whole),
-        Improve(registry),
-        Validate(registry, decompositions, whole),
-    )
+    front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
     built = cached_by(settings, Build(build_executor))
-    return Pipeline((*front, partition, avoid_faults, convert, built, refit_map, Load(), Choose()), settings)
+    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose()
+    return in_precision(Pipeline((*front, *back), settings), precision)
 
 
 def bisect(
@@ -130,8 +197,20 @@ def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeli
     return compile if engines or built is None else compile.replace(built, unbuilt)
 
 
+def _check_names(fields: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Raise a `TypeError` for a keyword that is neither a setting nor an argument but is spelt like an argument."""
+    arguments, known = [*inspect.signature(function).parameters][1:-1], CompilationSettings.names()
+    for name in fields:
+        close = difflib.get_close_matches(name, (*arguments, *known), 1)
+        if name not in (*known, *ELSEWHERE) and close and close[0] in arguments:
+            raise TypeError(f"pipeline.{function.__name__} has no {name!r}; did you mean {close[0]!r}?")
+
+
 def _check(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
+        if isinstance(settings, torch.nn.Module | torch.export.ExportedProgram) or is_script(settings):
+            due = "pipeline.compile(model, args=(x,)), or pipeline.default()(model, args=(x,))"
+            raise TypeError(f"pipeline.default takes settings, not the model, a {type(settings).__name__}: write {due}")
         raise TypeError(f"settings are CompilationSettings or None, not {settings!r}; fields are given by name")
     if not isinstance(registry, ConverterRegistry):
         adopted = "; ConverterRegistry.from_legacy adopts a dict of functions" if isinstance(registry, dict) else ""

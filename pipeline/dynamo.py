@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from operator import attrgetter, is_
 from typing import Any, Final, NoReturn
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.fx import GraphModule, Node
@@ -27,12 +27,11 @@ from pipeline.capture.returned_views import returned_views
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
-from pipeline.defaults import default
+from pipeline.defaults import default, in_precision
 from pipeline.export_fixes.silence_torch_logs import said_already
 from pipeline.program import Program
 from pipeline.runtime.data_writes import DataWrites, watch
 from pipeline.runtime.memory_overlap import shared, written_inputs
-from pipeline.settings import CompilationSettings
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,8 @@ def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Exe
     Args:
         compile: the pipeline for each graph; ``pipeline.default()`` if None. The ``options`` of ``torch.compile``
             override its settings, and so does ``mode``, by torch's names: ``"reduce-overhead"`` is ``cuda_graphs``,
-            ``"max-autotune"`` the highest ``optimization_level`` too.
+            ``"max-autotune"`` the highest ``optimization_level`` too. The option ``precision`` is that of
+            ``pipeline.default``.
         executor: where engines run, as in ``Compiled.module``.
 
     Raises:
@@ -79,13 +79,16 @@ class Backend:
         options: Mapping[str, object] | None = None,
     ) -> Function:
         """Compile a graph that Dynamo traced."""
-        settings = self.stages.settings.evolve(**{**_mode(mode), **(options or {})})
+        stages, fields = self.stages, dict[str, Any]({**_mode(mode), **(options or {})})
+        if "precision" in fields:
+            stages = in_precision(stages, fields.pop("precision"))
+        stages = evolve(stages, settings=stages.settings.evolve(**fields))
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
             self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
             return graph_module.forward
         views = returned_views(graph_module)
         try:
-            runner = _runner_of(self.stages, self.executor, views.core, example_inputs, settings)
+            runner = _runner_of(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
             self.refuse(refusal)
         self.compiled += 1
@@ -145,11 +148,10 @@ def entry_point(
 
 
 def _runner_of(
-    compile: Callable[[Program], Compiled],
+    compile: Pipeline[Program, Compiled],
     executor: Executor | None,
     graph_module: GraphModule,
     example_inputs: Sequence[object],
-    settings: CompilationSettings,
 ) -> _Runner:
     """Compile a graph of Dynamo's for its example inputs; return its runner, with the guards that it needs."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
@@ -157,10 +159,10 @@ def _runner_of(
     weights = [node for node, value in values.items() if _is_weight(node, value)]
     with tracing(None):  # else guards that torch.export adds would become Dynamo's guards
         graph = DynamoGraph(graph_module, values, weights)
-        program = graph.program(settings)
+        program = graph.program(compile.settings)
         if written := set(program.buffers.values()):  # those are inputs, which are written back
             graph = DynamoGraph(graph_module, values, [node for node in weights if node.name not in written])
-            program = graph.program(settings)
+            program = graph.program(compile.settings)
         made = compile(program)
     graph.guard(program)
     at = {node: i for i, node in enumerate(nodes)}

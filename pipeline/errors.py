@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -19,6 +19,27 @@ _LIBRARY = (contextlib.__file__, functools.__file__)
 _FRAME = re.compile(
     r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n(?! *File ")[^\S\n]*(?P<code>[^\n]*\S))?', re.M
 )
+
+_CALL = "it is for inference, and is called as it is: compiled(x)"
+_MOVE = (
+    "engines run on the current GPU and take inputs from any device: compiled.module() is an nn.Module there, "
+    'compiled.module("reference") one on the CPU'
+)
+_CAST = 'dtypes are fixed when compiling: compile the model in others, or with precision="float16"'
+_WEIGHTS = (
+    "compiled.program.parameters has the weights, compiled.module().state_dict() the buffers, and "
+    "pipeline.refit_module_weights replaces weights"
+)
+_GENERATE = "pipeline.compat.transformers.compile_for_generation(model, …) returns an object with generate"
+
+MODULE_METHODS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("eval", "train", "forward", "requires_grad_", "zero_grad"), _CALL),
+    **dict.fromkeys(("to", "cuda", "cpu", "device"), _MOVE),
+    **dict.fromkeys(("half", "float", "double", "bfloat16", "type", "dtype"), _CAST),
+    **dict.fromkeys(("parameters", "named_parameters", "buffers", "state_dict", "load_state_dict"), _WEIGHTS),
+    "generate": _GENERATE,
+}
+"""What to use in place of the methods of ``nn.Module`` that a compiled program does not have."""
 
 
 @attrs.frozen
@@ -75,7 +96,8 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
     advice = "allow partial compilation (require_full_compilation=False)"
 
     def __init__(self, fallbacks: Sequence[Fallback], total: int) -> None:
-        super().__init__(f"{len(fallbacks)} of {total} nodes would run in PyTorch")
+        some = f"{len(fallbacks)} of {total} nodes would run in PyTorch"
+        super().__init__(some if fallbacks else "no operator of the model is left for an engine")
         self.fallbacks, self.total = tuple(fallbacks), total
         self.args = (self.fallbacks, total)
 
@@ -117,7 +139,9 @@ class QuantizationError(BuildError):
 
     def __init__(self, engine: str, pairs: Sequence[object]) -> None:
         rows = "\n".join(f"  {pair}" for pair in pairs)
-        super().__init__(f"{engine}: {len(pairs)} quantized layers are not fused\n{rows}")
+        many = f"{engine}: {len(pairs)} quantized layers are not fused\n{rows}"
+        none = f"{engine} has no quantized layer in an engine: quantize the model first (pipeline.quantize)"
+        super().__init__(many if pairs else none)
         self.engine, self.pairs = engine, tuple(pairs)
         self.args = (engine, self.pairs)
 
@@ -215,6 +239,18 @@ class AgreementWarning(UserWarning):
 
 class UnreachedWarning(UserWarning):
     """Nothing used a user's converter, decomposition or setting, though the model has its operator."""
+
+    __module__ = "pipeline"
+
+
+class VersionWarning(UserWarning):
+    """The installed TensorRT-RTX or torch is a release that the tests did not run with."""
+
+    __module__ = "pipeline"
+
+
+class CoverageWarning(UserWarning):
+    """Nothing, or less than half, of a model runs in engines; the message says why, and what to do."""
 
     __module__ = "pipeline"
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch.export import Dim
 
-_SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "bf": "bfloat", "c": "complex"}
+_SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "fp": "float", "bf": "bfloat", "c": "complex"}
 _DIM = re.compile(r"\d+(\.\.\d+){0,2}", re.ASCII)
 _GRAMMAR = (
     "write [NAME=]DIMxDIM…[:DTYPE][@DEVICE], DIM as SIZE, MIN..MAX or MIN..OPT..MAX: for example 1..8x3x224x224:float16"
@@ -277,7 +277,7 @@ def _parsed_dim(text: str) -> tuple[int, int, int]:
 
 
 def _parsed_dtype(name: str) -> torch.dtype:
-    short = re.fullmatch(r"(b|u|i|f|bf|c)(\d*)", name, re.ASCII)
+    short = re.fullmatch(r"(b|u|i|fp|f|bf|c)(\d*)", name, re.ASCII)
     dtype = getattr(torch, _SHORT[short[1]] + short[2] if short else name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not a dtype; torch's names (float16, int64, bool) and short ones (f16, i64) are")

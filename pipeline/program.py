@@ -28,6 +28,7 @@ from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.network.marks import Mark
 from pipeline.recipes import Recipe, qualified_name
+from pipeline.records.parameter import Parameter
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
@@ -130,7 +131,7 @@ class Program:
     `decompose`, over the same parameters: eager PyTorch runs its operators. ``origin`` is the captured module, held
     weakly (`capture.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.
     ``unreached`` are the user's registrations for operators of the model that nothing used, each with the reason.
-    ``profiles`` narrow symbols: a call must fit one of them, if there are any.
+    ``profiles`` narrow symbols: a call must fit one of them. ``signature`` has the parameters of ``forward``.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -153,6 +154,7 @@ class Program:
     unreached: tuple[Unreached, ...] = ()
     profiles: tuple[FrozenDict[str, Range], ...] = ()
     origin: Any = field(eq=False, repr=False, default=None)
+    signature: tuple[Parameter, ...] = field(eq=False, repr=False, default=())
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -168,9 +170,8 @@ class Program:
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
-        relations = (f"where {r}" for r in self.shapes.relations)
-        inputs = (f"input {p}" for p in self.inputs)
-        return "\n".join([*inputs, *relations, *_lines(self.graph), *(f"{o}" for o in self.outputs)])
+        before = (*(f"input {p}" for p in self.inputs), *(f"where {r}" for r in self.shapes.relations))
+        return "\n".join([*before, *_lines(self.graph), *map(str, self.outputs)])
 
     @cached_property
     def digest(self) -> str:

@@ -5,68 +5,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import attrs
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
-from torch.overrides import resolve_name
 
-from pipeline.errors import PipelineError
+from pipeline.records.executed_ops import TorchExecuted, entry_name, executed_entries, matches
 from pipeline.settings_migration import ELSEWHERE
-
-ModulePredicate: TypeAlias = Callable[[str], bool]
-TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
-
-
-def _torch_executed(value: object) -> frozenset[TorchExecuted]:
-    """Convert entries to overloads, names and predicates; a packet stands for all its overloads."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"torch_executed_ops takes a collection of operators, names or predicates, not {value!r}")
-    return frozenset(entry for item in value for entry in _executed_entries(item))
-
-
-def _executed_entries(item: object) -> Iterable[TorchExecuted]:
-    if isinstance(item, OpOverloadPacket):
-        return [getattr(item, overload) for overload in item.overloads()]
-    if item is torch.cond:
-        return [torch.ops.higher_order.cond]
-    if isinstance(item, str):
-        return _named(item)
-    if isinstance(item, type) or (traced := traced_name(item)):
-        name = item.__name__ if isinstance(item, type) else traced
-        raise TypeError(
-            f"torch_executed_ops: {name} is traced to operators: name those (torch.ops.aten.relu.default), or give a "
-            'predicate on module paths (lambda path: path.startswith("encoder."))'
-        )
-    if isinstance(item, OpOverload) or callable(item):
-        return [item]
-    raise TypeError(f"torch_executed_ops: {item!r} is not an operator, a qualified name or a predicate on module paths")
-
-
-def traced_name(item: object) -> str:
-    """Return the name of a torch function that is traced to operators (``torch.relu``) and so never appears in graphs;
-    or ""."""
-    is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
-    name = resolve_name(item) if is_torchs else None
-    return "" if name is None or name.startswith("torch.sym_") else str(name)
-
-
-def _named(name: str) -> Iterable[TorchExecuted]:
-    """Check a name of an operator; `aten.topk` means every overload. An unknown name of aten is an error."""
-    match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
-    if match is None:
-        raise ValueError(
-            f"torch_executed_ops: {name!r} is no operator's name; 'aten.topk.default' is, and 'aten::topk'"
-        )
-    namespace, operator, overload = match.groups()
-    if namespace == "higher_order":
-        return [f"torch.ops.higher_order.{operator}"]
-    packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace in ("aten", "prims") else None
-    if namespace in ("aten", "prims") and (packet is None or overload not in (None, *packet.overloads())):
-        raise ValueError(f"torch_executed_ops: there is no operator {name!r}")
-    return _executed_entries(packet) if packet is not None and overload is None and "::" not in name else [name]
 
 
 def _capabilities(value: object) -> tuple[str, ...]:
@@ -232,6 +177,8 @@ class CompilationSettings:
     load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
         which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). False
         leaves that to the first call, which fails. Default True.
+    progress: draw the progress of the stages on stderr while a model is compiled; the bars vanish at the end. None: if
+        it is a terminal. A `pipeline.Ledger` among the observers takes its place. Default None.
     cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
     reuse_cached_engines: take engines from the engine cache, if they are there, instead of building them. Default
@@ -273,7 +220,7 @@ class CompilationSettings:
     require_fused_quantization: bool = attrs.field(default=False, validator=_flag)
     min_block_size: int = attrs.field(default=5, validator=_whole(1, optional=False))
     max_engines: int | None = attrs.field(default=None, validator=_whole(1))
-    torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=_torch_executed)
+    torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=executed_entries)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_flag)
     immutable_weights: bool = attrs.field(default=True, validator=_flag)
     refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
@@ -290,6 +237,7 @@ class CompilationSettings:
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
     faster_in_torch: bool = attrs.field(default=True, validator=_flag)
     load_built_engines: bool = attrs.field(default=True, validator=_flag)
+    progress: bool | None = attrs.field(default=None, validator=_flag_or_none)
     cache_built_engines: bool = attrs.field(default=False, validator=_flag)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_flag)
     engine_cache_dir: str | None = attrs.field(default=None, converter=_path)
@@ -350,51 +298,7 @@ class CompilationSettings:
         return bool(getattr(self, name) == attrs.fields_dict(type(self))[name].default)
 
 
-def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
-    """Return whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
-    if isinstance(entry, str):
-        return entry in qualified_names(target)
-    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
-        return entry is target
-    try:
-        return bool(entry(module_path))
-    except Exception as error:
-        raise PipelineError(
-            f"torch_executed_ops: the predicate {entry_name(entry)} raised {type(error).__name__}: {error}, for the "
-            f"module path {module_path!r}",
-            "a predicate takes the path of the module that a node comes from, a str, and gives a bool",
-        ) from error
-
-
-def _is_torchs(function: object) -> bool:
-    """Return whether a function is torch's own (`torch.sym_min`), and so an operator, not a predicate."""
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
-
-
-def qualified_names(target: object) -> frozenset[str]:
-    """Return every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
-    if isinstance(target, OpOverload):
-        return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{_tail(target)}"})
-    if isinstance(target, str):
-        return frozenset({target})
-    return frozenset({torch.typename(target), f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}"})
-
-
-def _tail(target: OpOverload[..., Any]) -> str:
-    return str(target).split(".", 1)[1]
-
-
 def _printed(value: object) -> str:
     if not isinstance(value, frozenset):
         return repr(value)
     return "{" + ", ".join(sorted(entry_name(entry) for entry in value)) + "}"
-
-
-def entry_name(entry: object) -> str:
-    """Return the text of an entry of `torch_executed_ops`, without an address, which would differ between processes."""
-    if isinstance(entry, OpOverload):
-        return f"torch.ops.{entry}"
-    if isinstance(entry, str):
-        return repr(entry)
-    named = entry if hasattr(entry, "__qualname__") else type(entry)
-    return f"{named.__module__}.{named.__qualname__}"

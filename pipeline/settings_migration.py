@@ -6,10 +6,13 @@ from types import MappingProxyType
 from typing import Final
 
 _TYPED = (
-    "networks are strongly typed, so precision is the model's: cast it, or insert "
-    'pipeline.autocast(torch.float16) before="decompose"'
+    'networks are strongly typed, so precision is the model\'s: cast it, or pass precision="float16" to '
+    "pipeline.compile or pipeline.default for mixed precision"
 )
-_AUTOCAST = 'mixed precision is a stage: insert pipeline.autocast(torch.float16, exclude=(…)) before="decompose"'
+_AUTOCAST = (
+    'mixed precision is a stage: pass precision="float16", or insert pipeline.autocast(torch.float16, exclude=(…)) '
+    'before="decompose"'
+)
 _LOG = 'logging.getLogger("pipeline").setLevel(logging.DEBUG) shows more, and observed_by(…) every record'
 _TIMING = "TensorRT-RTX has no timings to keep; cache_built_engines keeps engines, runtime_cache the kernels"
 _STORE = 'a store of one\'s own is a stage: pipeline.default().replace("build", pipeline.cached(store))'
@@ -18,7 +21,7 @@ _REFIT = "immutable_weights=False builds engines that can be refitted"
 _PYTHON = "there is one runtime, in Python"
 _ENGINES = "the partition stage can be swapped: max_engines, pipeline.by_submodule"
 _FAILURES = "an engine that cannot be built is an error; torch_executed_ops keeps an operator in PyTorch"
-_INPUTS = "inputs are given to the call: pipeline.default()(model, args=(x,), kwargs={…})"
+_INPUTS = "inputs are given to the call: pipeline.compile(model, args=(x,), kwargs={…})"
 _EXECUTOR = "default(build_executor=…) builds engines in parallel, compiled.module(executor=…) says what runs them"
 _NONE = "there is no equivalent here"
 
@@ -26,7 +29,6 @@ ELSEWHERE: Final = MappingProxyType(
     {
         "executor": _EXECUTOR,
         "enabled_precisions": _TYPED,
-        "precision": _TYPED,
         "use_explicit_typing": _TYPED,
         "use_strong_types": _TYPED,
         "enable_autocast": _AUTOCAST,
@@ -62,7 +64,7 @@ ELSEWHERE: Final = MappingProxyType(
         "enable_weight_streaming": "weight_streaming_budget, in bytes, builds and runs engines that stream weights",
         "dynamically_allocate_resources": f"{_NONE}: a worker's scratch memory is kept; execution_contexts bounds it",
         "use_distributed_mode_trace": f"{_NONE}: programs run on one GPU",
-        **dict.fromkeys(("inputs", "arg_inputs", "kwarg_inputs"), _INPUTS),
+        **dict.fromkeys(("inputs", "arg_inputs", "kwarg_inputs", "args", "kwargs", "dynamic_shapes"), _INPUTS),
         **dict.fromkeys(("sparse_weights", "engine_capability", "enable_cross_compile_for_windows"), _NONE),
         **dict.fromkeys(("tiling_optimization_level", "l2_limit_for_tiling"), _NONE),
         **dict.fromkeys(("dla_sram_size", "dla_local_dram_size", "dla_global_dram_size"), _NONE),

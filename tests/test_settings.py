@@ -38,6 +38,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "use_fp32_acc": st.none() | st.booleans(),
     "faster_in_torch": st.booleans(),
     "load_built_engines": st.booleans(),
+    "progress": st.none() | st.booleans(),
     "cache_built_engines": st.booleans(),
     "reuse_cached_engines": st.booleans(),
     "engine_cache_dir": st.sampled_from([None, "/tmp/engines", "s3://bucket/engines"]),

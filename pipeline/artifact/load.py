@@ -276,6 +276,7 @@ class Loader:
             constants=kept.constants,
             buffers=kept.buffers,
             profiles=kept.profiles,
+            signature=kept.signature,
             parameters=parameters,
             shapes=kept.shapes,
             in_spec=at("in_spec", pytrees.read, kept.in_spec),

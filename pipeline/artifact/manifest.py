@@ -19,6 +19,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Cut, Output, Port, Segment
 from pipeline.recipes import Recipe
 from pipeline.records.agreement import Agreement, Healed
+from pipeline.records.parameter import Parameter
 from pipeline.shapes.environment import Range, ShapeEnvironment
 
 FORMAT: Final = "pipeline program"
@@ -137,6 +138,7 @@ class Manifest:
     libraries: tuple[str, ...] = ()
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
     profiles: tuple[FrozenDict[str, Range], ...] = ()
+    signature: tuple[Parameter, ...] = ()
     source: str = ""
     computed: int = 0
     call: int = 0

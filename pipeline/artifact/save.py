@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import evolve
@@ -153,12 +153,17 @@ def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
     return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
+_COMPILED = ("inputs", "outputs", "shapes", "constants", "buffers", "aliases", "written", "numbers", "unreached")
+SAME: Final = (*_COMPILED, "profiles", "signature")
+"""The fields of a program that the manifest has as they are."""
+
+
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
     """The manifest, without the location of the weights and the digests of the entries; and the entries."""
     program, partitioned = compiled.program, compiled.partitioned
     engines, entries = _kept_engines(compiled)
-    networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]
-    for name, network in zip(networks, compiled.networks, strict=True):
+    networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
+    for name, network in networks.items():
         _add_json(entries, name, network, Network)
     segments = _segments(compiled, tensors)
     for name, segment in segments.items():
@@ -170,34 +175,25 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         FORMAT,
         SCHEMA,
         _versions(program),
-        inputs=program.inputs,
-        outputs=program.outputs,
+        **{name: getattr(program, name) for name in SAME},
         in_spec=pytrees.written(program.in_spec),
         out_spec=pytrees.written(program.out_spec),
-        shapes=program.shapes,
         settings=settings_json.written(program.settings),
         segments=partitioned.segments,
         engines=engines,
         networks=tuple(networks),
-        constants=program.constants,
         refit_map=compiled.refit_map,
         parameters=FrozenDict({name: tensors.keep(name, _unchanged(program, name)) for name in program.parameters}),
         literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
         verdicts=tuple(map(_verdict, partitioned.verdicts.values())),
         graphs=tuple(segments),
         nodes=tuple(node.name for node in program.graph.nodes),
-        buffers=program.buffers,
-        aliases=program.aliases,
-        written=program.written,
-        numbers=program.numbers,
         fallbacks=partitioned.fallbacks,
-        unreached=program.unreached,
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,
         modules=FrozenDict(_modules(program)),
         source=SOURCE if source is not None else "",
-        profiles=program.profiles,
         computed=_computed(compiled),
         call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),

@@ -25,7 +25,7 @@ from pipeline.capture.output_names import named
 from pipeline.capture.profiles import with_profiles
 from pipeline.capture.subclasses import flattened
 from pipeline.capture.unchecked_conditions import warn_of_unchecked
-from pipeline.export_fixes import ExportNotes, export, interruptible, tracing_for
+from pipeline.export_fixes import ExportNotes, export, interruptible, signature_of, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import numbers_of
@@ -82,7 +82,7 @@ def capture(
             exported, notes = export(model, args, kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
             program = _program(exported, notes, settings)
-    return with_origin(named(program, output_names), model)
+    return with_origin(evolve(named(program, output_names), signature=signature_of(model)), model)
 
 
 def _program(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:

@@ -215,7 +215,7 @@ def compile_command(options: argparse.Namespace) -> int:
     source = source_of(options)
     folder = folder or Path(f"{source.name}.engines")
     _check_output(folder, options.force)
-    with StageProgress() as progress:
+    with StageProgress(show=options.setting_progress) as progress:
         compiled = _run(compile.observed_by(progress), source)
     agreement, note = _checked(options, compiled, source)
     precision = options.precision
@@ -306,7 +306,7 @@ def print_command(options: argparse.Namespace) -> int:
     """Run ``pipeline print``; return its exit code."""
     compile = pipeline_of(options).until("convert")
     source = source_of(options)
-    with StageProgress() as progress:
+    with StageProgress(show=options.setting_progress) as progress:
         converted = _run(compile.observed_by(progress), source)
     print("\n".join(map(str, converted.networks)), end="")
     for fallback in converted.partitioned.fallbacks:

@@ -12,15 +12,11 @@ import torch
 from pipeline.cli.sources import Source, first_line, load
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
-from pipeline.defaults import default
+from pipeline.defaults import PRECISIONS, default, in_precision
 from pipeline.errors import PipelineError
 from pipeline.inputs import Input
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
-from pipeline.stages.autocast import autocast
-
-PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The values of ``--precision``; fp32 leaves the model in its own dtypes."""
 
 
 class UsageError(PipelineError):
@@ -67,10 +63,10 @@ def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
 def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
-        choices=sorted(PRECISIONS),
+        choices=("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
         default="fp32",
         help="fp16, bf16: mixed precision, matmuls in halves, norms and softmax in float32; inputs and outputs keep "
-        "their dtypes; fp32 (default): the model's own dtypes",
+        "their dtypes; fp32 (default): the model's own dtypes; torch's names are taken too",
     )
     parser.add_argument(
         "--precision-exclude",
@@ -84,15 +80,12 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     """Return the pipeline that the flags ask for."""
+    if options.precision_exclude and PRECISIONS[options.precision] is None:
+        raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
     try:
-        compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
+        return in_precision(default(_settings(options)), options.precision, options.precision_exclude)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if dtype is None:
-        if options.precision_exclude:
-            raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
-        return compile
-    return compile.insert(autocast(dtype, exclude=options.precision_exclude), before="decompose")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -55,12 +55,13 @@ def check_names(names: tuple[str, ...]) -> None:
         )
 
 
-def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
-    """Raise `TypeError` unless the stages start with a `Program` and this is a model, before it is captured."""
+def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
+    """Raise `TypeError` unless the stages start with a `Program` and this is a model, before it is captured; let stages
+    check what they need on this machine."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model):
-            return
+            return check_ready(stages, settings)
         raise TypeError(
             f"{what(model)} cannot be compiled: pass an nn.Module, ExportedProgram or TorchScript with its args, "
             f"or only the {takes} that the first stage takes"
@@ -70,6 +71,15 @@ def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
         f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
         "to compile a model, begin with the stage 'decompose'"
     )
+
+
+def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
+    """Let stages check what they need on this machine before a model is captured: those with a method
+    ``check_ready``."""
+    for step in stages:
+        inner = getattr(step, "function", getattr(step, "stage", step))
+        if callable(check := getattr(inner, "check_ready", None)):
+            check(settings)
 
 
 def check_known(unknown: Mapping[str, object]) -> None:
@@ -90,15 +100,20 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
 
 
-def under(settings: CompilationSettings | None, record: Argument) -> Argument:
+def under(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
     """Return a program with the settings that differ from the default in place of those that it was captured with; any
-    other record unchanged.
+    other record unchanged. Stages check what a program needs on this machine.
 
     Raises:
         ValueError: the program was captured for another device.
     """
-    if settings is None or not isinstance(record, Program):
-        return record
+    if isinstance(record, Program):
+        record = _under(settings or CompilationSettings(), record)
+        check_ready(stages, record.settings)
+    return record
+
+
+def _under(settings: CompilationSettings, record: Program) -> Program:
     own, names = record.settings, settings.changed()
     if "device" in names and settings.device != own.device:
         captured = "the device of its tensors" if own.device is None else own.device

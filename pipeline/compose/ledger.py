@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
 import torch
-from attrs import evolve
 
-from pipeline.compiled import Compiled
-from pipeline.compose.events import Event, Observer
+from pipeline.compose.events import Event
 from pipeline.compose.resident import Reader, Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
 from pipeline.records.costs import Entry
 
-T = TypeVar("T")
 HOLDERS = ("model", "folded", "literals", "plans")
 
 
@@ -47,16 +43,6 @@ class Ledger:
 
     def __str__(self) -> str:
         return table(self.entries)
-
-
-def ledger_of(observers: Sequence[Observer]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less."""
-    return next((each for each in observers if isinstance(each, Ledger)), None) or Ledger(interval=0.05)
-
-
-def with_costs(record: T, entries: Sequence[Entry]) -> T:
-    """Return the record; a compiled program gets the time and memory of its stages."""
-    return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record
 
 
 def _entry(event: Event, sampler: Sampler) -> Entry:

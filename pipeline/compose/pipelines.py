@@ -30,7 +30,7 @@ from pipeline.compose.joins import (
     empty,
     under,
 )
-from pipeline.compose.ledger import ledger_of, with_costs
+from pipeline.compose.recording import ledger_of, with_costs
 from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.runtime.autocast_context import without_autocast
@@ -237,12 +237,12 @@ class Pipeline(Generic[Takes, Gives]):
         Returns the last stage's record. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         check_known(unknown)
-        ledger = ledger_of(self.observers)
+        ledger = ledger_of(self.observers, self.settings.progress, self.names)
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
-            return with_costs(self._run(run, under(self._settings, model)), ledger.entries[before:])
-        check_front_door(self.stages, model)
+            return with_costs(self._run(run, under(self._settings, model, self.stages)), ledger.entries[before:])
+        check_front_door(self.stages, model, self.settings)
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
         front = partial(front, profiles=profiles)
         return with_costs(self._run(run, run.call("capture", front)), ledger.entries[before:])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -16,12 +17,23 @@ from pipeline.compose.ledger import Ledger
 class StageProgress(Ledger):
     """A ledger that draws progress bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
 
-    Bars are drawn on a terminal only. Its entries are those of a `Ledger`; a failed stage counts.
+    Bars are drawn on a terminal only, unless ``show`` says otherwise. Its entries are those of a `Ledger`; a failed
+    stage counts.
+
+    transient: remove the bars at the end.
+    interval: how often memory is read, in seconds.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__()
-        console = console or Console(file=sys.stderr)
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        show: bool | None = None,
+        transient: bool = False,
+        interval: float = 0.01,
+    ) -> None:
+        super().__init__(interval)
+        console = console or Console(file=sys.stderr, force_terminal=show or None)
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description:<10}"),
@@ -29,7 +41,8 @@ class StageProgress(Ledger):
             TimeElapsedColumn(),
             TextColumn("{task.fields[detail]}", style="dim"),
             console=console,
-            disable=not console.is_terminal,
+            transient=transient,
+            disable=not (console.is_terminal if show is None else show),
         )
 
     def __call__(self, event: Event) -> None:
@@ -54,3 +67,25 @@ class StageProgress(Ledger):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+
+_DRAWING: Final = threading.Lock()
+"""Held while one run draws its bars: those that it starts itself, or that run in other threads, draw none."""
+
+
+class RunProgress(StageProgress):
+    """The progress of one run of a pipeline: bars from its first event until its ``last`` stage ends or one fails."""
+
+    def __init__(self, last: str) -> None:
+        super().__init__(show=True, transient=True, interval=0.05)
+        self._last, self._draws = last, False
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "started" and not self._tasks and _DRAWING.acquire(blocking=False):
+            self._draws = True
+            self.__enter__()
+        super().__call__(event)
+        if self._draws and (event.kind == "failed" or (event.kind == "finished" and event.stage == self._last)):
+            self._draws = False
+            self.__exit__(None, None, None)
+            _DRAWING.release()

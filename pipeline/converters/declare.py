@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import ConverterPriority, ConverterSupport, Declaration, Rejection, Target, Validator
-from pipeline.settings import traced_name
+from pipeline.records.executed_ops import traced_name
 
 __all__ = ["Rejection", "attach", "attached", "declarations_of", "dynamo_tensorrt_converter", "gather", "target_of"]
 

@@ -13,7 +13,8 @@ from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.lookup import Lookup, summary
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.recipes import qualified_name
-from pipeline.settings import CompilationSettings, TorchExecuted
+from pipeline.records.executed_ops import TorchExecuted
+from pipeline.settings import CompilationSettings
 
 
 def get_graph_converter_support(

@@ -22,7 +22,7 @@ from pipeline.decomposition.templates import Templates
 from pipeline.errors import Unreached
 from pipeline.program import Program, Verdict
 from pipeline.recipes import qualified_name
-from pipeline.settings import entry_name, matches
+from pipeline.records.executed_ops import entry_name, matches
 
 Node = torch.fx.Node
 

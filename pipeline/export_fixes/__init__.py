@@ -3,6 +3,7 @@
 `capture` asks for an export here, and for the contexts in which torch traces, and imports no other module of the room.
 """
 
+from pipeline.export_fixes.call_signature import signature_of
 from pipeline.export_fixes.error_attribution import GENERATOR
 from pipeline.export_fixes.exporter import export
 from pipeline.export_fixes.functorch import has_transforms
@@ -25,6 +26,7 @@ __all__ = [
     "interruptible",
     "is_told",
     "requested",
+    "signature_of",
     "tracing",
     "tracing_for",
     "undoing",

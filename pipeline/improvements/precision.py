@@ -16,7 +16,7 @@ from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.traits import CONTRACTIONS, PART, Does, does
-from pipeline.settings import ModulePredicate, qualified_names
+from pipeline.records.executed_ops import ModulePredicate, qualified_names
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
 Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | ModulePredicate

@@ -172,10 +172,11 @@ def _unloadable(engine: Engine, said: str) -> str:
 
 def is_for_this_gpu(targets: Sequence[str]) -> bool:
     """Whether engines of these targets, compute capabilities or TensorRT's default, are built for the current GPU."""
-    return not targets or _capability() in targets
+    return not targets or current_capability() in targets
 
 
-def _capability() -> str:
+def current_capability() -> str:
+    """Return the compute capability of the current GPU, such as ``"9.0"``."""
     return ".".join(map(str, torch.cuda.get_device_capability()))
 
 
@@ -186,10 +187,11 @@ def _elsewhere(targets: Sequence[str]) -> str:
             "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "
             "here are then compiled in another form, or run in PyTorch"
         )
-    wanted = (*targets, _capability())
+    here = current_capability()
+    wanted = (*targets, here)
     return (
         f"it was built for compute capability {', '.join(targets)}, and {torch.cuda.get_device_name()} has "
-        f"{_capability()}: compile the program on this GPU, or with compute_capabilities={wanted} on another machine"
+        f"{here}: compile the program on this GPU, or with compute_capabilities={wanted} on another machine"
     )
 
 

@@ -16,6 +16,7 @@ from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.inputs import Constant
 from pipeline.program import Port, Program, version
+from pipeline.runtime.call_signature import as_compiled, is_same
 from pipeline.shapes.environment import Range, Relation, value_of
 from pipeline.shapes.lines import solved
 
@@ -24,7 +25,8 @@ Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
-    """The call's inputs in the order of the program's; keyword arguments, and the keys of dicts, may come in any order.
+    """The call's inputs in the order of the program's; keyword arguments, and the keys of dicts, may come in any order,
+    and arguments by position or keyword, as the model takes them.
 
     It takes about 30 µs, nearly all of it in pytree.
 
@@ -32,6 +34,9 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
         DtypeError: an input has another dtype than the compiled one; the error is a `TypeError` as well.
         TypeError: the structure or a type differs from the compiled one.
     """
+    positional, named = children(program.in_spec)
+    if len(args) != positional.num_children or kwargs.keys() != {*(named.context or ())}:
+        args, kwargs = as_compiled(program, positional, named, args, kwargs) or (args, kwargs)
     try:
         given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
@@ -152,7 +157,7 @@ def _equal(value: object, compiled: object) -> bool:
     """Whether a value is the one that is part of the program; NaN is NaN here."""
     if isinstance(compiled, Constant):
         return compiled.holds(value)
-    return type(value) is type(compiled) and bool(value == compiled or (value != value and compiled != compiled))
+    return is_same(value, compiled)
 
 
 def _shown(value: object) -> str:

@@ -37,6 +37,7 @@ from pipeline.network.net import Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression
+from pipeline.stages.required import check_required
 from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ T = TypeVar("T")
 @stage
 def convert(partitioned: Partitioned) -> Converted:
     """Make a network for each engine segment, and check it node by node."""
+    check_required(partitioned)
     nodes = {node.name: node for node in partitioned.program.graph.nodes}
     conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
     total, done = sum(len(c.segment.nodes) for c in conversions), 0

@@ -7,15 +7,21 @@ compiled for, nothing is done.
 
 from __future__ import annotations
 
+import torch
 from attrs import evolve, field, frozen
 
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import StageLike, as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ExecutionError, PipelineError
+from pipeline.records.library_support import check_library, warn_of_untested
+from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
 from pipeline.runtime.program_engines import Loads, load_engines
+from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build
+from pipeline.stages.required import warn_of_little
 from pipeline.stages.verify import STAGES
+from pipeline.trt import has_gpu
 from pipeline.verification.loading import Loader, loadable
 from pipeline.verification.recompile import Again
 
@@ -38,6 +44,16 @@ class Load:
         """Return this stage with those before it, with which it compiles again."""
         return evolve(self, before=before)
 
+    def check_ready(self, settings: CompilationSettings) -> None:
+        """Check, before anything is captured or built, that engines of the installed TensorRT load on this GPU.
+
+        Raises:
+            ExecutionError: none does; the hint has the command that installs another version.
+        """
+        warn_of_untested()
+        if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
+            check_library(torch.cuda.get_device_name(), current_capability())
+
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return a program whose engines load.
 
@@ -46,6 +62,7 @@ class Load:
                 it again.
             UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
         """
+        warn_of_little(compiled.coverage)
         if not compiled.settings.load_built_engines or not compiled.engines:
             return compiled
         found = self.loader(compiled, keep=True)

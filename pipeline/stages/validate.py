@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, zip_longest
 
@@ -164,14 +165,17 @@ def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:
 
 
 def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
+    if node.target is operator.getitem:  # its operator has the reason
+        return
     for what, value in _values(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
             name, target = str(value.dtype).removeprefix("torch."), qualified_name(node.target)
-            yield Rejection(
-                f"{what} is {name}: engines have pairs of reals, which are put together and taken apart in PyTorch"
-                if is_border(node.target)
-                else f"{what} is {name}, and no rule says {target} on pairs of reals"
-            )
+            if is_border(node.target):
+                why = "engines have pairs of reals, which are put together and taken apart in PyTorch"
+                yield Rejection(f"{what} is {name}: {why}")
+            else:
+                hint = "write it on pairs of reals (torch.view_as_real), or leave it in PyTorch"
+                yield Rejection(f"{what} is {name}, and {target} has no form on pairs of reals", hint)
 
 
 def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:

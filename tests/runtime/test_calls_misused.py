@@ -45,11 +45,9 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled()(),
         "no positional inputs and no keywords; .* for 2 positional inputs",
     ),
-    "one more": (lambda: compiled()(X, BY, X), "called with 3 positional inputs"),
-    "by keyword": (lambda: compiled()(X, by=BY), "called with 1 positional input and the keywords by; .* no keywords"),
-    "by position": (
-        lambda: compiled(keyword=True)(X, BY),
-        r"1 positional input \(x\) and the keywords by: missing",
+    "one more": (
+        lambda: compiled()(X, BY, X),
+        "factor was left out when the program was compiled, for its default, None",
     ),
     "a key less": (lambda: compiled()(X, {"a": X}), r"positional input 1 has the keys \['a'\], not \['a', 'b'\]"),
     "one more in a list": (lambda: compiled()(X, {"a": X, "b": [2.0, 2.0]}), r"input 1\['b'\] has 2 elements, not 1"),

@@ -97,11 +97,10 @@ def test_a_program_without_sizes_has_one_sample() -> None:
 
 def test_the_users_own_inputs() -> None:
     program = pipeline.capture(nn.ReLU(), (torch.ones(2, 3),), dynamic_shapes=({0: Dim("n", min=1, max=9)},))
-    mine = [(torch.ones(4, 3),), {"input": torch.ones(1, 3)}, ((torch.ones(5, 3),), {})]
     with pytest.raises(TypeError, match="called with"):
-        samples(program, program, mine)
-    found = samples(program, program, [mine[0], mine[2]])
-    assert [s.name for s in found] == ["inputs[0]", "inputs[1]"]
+        samples(program, program, [{"output": torch.ones(1, 3)}])
+    found = samples(program, program, [(torch.ones(4, 3),), {"input": torch.ones(1, 3)}, ((torch.ones(5, 3),), {})])
+    assert [s.name for s in found] == ["inputs[0]", "inputs[1]", "inputs[2]"]
     assert dict(found[0].sizes) == {"input.shape[0]": 4}
     made = samples(program, program, lambda sizes: (torch.full((sizes["input.shape[0]"], 3), 2.0),))
     assert [tuple(s.leaves[0].shape) for s in made] == [(1, 3), (2, 3), (9, 3)]

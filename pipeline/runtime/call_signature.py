@@ -1,0 +1,92 @@
+"""Arrange the arguments of a call as the program was compiled: a program is called as the model is, with keywords in
+place of positions and defaults left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.aten.types import Leaf, Spec
+from pipeline.program import Port, Program
+from pipeline.records.parameter import Parameter
+
+
+def as_compiled(
+    program: Program, positional: Spec, keywords: Spec, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]] | None:
+    """Return a call's arguments by the positions and keywords that the program has; None where they do not fit its
+    signature.
+
+    An argument that is left out has the default of the model's ``forward``. One that the program was compiled without
+    has to be that default.
+
+    Args:
+        program: the program; without a signature, its inputs' names stand for parameters.
+        positional, keywords: the structures of its positional and of its other inputs.
+
+    Raises:
+        TypeError: an argument is given twice, or has another value than the one that is part of the program.
+    """
+    parameters = program.signature or _ports(program, positional)
+    order, count = [p.name for p in parameters if p.positional], positional.num_children
+    named = tuple(keywords.context or ())
+    if len(order) < max(count, len(args)):
+        return None
+    given = dict(zip(order, args, strict=False))
+    if twice := given.keys() & kwargs.keys():
+        raise TypeError(f"input {min(twice)} is given twice, by position and by keyword")
+    given.update(kwargs)
+    known, compiled = {p.name: p for p in parameters}, (*order[:count], *named)
+    for name in given.keys() - {*compiled}:
+        if name not in known:
+            return None
+        _check_default(known[name], given[name])
+    for name in compiled:
+        if name not in given:
+            if name not in known or not known[name].has_default:
+                return None
+            given[name] = known[name].default
+            _check_left_out(known[name], compiled, program)
+    return tuple(given[name] for name in order[:count]), {name: given[name] for name in named}
+
+
+def _ports(program: Program, positional: Spec) -> tuple[Parameter, ...]:
+    """Return the positional inputs of a program as parameters, if none of them is a container."""
+    if positional.num_leaves != positional.num_children:
+        return ()
+    return tuple(Parameter(port.name) for port in program.inputs[: positional.num_children])
+
+
+def _check_default(parameter: Parameter, value: object) -> None:
+    """Raise an error unless an argument that the program was compiled without has its default."""
+    if parameter.has_default and is_same(value, parameter.default):
+        return
+    left = f"for its default, {parameter.default!r}" if parameter.has_default else "without it"
+    raise TypeError(
+        f"input {parameter.name} was left out when the program was compiled, {left}: compile with it among the inputs"
+    )
+
+
+def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
+    """Raise an error if an argument that is left out has a default which is not what the program was compiled for."""
+    specs = [spec for part in program.in_spec.children() for spec in part.children()]
+    place = compiled.index(parameter.name)
+    if specs[place].num_leaves != 1 or specs[place].num_children:
+        port = None
+    else:
+        port = program.inputs[sum(spec.num_leaves for spec in specs[:place])]
+    if port is None or not _holds(port, parameter.default):
+        what = f"{port.value!r}" if port is not None and port.kind == "constant" else "a value of its own"
+        raise TypeError(
+            f"input {parameter.name} is left out; its default is {parameter.default!r}, and the program was compiled "
+            f"for {what}"
+        )
+
+
+def _holds(port: Port, default: Leaf) -> bool:
+    """Return whether a default is what an input of the program may be."""
+    return is_same(default, port.value) if port.kind == "constant" else port.kind == "symint" and type(default) is int
+
+
+def is_same(value: object, other: object) -> bool:
+    """Return whether two plain values are the same, in type too; NaN is NaN here."""
+    return type(value) is type(other) and bool(value == other or (value != value and other != other))

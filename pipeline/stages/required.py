@@ -1,0 +1,64 @@
+"""Check what settings require of a partitioned program, and warn where little of it runs in engines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+
+from pipeline.aten.calls import operator_named
+from pipeline.aten.traits import Does, does
+from pipeline.compiled import Coverage
+from pipeline.errors import CoverageWarning, Fallback, QuantizationError, UnsupportedOperatorException, warn
+from pipeline.program import Partitioned
+
+QUANTIZED: Final = (Does.QUANTIZES, Does.DEQUANTIZES)
+SHOWN: Final = 3
+"""The number of reasons that a warning lists."""
+
+_NAMES = re.compile(r"\b(?:the result|its input|its argument) \S+")
+_ONE = {"the result": "a result", "its input": "an input", "its argument": "an argument"}
+
+
+def check_required(partitioned: Partitioned) -> None:
+    """Raise an error where a setting requires what this program does not have.
+
+    Raises:
+        UnsupportedOperatorException: ``require_full_compilation``, and no operator runs in an engine.
+        QuantizationError: ``require_fused_quantization``, and something quantized runs in PyTorch, or nothing is
+            quantized.
+    """
+    settings, segments = partitioned.program.settings, partitioned.engine_segments
+    if settings.require_full_compilation and not any(segment.nodes for segment in segments):
+        raise UnsupportedOperatorException((), 0)
+    if not settings.require_fused_quantization:
+        return
+    if outside := [fallback for fallback in partitioned.fallbacks if _is_quantized(fallback.target)]:
+        raise QuantizationError("PyTorch", outside)
+    names = {name for segment in segments for name in segment.nodes}
+    if not any(_is_quantized(partitioned.verdicts[name].target) for name in names):
+        raise QuantizationError("the program", ())
+
+
+def warn_of_little(coverage: Coverage) -> None:
+    """Warn if nothing, or less than half of the operators, runs in engines, with the commonest reasons."""
+    converted, total = len(coverage.converted), coverage.total
+    if 2 * converted >= total:
+        return
+    reasons = Counter(map(_reason, coverage.fallback)).most_common()
+    rows = [f"  {number} operator{'s'[: number != 1]}: {why}" for why, number in reasons[:SHOWN]]
+    more = [f"  and {len(reasons) - SHOWN} other reasons"] if len(reasons) > SHOWN else []
+    first = f"{converted} of {total} operators run in TensorRT, the others in PyTorch:"
+    last = "  compiled.report() lists each operator; require_full_compilation=True makes this an error"
+    warn("\n".join([first, *rows, *more, last]), CoverageWarning)
+
+
+def _reason(fallback: Fallback) -> str:
+    """Return the first reason of a fallback without the names of tensors, and what to do."""
+    why = _NAMES.sub(lambda match: _ONE[match[0].rpartition(" ")[0]], fallback.reason.split("; ")[0])
+    return f"{why} ({fallback.hint.split('; ')[0]})" if fallback.hint else why
+
+
+def _is_quantized(target: str) -> bool:
+    operator = operator_named(target)
+    return operator is not None and does(operator) in QUANTIZED
