@@ -118,7 +118,8 @@ def lively(model: torch.nn.Module) -> None:
         elif parameter.dim() < 2:
             parameter.add_(torch.empty_like(parameter).uniform_(-0.1, 0.1))
         elif bool((parameter == parameter.flatten()[0]).all()):
-            parameter.normal_(std=0.05)
+            # an activation divides by its alpha
+            parameter.uniform_(0.8, 1.2) if name.endswith("alpha") else parameter.normal_(std=0.05)
     for module in model.modules():
         if isinstance(module, PRODUCTS) and "weight" in module._parameters:
             weight = module.weight

@@ -22,6 +22,9 @@ WINDOWS = 256 << 20
 """The most bytes of windows that are written to memory by default: 65,536 pixels of 3 x 3 x 228 channels."""
 WINDOWS_AT_MOST = 1 << 30
 """The most bytes of windows if `use_fp32_acc` is True."""
+FEW_PIXELS = 4096
+"""The most pixels for which a convolution of many terms whose windows do not pay is in float32 by default, which takes
+2.5 times as long: a small part of a network's time."""
 FEW_TERMS = 128
 """The most terms for which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
 ALIGNED = 8
@@ -39,8 +42,9 @@ def exact_convolutions(rewriting: Rewriting) -> None:
 
     TensorRT-RTX sums convolutions of float16 in float16 (quirk ``convolution-sums``). By default the pass replaces
     convolutions with many terms and output channels and few pixels; the matmuls took 0.7 to 1.5 times as long on an
-    H200, each by itself (docs/notes/2026-11-29-real-sizes.md). With ``use_fp32_acc=True`` it replaces all, by float32
-    convolutions if windows would take too much memory; with False none.
+    H200, each by itself (docs/notes/2026-11-29-real-sizes.md). Others of many terms and few pixels are in float32. With
+    ``use_fp32_acc=True`` it replaces all, by float32 convolutions if windows would take too much memory; with False
+    none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
@@ -57,7 +61,7 @@ def exact_convolutions(rewriting: Rewriting) -> None:
         done = each.is_pixelwise and (every or mostly) and _by_pixels(rewriting, each, exact=every)
         if not done and each.fits(every) and (every or (each.taps > 1 and each.pays)):
             done = _by_windows(rewriting, each)
-        if every and not done:
+        if not done and (every or each.is_small):
             _in_float32(rewriting, each)
 
 
@@ -109,6 +113,11 @@ class Convolution:
     def pays(self) -> bool:
         """Return whether the matmul takes about as long as TensorRT's convolution and is much more exact."""
         return self.terms >= TERMS and self.maps >= MAPS and self.fits(every=False)
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether it has many terms and few pixels, as a convolution over positions in groups has."""
+        return self.terms >= TERMS and self.taps > 1 and self.pixels <= FEW_PIXELS
 
     @property
     def is_pixelwise(self) -> bool:

@@ -32,7 +32,7 @@ def test_who_draws(
     monkeypatch.setattr(sys, "stderr", found := stream())
     compiled = pipeline.compile(NET, (X,), progress=progress)
     assert ("refit_map" in found.getvalue()) == drawn
-    assert [entry.stage for entry in compiled.took][-1] == "load"
+    assert [entry.stage for entry in compiled.took][-1] == "choose"
 
 
 def test_a_failed_run_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:

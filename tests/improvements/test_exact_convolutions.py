@@ -70,19 +70,25 @@ def test_a_batch_may_be_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "calls"),
+    ("model", "calls", "wide"),
     {
-        "few terms": (lambda: nn.Conv2d(16, 320, 3, padding=1), 1),
-        "few channels": (lambda: nn.Conv2d(256, 64, 3, padding=1), 1),
-        "many of both": (lambda: nn.Conv2d(256, 320, 3, padding=1), 0),
-        "pixels alone": (lambda: nn.Conv2d(2560, 320, 1), 1),
-        "groups": (lambda: nn.Conv2d(512, 320, 3, groups=2), 1),
+        "few terms": (lambda: nn.Conv2d(16, 320, 3, padding=1), 1, 0),
+        "few channels": (lambda: nn.Conv2d(256, 64, 3, padding=1), 1, 1),
+        "many of both": (lambda: nn.Conv2d(256, 320, 3, padding=1), 0, 0),
+        "pixels alone": (lambda: nn.Conv2d(2560, 320, 1), 1, 0),
+        "groups": (lambda: nn.Conv2d(512, 320, 3, groups=2), 1, 1),
     }.values(),
 )
-def test_many_terms_and_channels(model: Callable[[], nn.Conv2d], calls: int) -> None:
+def test_many_terms_and_channels(model: Callable[[], nn.Conv2d], calls: int, wide: int) -> None:
     made = model()
     after = _improved(made, torch.randn(1, made.in_channels, 4, 5) / 16)
-    assert after.count("convolution.default") == calls
+    assert after.count("convolution.default") == calls and after.count("maximum.default") == wide
+
+
+def test_many_pixels_are_convolved_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PASS, "FEW_PIXELS", 19)
+    after = _improved(nn.Conv2d(512, 320, 3, padding=1, groups=2), torch.randn(1, 512, 4, 5) / 16)
+    assert after == ["convolution.default"]
 
 
 def test_windows_that_take_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
