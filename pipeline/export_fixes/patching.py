@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from attrs import define, field, frozen
@@ -29,6 +29,8 @@ When: TypeAlias = Literal["trace", "export", "example", "called", "comparing", "
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
 """The torch at hand."""
+EXPIRES: Final = (2, 15)
+"""The first torch for which nobody has looked whether the replacements are needed, and still mend what they do."""
 
 _now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozenset())
 
@@ -53,6 +55,8 @@ class Replacement:
             traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.
+        until: the first version with which it expires: whoever supports that torch deletes the row, or looks at what it
+            mends there, and says a later one. A test fails until then.
         everywhere: whether all threads get ours, which asks which thread calls it.
     """
 
@@ -63,7 +67,20 @@ class Replacement:
     during: When = "trace"
     before: tuple[int, int] | None = None
     since: tuple[int, int] = (0, 0)
+    until: tuple[int, int] = EXPIRES
     everywhere: bool = False
+
+    @property
+    def called(self) -> Argument:
+        """What is replaced: an operator, or a name. The row's test has it, too (``test_torch_needs_each_row``)."""
+        return self.owner if isinstance(self.owner, OpOverload) else self.name
+
+    @property
+    def versions(self) -> str:
+        """The versions of torch that need it, in words."""
+        first = f"from {_dotted(self.since)}" if self.since > (0, 0) else ""
+        last = f"before {_dotted(self.before)}" if self.before is not None else ""
+        return " ".join(filter(None, (first, last))) or "all"
 
     @property
     def applies(self) -> bool:
@@ -112,6 +129,18 @@ class Replacement:
         if isinstance(self.owner, OpOverload):
             return functools.partial(self.owner._op_dk, self.name)
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def printed(table: Sequence[Replacement]) -> str:
+    """Return a table of replacements as text: what is replaced, when, for which versions, and what it mends."""
+    heads = ("replaced", "during", "torch", "expires with", "torch without it")
+    rows = [heads, *((str(r.called), r.during, r.versions, _dotted(r.until), r.why) for r in table)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> None:

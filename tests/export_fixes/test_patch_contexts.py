@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -12,29 +14,46 @@ from torch.export import export
 
 import pipeline
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.patching import VERSION, Places, Replacement
+from pipeline.export_fixes.patching import VERSION, Places, Replacement, printed
 from pipeline.export_fixes.torch_patches import TABLE
 from tests.export_fixes.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeated
 
+PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+OLDEST = tuple(map(int, re.findall(r"torch>=(\d+)\.(\d+)", PROJECT)[0]))
+    map(int, re.findall(r'"torch>=(\d+)\.(\d+)', (Path(__file__).parents[2] / "pyproject.toml").read_text())[0])
+)
 
-def called(row: Replacement) -> Any:
-    return row.owner if isinstance(row.owner, torch._ops.OpOverload) else row.name
 
-
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{called(row)}")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.called}")
 def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, torch has learned it: give the row the version, as `before`."""
     if row.during == "gpu" and torch.cuda.is_available():
         pytest.skip("a GPU answers for itself")
-    is_flawed = FLAWS[called(row)]
+    is_flawed = FLAWS[row.called]
     assert not is_flawed()
     monkeypatch.setattr(patch_contexts, "_places", Places([other for other in TABLE if other is not row]))
     assert is_flawed() == row.applies
 
 
-def test_each_row_says_why() -> None:
+def expired(table: Sequence[Replacement], installed: tuple[int, ...], oldest: tuple[int, ...]) -> list[object]:
+    """The rows that someone has to look at again, and those that no supported torch needs."""
+    return [row.called for row in table if row.until <= installed or (row.before is not None and row.before <= oldest)]
+
+
+def test_no_row_has_expired() -> None:
+    """Where this fails, look at what the row mends with this torch: delete it, or give it a later `until`."""
+    assert not expired(TABLE, VERSION, OLDEST)
+    row = Replacement({}, "f", lambda own: own, "why", before=(2, 12), until=(2, 14))
+    assert expired([row], (2, 14), (2, 11)) == expired([row], (2, 13), (2, 12)) == ["f"]
+    assert not expired([row], (2, 13), (2, 11))
+
+
+def test_each_row_says_what_it_mends_and_has_a_test() -> None:
     assert all(row.why for row in TABLE)
-    assert {called(row) for row in TABLE} == FLAWS.keys()
+    assert {row.called for row in TABLE} == FLAWS.keys()
+    lines = printed(TABLE).splitlines()
+    assert len(lines) == len(TABLE) + 1
+    assert "aten.slice.Tensor" in next(line for line in lines if "x[: n // 2]" in line and "before 2.13" in line)
 
 
 def in_another_thread(function: Callable[[], Any]) -> Any:
