@@ -1,8 +1,4 @@
-"""The families of towers that run in parts: patches with grids, padded images with sizes, and sound with lengths.
-
-What a tower computes in Python from its grids or lengths (positions, windows, indices into a learned grid, the cut into
-chunks) is precomputed by transformers, under the names that its towers accept.
-"""
+"""The families of towers that run in parts: patches with grids, padded images with sizes, and sound with lengths."""
 
 from __future__ import annotations
 
@@ -12,29 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pipeline.compat.transformers.encoder_parts import (
-    LENGTHS,
-    WINDOWS,
-    Along,
-    Described,
-    Part,
-    Parts,
-    Tensors,
-    Windows,
-    tensors_in,
-)
+from pipeline.compat.transformers.attention import Windows
+from pipeline.compat.transformers.encoder_parts import LENGTHS, Described, Family, Part
 from pipeline.compat.transformers.modality_encoders import Inputs
 
-Grid: TypeAlias = tuple[int, ...]
-"""Frames, and rows and columns of patches, of an image or a video."""
+Layout: TypeAlias = tuple[int, ...]
+"""Frames, rows and columns of patches; or rows and columns of pixels; or the lengths of sounds."""
+Tensors: TypeAlias = dict[str, Any]
+"""Precomputed arguments of a tower, by name."""
 
-PATCHES: Final = "patches"
-GRID: Final = "grid"
-IMAGE: Final = "image"
-"""The names of program inputs that are a part's own tensors: patches [patches, width] and their grid [1, 3], or an
-image [1, channels, rows, columns]."""
 SIDE: Final = 64
 """The patches on each side of a grid that has full windows."""
 LONG: Final = 20_000
@@ -44,7 +29,8 @@ KEPT: Final = 64
 
 
 def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
-    """Return the tensors that a tower computes from its inputs, as transformers (from 5.17 on) computes them."""
+    """Return what a tower computes in Python from its inputs (positions, windows, indices into a learned grid, chunks),
+    as transformers (from 5.17 on) precomputes it, under the names that towers accept."""
     from transformers.exporters.utils import precompute_export_inputs
 
     found: dict[str, Any] = dict(given)
@@ -52,112 +38,89 @@ def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
     return {name: x for name, x in found.items() if isinstance(x, torch.Tensor) and name not in given}
 
 
-def shuffled(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """Return so many entries of a tensor along a dim, in a random order that is the same each time."""
+def _shuffled(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """Return so many entries along a dim in an order that is the same each time."""
     order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
     return x.index_select(dim, order.to(x.device))
 
 
 @frozen
-class Patches(Parts):
+class Patches(Family):
     """Concatenated patches of images with their grids (Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5): parts are frames.
 
     Attributes:
-        grid: the largest frame.
-        unit: the number of patches that become one token; sizes are multiples of it.
+        largest: the grid of the largest frame.
+        unit: the number of patches that become one token.
         window: the number of patches in the largest window; 0 if there are no windows.
         apart: True if each frame of a video attends to itself alone; else a part is a whole video.
-        known: returns precomputed tensors by grid and device, from a cache.
+        known: the cached `_of_grid`.
     """
 
-    grid: Grid
+    largest: Layout
     unit: int
     window: int
     apart: bool
-    known: Callable[[Grid, torch.device], Tensors] = field(init=False, eq=False, repr=False)
+    known: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(init=False, eq=False, repr=False)
 
     @known.default
-    def _known(self) -> Callable[[Grid, torch.device], Tensors]:
+    def _known(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
         return functools.lru_cache(KEPT)(self._of_grid)
 
     @classmethod
-    def layouts(cls, given: Described) -> list[Grid]:
+    def layouts(cls, given: Described) -> list[Layout]:
         """Return the grids of images."""
         x, numbers = given.floats, given.numbers
-        if x.dim() != 2 or numbers.dim() != 2 or numbers.shape[1] != 3:
-            return []
-        grids = [tuple(grid) for grid in numbers.tolist()]
-        return grids if sum(map(math.prod, grids)) == len(x) else []
+        grids = [tuple(grid) for grid in numbers.tolist()] if numbers.dim() == 2 and numbers.shape[1] == 3 else []
+        return grids if x.dim() == 2 and sum(map(math.prod, grids)) == len(x) else []
 
     @classmethod
     def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Create the record from the largest frame; a run of the tower finds the unit."""
+        """Return the record for the largest frame; a run of the tower finds the unit."""
         grids = [(grid, each) for each in given for grid in cls.layouts(each)]
         two = precompute(tower, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
         (frames, rows, columns), example = max(grids, key=lambda found: math.prod(found[0][apart:]))
         windows = precompute(tower, grid_thw=torch.tensor([[1, SIDE, SIDE]])).get("cu_window_seqlens")
         window = 0 if windows is None else min(int(windows.diff().max()), rows * columns)
-        made = cls(tower, example, (1 if apart else frames, rows, columns), 1, window, apart)
-        patches = example.floats[: math.prod(made.grid)]
-        tokens = min(map(len, tensors_in(made.module(made.precomputed((patches, made.grid))))))
-        return evolve(made, unit=len(patches) // tokens)
+        made = tree_leaves(tower(*example.call.args, **example.call.kwargs))
+        unit = len(example.floats) // min(len(x) for x in made if x is not None)
+        return cls(tower, example, (1 if apart else frames, rows, columns), unit, window, apart)
 
     def parts(self, given: Described) -> list[Part]:
         """Return the patches and grid of each frame, or of each video."""
         grids = [each for t, h, w in self.layouts(given) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
         return list(zip(given.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
-    def fits(self, layouts: Sequence[Grid]) -> bool:
-        """Return whether no frame has more patches than the largest."""
-        return max(map(math.prod, layouts)) <= math.prod(self.grid)
+    def precomputed(self, part: Part) -> Inputs:
+        """Return the call for a frame."""
+        grid, found = self.known(part[1], part[0].device)
+        args, kwargs = self.example.replaced(part[0], grid)
+        return args, {**kwargs, **found}
 
-    def precomputed(self, part: Part) -> Tensors:
-        """Return the patches, the grid and what the tower computes from it."""
-        patches, grid = part
-        return {PATCHES: patches, **self.known(grid, patches.device)}
-
-    def _of_grid(self, grid: Grid, device: torch.device) -> Tensors:
+    def _of_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
+        """Return a grid as a tensor, and what the tower computes from it."""
         numbers = torch.tensor([grid])
-        found = {GRID: numbers, **precompute(self.tower, grid_thw=numbers)}
-        ends = found.pop("cu_window_seqlens", None)
-        found |= {} if ends is None else Windows.of(ends, self.window).named
-        return {name: x.to(device) for name, x in found.items()}
-
-    def arguments(self, given: Mapping[str, torch.Tensor]) -> Inputs:
-        """Return the tower's arguments for one frame."""
-        args, kwargs = self.example.replaced(given[PATCHES], given[GRID].to(self.example.numbers.dtype))
-        kwargs |= {name: x for name, x in given.items() if name not in (PATCHES, GRID, *WINDOWS)} | {"max_seqlen": 1}
+        found = precompute(self.tower, grid_thw=numbers)
         if self.window:
-            windows = Windows(*(given[name] for name in WINDOWS))
-            kwargs |= {"cu_window_seqlens": windows, "max_window_seqlen": 1}
-        return args, kwargs
-
-    def largest(self) -> Part:
-        """Return the largest frame."""
-        return self.example.floats.new_zeros(math.prod(self.grid), self.example.floats.shape[1]), self.grid
-
-    def sizes(self, largest: Tensors) -> tuple[dict[str, int], dict[str, Along]]:
-        """Return sizes in units: of patches, and of tokens."""
-        count = math.prod(self.grid)
-        units = {count: ("units", self.unit), count // self.unit: ("units", 1)}
-        along = {name: {0: units[len(x)]} for name, x in largest.items() if name not in (GRID, "cu_seqlens", *WINDOWS)}
-        if self.window:
-            along |= {"gather": {0: ("windows", 1)}, "real": {0: ("windows", 1)}, "back": {0: units[count]}}
-        return {"units": count // self.unit, "windows": count // self.unit}, along
+            found["cu_window_seqlens"] = Windows.of(found["cu_window_seqlens"], self.window)
+        moved: Tensors = tree_map_only(torch.Tensor, lambda x: x.to(device), found)
+        return numbers.to(self.example.numbers), moved
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield several images, and a video of two frames."""
-        (frames, rows, columns), side = self.grid, math.isqrt(self.unit)
-        for grids in [[1, columns, rows], [1, side, 2 * side], [1, rows, columns]], [[2 * frames, rows, columns]]:
-            yield shuffled(self.example.floats, 0, sum(map(math.prod, grids))), grids
+        """Yield the largest frame, several images with one that is a single token and one that is a single row of
+        tokens, and a video of two frames."""
+        (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
+        thin = [1, side, frames * rows * columns // side]
+        several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
+        for grids in [[*self.largest]], several, [[2 * frames, rows, columns]]:
+            yield _shuffled(self.example.floats, 0, sum(map(math.prod, grids))), grids
 
     def __str__(self) -> str:
-        return f"frames of up to {math.prod(self.grid)} patches"
+        return f"frames of up to {math.prod(self.largest)} patches"
 
 
 @frozen
-class Images(Parts):
+class Images(Family):
     """Images of several sizes in one padded tensor (Pixtral, so Mistral 3): parts are images.
 
     Attributes:
@@ -170,20 +133,19 @@ class Images(Parts):
 
     dim: ClassVar[int] = 1
     attention: ClassVar[str] = "pipeline_image"
+    constants: ClassVar[Mapping[str, int]] = {}
 
     @classmethod
-    def layouts(cls, given: Described) -> list[tuple[int, ...]]:
+    def layouts(cls, given: Described) -> list[Layout]:
         """Return the rows and columns of the images [images, channels, rows, columns]."""
         x, numbers = given.floats, given.numbers
-        if x.dim() != 4 or numbers.shape != (len(x), 2):
-            return []
-        sizes = [tuple(size) for size in numbers.tolist()]
+        sizes = [tuple(size) for size in numbers.tolist()] if x.dim() == 4 and numbers.shape == (len(x), 2) else []
         return sizes if all(0 < r <= x.shape[2] and 0 < c <= x.shape[3] for r, c in sizes) else []
 
     @classmethod
     def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Create the record from the longest side."""
-        patch = int(tower.patch_size)  # type: ignore[arg-type]
+        """Return the record for the longest side."""
+        patch: Any = tower.patch_size
         side = max(side for each in given for size in cls.layouts(each) for side in size)
         return cls(tower, given[0], side // patch * patch, patch)
 
@@ -192,40 +154,23 @@ class Images(Parts):
         each = zip(given.floats, self.layouts(given), strict=True)
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
-    def fits(self, layouts: Sequence[tuple[int, ...]]) -> bool:
-        """Return whether sides are multiples of a patch, and at most as long as the longest."""
-        return all(side <= self.side and side % self.patch == 0 for size in layouts for side in size)
-
-    def precomputed(self, part: Part) -> Tensors:
-        """Return the image."""
-        return {IMAGE: part[0].contiguous()}
-
-    def arguments(self, given: Mapping[str, torch.Tensor]) -> Inputs:
-        """Return the tower's arguments for one image, which has no padding."""
-        return self.example.replaced(given[IMAGE], None)
-
-    def largest(self) -> Part:
-        """Return the largest square image."""
-        shape = 1, self.example.floats.shape[1], self.side, self.side
-        return self.example.floats.new_zeros(shape), shape[2:]
-
-    def sizes(self, largest: Tensors) -> tuple[dict[str, int], dict[str, Along]]:
-        """Return rows and columns in patches."""
-        most = dict.fromkeys(("rows", "columns"), self.side // self.patch)
-        return most, {IMAGE: {2: ("rows", self.patch), 3: ("columns", self.patch)}}
+    def precomputed(self, part: Part) -> Inputs:
+        """Return the call for an image, without its size."""
+        return self.example.replaced(part[0].contiguous(), None)
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield a high, a wide and a small image in one call."""
+        """Yield the largest image, and a high, a wide and a small one in one call."""
         patch, side, x = self.patch, self.side, self.example.floats
         pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))
-        yield pixels.to(x.device, x.dtype), [[side, patch], [patch, side], [patch, patch]]
+        for sizes in [[side, side]], [[side, patch], [patch, side], [patch, patch]]:
+            yield pixels[: len(sizes)].to(x.device, x.dtype), sizes
 
     def __str__(self) -> str:
         return f"images with sides of up to {self.side}"
 
 
 @frozen
-class Sounds(Parts):
+class Sounds(Family):
     """Sounds [bins, frames] that are cut into chunks of one length (Qwen2.5-Omni, Qwen3-Omni): a call is one part, with
     at least one full chunk.
 
@@ -240,75 +185,46 @@ class Sounds(Parts):
     window: int
 
     @classmethod
-    def layouts(cls, given: Described) -> list[tuple[int, ...]]:
-        """Return the lengths of the sounds in a call."""
-        x, numbers = given.floats, given.numbers
-        lengths = tuple(numbers.tolist()) if LENGTHS in given.call.kwargs and numbers.dim() == 1 else ()
-        fits = x.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == x.shape[1]
+    def layouts(cls, given: Described) -> list[Layout]:
+        """Return the lengths of the sounds in a call, as one layout."""
+        lengths = tuple(given.numbers.tolist()) if LENGTHS in given.call.kwargs and given.numbers.dim() == 1 else ()
+        fits = given.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == given.floats.shape[1]
         return [lengths] if fits else []
 
     @classmethod
     def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Create the record from a sound with full chunks and windows, and the examples' lengths."""
-        long = _of_sound(tower, (given[0].floats.new_zeros(len(given[0].floats), LONG), (LONG,)))
-        made = cls(tower, given[0], long["padded_feature"].shape[2], 1, int(long["cu_seqlens"].diff().max()))
-        most = max(made.chunks(lengths) for each in given for lengths in cls.layouts(each))
+        """Return the record for the examples' lengths; a long sound has full chunks and windows."""
+        long = _of_sound(tower, given[0].floats.new_zeros(len(given[0].floats), LONG), (LONG,))
+        chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
+        most = max(sum(-(-length // chunk) for length in lengths) for each in given for lengths in cls.layouts(each))
         if most < 2:
             raise ValueError("the examples have one chunk")
-        return evolve(made, most=most)
-
-    def chunks(self, lengths: Sequence[int]) -> int:
-        """Return the number of chunks in sounds of these lengths."""
-        return sum(-(-length // self.chunk) for length in lengths)
+        return cls(tower, given[0], chunk, most, window)
 
     def parts(self, given: Described) -> list[Part]:
         """Return all sounds as one part."""
         return [(given.floats, lengths) for lengths in self.layouts(given)]
 
-    def fits(self, layouts: Sequence[tuple[int, ...]]) -> bool:
-        """Return whether there is a full chunk, and no more chunks than in the examples."""
-        return all(max(each) >= self.chunk and self.chunks(each) <= self.most for each in layouts)
-
-    def precomputed(self, part: Part) -> Tensors:
-        """Return the chunks, their lengths and windows."""
-        found = _of_sound(self.tower, part)
-        windows = Windows.of(found.pop("cu_seqlens").cpu(), self.window)
-        return found | {name: x.to(part[0].device) for name, x in windows.named.items()}
-
-    def arguments(self, given: Mapping[str, torch.Tensor]) -> Inputs:
-        """Return the tower's arguments for chunks."""
+    def precomputed(self, part: Part) -> Inputs:
+        """Return the call for chunks and windows in place of sounds."""
         args, kwargs = self.example.replaced(None, None)
-        windows = Windows(*(given[name] for name in WINDOWS))
-        rest = {name: x for name, x in given.items() if name not in WINDOWS}
-        return args, {**kwargs, **rest, "cu_seqlens": windows, "max_seqlen": 1}
-
-    def largest(self) -> Part:
-        """Return one sound with all chunks."""
-        frames = self.most * self.chunk
-        return self.example.floats.new_zeros(len(self.example.floats), frames), (frames,)
-
-    def sizes(self, largest: Tensors) -> tuple[dict[str, int], dict[str, Along]]:
-        """Return the numbers of chunks and of what is made of them."""
-        tokens = len(largest["back"])
-        most = {"chunks": self.most, "windows": self.most, "tokens": tokens, "pooled": tokens}
-        along = {"padded_feature": "chunks", "chunk_lengths": "chunks", "valid_indices": "tokens"}
-        along |= {"pool_indices": "pooled", "gather": "windows", "real": "windows", "back": "tokens"}
-        return most, {name: {0: (along[name], 1)} for name in largest}
+        found = _of_sound(self.tower, *part)
+        return args, {**kwargs, **found, "cu_seqlens": Windows.of(found["cu_seqlens"], self.window)}
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield a sound of another length, and two sounds."""
-        longest = self.most * self.chunk
-        for lengths in [longest - self.chunk // 3], [longest - self.chunk, self.chunk // 2 + 1]:
-            yield shuffled(self.example.floats, 1, sum(lengths)), lengths
+        """Yield the longest sound, one chunk, a little more, and several sounds with as many chunks as may be."""
+        longest, chunk = self.most * self.chunk, self.chunk
+        several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
+        for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:
+            yield _shuffled(self.example.floats, 1, sum(lengths)), lengths
 
     def __str__(self) -> str:
         return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
 
 
-def _of_sound(tower: torch.nn.Module, part: Part) -> Tensors:
-    x, lengths = part
+def _of_sound(tower: torch.nn.Module, x: torch.Tensor, lengths: Layout) -> Tensors:
     return precompute(tower, **{"input_features": x, LENGTHS: torch.tensor(lengths, device=x.device)})
 
 
-FAMILIES: Final[tuple[type[Parts], ...]] = (Patches, Images, Sounds)
-"""All families; a call is of one at most."""
+FAMILIES: Final[tuple[type[Family], ...]] = (Patches, Images, Sounds)
+"""All families. A call is of one at most."""
