@@ -14,7 +14,6 @@ from pipeline.cli.sources import made_by
 from pipeline.compiled import Executor
 
 GROUP: Final = "pipeline.generation"
-"""The group of entry points that compile language models: (model, max_cache_len=…, …) -> a model that generates."""
 
 
 def add_generate(commands: Any) -> None:
@@ -42,7 +41,9 @@ def add_generate(commands: Any) -> None:
 
 def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
-    compile_for_generation = _compiler()
+    (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+    if compile_for_generation is None:
+        raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
     prompts = [_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {options.max_new_tokens}; it is at least 1")
@@ -64,14 +65,6 @@ def generated(options: argparse.Namespace) -> str:
     generation = {"max_new_tokens": options.max_new_tokens, "num_beams": options.num_beams, "do_sample": options.sample}
     tokens = compiled.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **generation, **drawn)
     return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
-
-
-def _compiler() -> Any:
-    """Return ``compile_for_generation``, which the package for transformers offers as an entry point."""
-    found = [*entry_points(group=GROUP, name="transformers")]
-    if not found:
-        raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
-    return found[0].load()
 
 
 def _ids(text: str) -> list[int]:

@@ -29,7 +29,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "frontend/branches.py",
         ),
     ),
-    "language models of transformers": (3_550, ("compat/transformers/",)),
+    "language models of transformers": (3_400, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_650,
         (
@@ -62,7 +62,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compose/",
         ),
     ),
-    "records, settings, errors": (3_400, ("",)),
+    "records, settings, errors": (3_450, ("",)),
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 

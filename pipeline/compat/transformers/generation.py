@@ -41,6 +41,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
 from pipeline.frontend.capture import capture
+from pipeline.records.tested_versions import warn_untested
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
 from pipeline.stages.partition import in_pieces, partition
@@ -97,6 +98,7 @@ def compile_for_generation(
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = _compile(model, compile, settings)
+    warn_untested("transformers")
     step = _with_shared_weights(compile) if shared_weights else compile
     made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
