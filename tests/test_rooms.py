@@ -115,6 +115,14 @@ def test_imports_go_down_only(module: str) -> None:
     assert not [name for name in wrong if name.split(".")[1:2] != own], "the order is ROOMS, in tests/test_rooms.py"
 
 
+def test_compat_is_imported_by_nobody() -> None:
+    """What other libraries need can be taken away: the command line asks an entry point."""
+    found = {
+        module: needed(module, tree) for module, tree in MODULES.items() if not module.startswith("pipeline.compat")
+    }
+    assert not {module for module, names in found.items() if any(name.startswith("pipeline.compat") for name in names)}
+
+
 def test_no_imports_go_in_a_circle() -> None:
     """Then every module can be the first to be imported."""
     try:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import torch
 
 from pipeline.cli.options import UsageError
 from pipeline.cli.sources import made_by
 from pipeline.compiled import Executor
+
+GROUP: Final = "pipeline.generation"
 
 
 def add_generate(commands: Any) -> None:
@@ -38,8 +41,9 @@ def add_generate(commands: Any) -> None:
 
 def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
-    from pipeline.compat.transformers import compile_for_generation
-
+    (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+    if compile_for_generation is None:
+        raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
     prompts = [_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {options.max_new_tokens}; it is at least 1")

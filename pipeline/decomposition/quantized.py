@@ -27,6 +27,7 @@ from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.program import Program, rewired
+from pipeline.records.tested_versions import warn_untested
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -39,6 +40,8 @@ NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
 
 FEW: Final = 1024
 """The size from which a constant tensor is not read as numbers."""
+LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
+"""The libraries by the namespaces of their operators."""
 
 
 def normalized(program: Program) -> Program:
@@ -46,6 +49,8 @@ def normalized(program: Program) -> Program:
     unchanged."""
     if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
         return program
+    for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
+        warn_untested(LIBRARIES[namespace])
     return paired_casts(_Normalizer(program).run())
 
 

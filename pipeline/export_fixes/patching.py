@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import define, field, frozen
@@ -24,7 +24,8 @@ from pipeline.aten.types import Argument, Operator
 from pipeline.export_fixes.interrupts import set_to, undoing
 
 Kernel: TypeAlias = Callable[..., Any]
-When: TypeAlias = Literal["trace", "export", "example", "called", "comparing", "gpu", "modelopt"]
+When: TypeAlias = str
+"""When a replacement is made: a name, as in `Replacement.during`."""
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -53,6 +54,7 @@ class Replacement:
             ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
             not told so; ``"comparing"``: while one is whose sizes are compared by its example; ``"gpu"``: while torch
             traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
+            Tables beside torch's own have names of their own.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.
         until: the first version with which it expires: whoever supports that torch deletes the row, or looks at what it

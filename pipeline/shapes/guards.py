@@ -52,9 +52,9 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 def fixed_numbers(graph: torch.fx.Graph) -> int:
     """Return how many ints that the model computes from quotients of sizes the trace fixed, such as ``int(rows / (h *
-    w / 16))`` or ``int(h // 14)``."""
+    w / 16))`` or ``int(h // 14)``. A quotient of sizes that the requested dims make proportional is a number anyway."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
-    found = [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
+    found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
     return sum((_has_quotient(a) and _is_fixed(b)) or (_has_quotient(b) and _is_fixed(a)) for a, b in equal)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipeline.cli.commands import main
+from pipeline.cli.generate import GROUP
 
 CONFIG = {
     "model_type": "llama",
@@ -22,6 +24,19 @@ CONFIG = {
     "bos_token_id": 1,
     "pad_token_id": 0,
 }
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the entry points of pyproject.toml, as a fresh installation has it."""
+    entries = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    made = tmp_path_factory.mktemp("site") / "tensorrt_pipeline-0.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Name: tensorrt-pipeline\nVersion: 0\n", encoding="utf-8")
+    rows = (f"{name} = {target}" for name, target in entries["project"]["entry-points"][GROUP].items())
+    (made / "entry_points.txt").write_text("\n".join((f"[{GROUP}]", *rows)), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(made.parent))
+    return made / "entry_points.txt"
 
 
 @pytest.fixture
@@ -77,3 +92,9 @@ def test_what_is_wrong_is_said_in_a_line(
 def test_other_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "examples.unet:UNet", "--prompt-ids", "5"]) == 2
     assert "decoder-only model of transformers" in capsys.readouterr().err
+
+
+def test_a_missing_entry_point_is_said(folder: Path, installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    installed.unlink()
+    assert main(["generate", str(folder), "--prompt-ids", "5"]) == 2
+    assert "no entry point transformers of pipeline.generation is installed: pip install ." in capsys.readouterr().err

@@ -15,14 +15,12 @@ from benchmarks import zoo
 
 pytest.importorskip("transformers")
 
-from pipeline.compat.transformers import modality_encoders, packed_patches, ragged_images
-from pipeline.compat.transformers.modality_encoders import TowerCall
+from pipeline.compat.transformers import encoder_parts, part_families
+from pipeline.compat.transformers.attention import Windows, attend
+from pipeline.compat.transformers.encoder_parts import Parts, TowerCall, parts_of
+from pipeline.compat.transformers.part_families import FAMILIES, Images, Patches
 from tests.compat import sights
 from tests.compat.test_towers import Given, compiled_for, ran
-
-pytestmark = pytest.mark.skipif(
-    packed_patches.precompute is None, reason="transformers answers nothing of a grid before"
-)
 
 
 def tower_and_call(name: str) -> tuple[torch.nn.Module, TowerCall]:
@@ -30,6 +28,11 @@ def tower_and_call(name: str) -> tuple[torch.nn.Module, TowerCall]:
     model, given = sights.model(name)
     call = TowerCall("model.visual", (given["pixel_values"],), {"grid_thw": given["image_grid_thw"]})
     return model.model.visual, call
+
+
+def run_by(found: Parts, program: Any) -> Any:
+    """Run the parts of a call by a program, as `encoder_parts.Tower` does."""
+    return encoder_parts.Tower(torch.nn.Identity(), found.path, [(found, program)])
 
 
 def seen_by(name: str, *sizes: tuple[int, int]) -> Given:
@@ -57,17 +60,17 @@ def test_towers_agree_for_other_grids(name: str) -> None:
         pytest.skip(str(error)[:99])
     tower = case.model.eval()
     call = TowerCall("t", (), {key: getattr(x, "value", x) for key, x in case.kwargs.items()})
-    found = packed_patches.frames_of(tower, [call])
+    found = parts_of(Patches, tower, [call])
     assert found is not None
     stages = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
-    program = stages(pipeline.capture(found.module(tower), **found.inputs(tower)))
-    run = found.runner(tower, program.module("reference"))
+    program = stages(pipeline.capture(found.module, **found.inputs))
+    run = run_by(found, program.module("reference"))
     for grids in [[1, 2, 2]], [[1, 4, 6], [1, 8, 4]]:
         grid = torch.tensor(grids)
-        patches = torch.randn(int(grid.prod(-1).sum()), found.example.floats.shape[1])
-        assert found.takes(TowerCall("t", (), {"hidden_states": patches, "grid_thw": grid}))
+        patches = torch.randn(int(grid.prod(-1).sum()), found.family.example.floats.shape[1])
+        given = {"hidden_states": patches, "grid_thw": grid}
         with torch.no_grad():
-            every = zip(*(tree_leaves(each(patches, grid_thw=grid)) for each in (run, tower)), strict=True)
+            every = zip(*(tree_leaves(each(**given)) for each in (run, tower)), strict=True)
         for ours, theirs in every:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -76,7 +79,7 @@ def test_a_larger_image_runs_in_pytorch(caplog: pytest.LogCaptureFixture) -> Non
     model, _ = sights.model("qwen2_vl")
     compiled = compiled_for(model, sights.patches((4, 4)))
     assert ran(model, compiled, [sights.patches((2, 4)), sights.patches((4, 6))]) == [{"tower_1": 1}, {}]
-    (said,) = (each.getMessage() for each in caplog.records if each.name == modality_encoders.__name__)
+    (said,) = (each.getMessage() for each in caplog.records if each.name == encoder_parts.__name__)
     assert "[[1, 4, 6]]: it is compiled for float32[16, 96], [[1, 4, 4]]; frames of up to 16 patches" in said
 
 
@@ -104,9 +107,9 @@ def test_windows() -> None:
     """Of 3, 1 and 2 patches, of at most 4."""
     q, k, v = torch.randn(3, 1, 2, 6, 8)
     ends = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
-    windows = packed_patches.Windows.of(ends, 4)
+    windows = Windows.of(ends, 4)
     assert windows.real.sum(1).tolist() == [3, 1, 2]
-    found, _ = packed_patches.of_patches(torch.nn.Module(), q, k, v, scaling=0.5, cu_seq_lens_q=windows)
+    found, _ = attend(torch.nn.Module(), q, k, v, scaling=0.5, cu_seq_lens_q=windows)
     parts = zip(*(x.split([3, 1, 2], dim=2) for x in (q, k, v)), strict=True)
     each = [torch.nn.functional.scaled_dot_product_attention(*part, scale=0.5) for part in parts]
     torch.testing.assert_close(found, torch.cat(each, 2).transpose(1, 2))
@@ -114,8 +117,8 @@ def test_windows() -> None:
 
 def test_segments_beside_a_frame_are_refused() -> None:
     x = torch.randn(1, 2, 6, 8)
-    with pytest.raises(ValueError, match="other than those of their frame"):
-        packed_patches.of_patches(torch.nn.Module(), x, x, x, cu_seq_lens_q=torch.tensor([0, 2, 6]))
+    with pytest.raises(ValueError, match="within several segments"):
+        attend(torch.nn.Module(), x, x, x, cu_seq_lens_q=torch.tensor([0, 2, 6]))
 
 
 def _sees_all(x: torch.Tensor) -> torch.Tensor:
@@ -130,9 +133,9 @@ def _counts(x: torch.Tensor) -> torch.Tensor:
 def test_a_tower_whose_frames_are_not_apart_has_none(odd: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """What it gives for several images is not what it gives for each."""
     tower, call = tower_and_call("qwen2_vl")
-    assert packed_patches.frames_of(tower, [call]) is not None
+    assert parts_of(Patches, tower, [call]) is not None
     tower.merger.register_forward_hook(lambda module, args, out: odd(out))
-    assert packed_patches.frames_of(tower, [call]) is None
+    assert parts_of(Patches, tower, [call]) is None
 
 
 def test_a_tower_that_reads_its_grid_has_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,36 +156,34 @@ def test_a_tower_is_as_before() -> None:
     tower, call = tower_and_call("qwen2_5_vl")
     configs = [each.config for each in tower.modules() if hasattr(each, "config")]
     before = [each._attn_implementation for each in configs]
-    found = packed_patches.frames_of(tower, [call])
+    found = parts_of(Patches, tower, [call])
     assert found is not None
-    pipeline.capture(found.module(tower), **found.inputs(tower))
-    assert [each._attn_implementation for each in configs] == before and packed_patches.NAME not in before
+    pipeline.capture(found.module, **found.inputs)
+    assert [each._attn_implementation for each in configs] == before and Patches.attention not in before
 
 
 def test_answers_are_kept() -> None:
     tower, call = tower_and_call("qwen2_5_vl")
-    found = packed_patches.frames_of(tower, [call])
+    found = parts_of(Patches, tower, [call])
     assert found is not None
-    with asked() as grids, torch.no_grad():
-        run = found.runner(tower, found.module(tower))
+    with asked() as grids:
         for _ in range(2):
-            run(*call.args, **call.kwargs)
-    assert grids == [[[1, 4, 4]]]
+            found.split(TowerCall(call.path, call.args, {"grid_thw": torch.tensor([[1, 8, 2]])}))
+    assert grids == [[[1, 8, 2]]]
 
 
 @contextmanager
 def asked() -> Iterator[list[Any]]:
     """While entered, the grids of which something is asked are noted."""
     found: list[Any] = []
-    real = packed_patches.precompute
-    assert real is not None
+    real = part_families.precompute
 
-    def noted(tower: torch.nn.Module, given: dict[str, Any]) -> None:
-        found.append(given["grid_thw"].tolist())
-        real(tower, given)
+    def noted(tower: torch.nn.Module, grid_thw: torch.Tensor) -> dict[str, Any]:
+        found.append(grid_thw.tolist())
+        return real(tower, grid_thw=grid_thw)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_patches, "precompute", noted)
+        patch.setattr(part_families, "precompute", noted)
         yield found
 
 
@@ -198,8 +199,7 @@ def asked() -> Iterator[list[Any]]:
     ids=["no grid", "other grid", "sizes", "rows", "mask"],
 )
 def test_other_calls_are_no_pictures(call: TowerCall) -> None:
-    assert packed_patches.frames_of(torch.nn.Module(), [call]) is None
-    assert ragged_images.images_of(torch.nn.Module(), [call]) is None
+    assert [parts_of(family, torch.nn.Module(), [call]) for family in FAMILIES] == [None] * 3
 
 
 def test_images_in_one_tensor_are_one_program() -> None:
@@ -215,9 +215,9 @@ def test_images_in_one_tensor_are_one_program() -> None:
 def test_images_that_are_apart_have_no_mask() -> None:
     model, given = sights.model("mistral3")
     call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
-    found = ragged_images.images_of(model.model.vision_tower, [call])
-    assert found is not None and (found.side, found.patch) == (28, 7)
-    program = pipeline.capture(found.module(model.model.vision_tower), **found.inputs(model.model.vision_tower))
+    found = parts_of(Images, model.model.vision_tower, [call])
+    assert found is not None and (found.family.side, found.family.patch) == (28, 7)
+    program = pipeline.capture(found.module, **found.inputs)
     compiled = pipeline.default().replace("build", pipeline.stages.unbuilt)(program)
     targets = {str(each.target) for each in compiled.coverage.converted}
     assert "aten.scaled_dot_product_attention.default" in targets
@@ -227,11 +227,11 @@ def test_images_that_are_apart_have_no_mask() -> None:
 def test_other_sizes_than_multiples_run_as_they_are() -> None:
     model, given = sights.model("mistral3")
     call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
-    found = ragged_images.images_of(model.model.vision_tower, [call])
+    found = parts_of(Images, model.model.vision_tower, [call])
     assert found is not None
     for sizes, takes in ([[28, 21]], True), ([[28, 20]], False), ([[28, 0]], False):
         other = TowerCall("t", call.args, {"image_sizes": torch.tensor(sizes)})
-        assert found.takes(other) == takes
+        assert (found.split(other) is not None) == takes
 
 
 @pytest.mark.parametrize("odd", [_sees_all, _counts])
@@ -240,11 +240,11 @@ def test_a_tower_whose_images_are_not_apart_has_none(odd: Callable[[torch.Tensor
     call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
     tower = model.model.vision_tower
     tower.ln_pre.register_forward_hook(lambda module, args, out: odd(out[0])[None])
-    assert ragged_images.images_of(tower, [call]) is None
+    assert parts_of(Images, tower, [call]) is None
 
 
 def test_images_of_one_patch_have_none() -> None:
     """They cannot vary, and the example has its program."""
     model, _ = sights.model("mistral3")
     call = TowerCall("t", (torch.randn(1, 3, 7, 7),), {"image_sizes": torch.tensor([[7, 7]])})
-    assert ragged_images.images_of(model.model.vision_tower, [call]) is None
+    assert parts_of(Images, model.model.vision_tower, [call]) is None

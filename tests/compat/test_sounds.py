@@ -13,15 +13,14 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from pipeline.compat.transformers import chunked_audio, packed_patches
+from pipeline.compat.transformers.attention import Windows
+from pipeline.compat.transformers.encoder_parts import parts_of
 from pipeline.compat.transformers.modality_encoders import TowerCall
+from pipeline.compat.transformers.part_families import Sounds
 from tests.compat import sights
 from tests.compat.seen import SOUND
+from tests.compat.test_packed import run_by
 from tests.compat.test_towers import compiled_for, ran
-
-pytestmark = pytest.mark.skipif(
-    packed_patches.precompute is None, reason="transformers answers nothing of sounds before"
-)
 
 
 def qwen2_5_omni() -> torch.nn.Module:
@@ -51,24 +50,23 @@ def call(*lengths: int) -> TowerCall:
 def test_sounds_of_every_length_are_one_program(made: Any) -> None:
     torch.manual_seed(0)
     tower = made().eval()
-    found = chunked_audio.sounds_of(tower, [call(350)])
+    found = parts_of(Sounds, tower, [call(350)])
     assert found is not None
     stages = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
-    program = stages(pipeline.capture(found.module(tower), **found.inputs(tower)))
-    run = found.runner(tower, program.module("reference"))
+    program = stages(pipeline.capture(found.module, **found.inputs))
+    run = run_by(found, program.module("reference"))
     for lengths in (350,), (100,), (101,), (200, 99), (30, 100, 20):
         given = call(*lengths)
-        assert found.takes(given)
         with torch.no_grad():
             ours, theirs = (each(*given.args, **given.kwargs) for each in (run, tower))
         torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
 def test_what_it_is_not_for() -> None:
-    found = chunked_audio.sounds_of(qwen3_omni().eval(), [call(350)])
+    found = parts_of(Sounds, qwen3_omni().eval(), [call(350)])
     assert found is not None and str(found) == "sounds of 100 to 400 frames"
     for lengths in (99,), (50, 60), (401,), (100, 100, 100, 50, 1):
-        assert not found.takes(call(*lengths))
+        assert found.split(call(*lengths)) is None
 
 
 def test_a_model_that_hears() -> None:
@@ -87,7 +85,7 @@ def test_a_tower_that_reads_features_beside_its_chunks_has_none() -> None:
         return own(self, input_features, **given), input_features.mean()
 
     tower.forward = forward.__get__(tower)
-    assert chunked_audio.sounds_of(tower, [call(350)]) is None
+    assert parts_of(Sounds, tower, [call(350)]) is None
 
 
 def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +94,10 @@ def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         for parameter in tower.parameters():
             parameter.copy_(torch.randn_like(parameter) / 4)
-    assert chunked_audio.sounds_of(tower, [call(350)]) is not None
-    everywhere = packed_patches.Windows.of
-    monkeypatch.setattr(packed_patches.Windows, "of", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
-    assert chunked_audio.sounds_of(tower, [call(350)]) is None
+    assert parts_of(Sounds, tower, [call(350)]) is not None
+    everywhere = Windows.of
+    monkeypatch.setattr(Windows, "of", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
+    assert parts_of(Sounds, tower, [call(350)]) is None
 
 
 @pytest.mark.parametrize(
@@ -113,4 +111,4 @@ def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) ->
     ids=["no lengths", "other lengths", "rows", "one chunk"],
 )
 def test_other_calls_have_none(other: TowerCall) -> None:
-    assert chunked_audio.sounds_of(qwen3_omni().eval(), [other]) is None
+    assert parts_of(Sounds, qwen3_omni().eval(), [other]) is None

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +20,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.recurrences import FUNCTIONS
+from pipeline.compat.transformers.recurrences import TABLE, over_states
 from tests.compat import families
 
 EVERYDAY = ("lfm2", "qwen3_next", "mamba2")
@@ -106,15 +112,52 @@ def test_layers_of_one_structure_are_one_plan(kind: str) -> None:
     assert len(engines) == 10 and plans == [3, 3], "the first layer, the last, and all between"
 
 
+def functions(module: ModuleType) -> dict[str, Any]:
+    """The functions of a module of transformers that are replaced."""
+    return {row.name: getattr(module, row.name) for row in TABLE if hasattr(module, row.name)}
+
+
 def test_functions_of_transformers_stay_as_they_are() -> None:
+    """Afterwards, whichever of two threads leaves first; and meanwhile in every other thread."""
     from transformers.models.mamba2 import modeling_mamba2
 
-    before = {name: getattr(modeling_mamba2, name) for name in FUNCTIONS if hasattr(modeling_mamba2, name)}
+    before, model = functions(modeling_mamba2), families.model("mamba2")
     assert len(before) == 3
-    made("mamba2")
-    with pytest.raises(ValueError, match="max_cache_len is 0"):
-        made("mamba2", max_cache_len=0)
-    assert {name: getattr(modeling_mamba2, name) for name in before} == before
+    leave = Event()
+
+    def stay(entered: Event) -> None:
+        with over_states(model):
+            entered.set()
+            leave.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        with over_states(model):
+            entered = Event()
+            staying = pool.submit(stay, entered)
+            assert entered.wait(60) and functions(modeling_mamba2) != before
+        with pytest.raises(ValueError, match="max_cache_len is 0"):
+            made("mamba2", max_cache_len=0)
+        x, weight = torch.randn(1, 4, 6), torch.randn(4, 3)
+        found = modeling_mamba2.causal_conv1d_fn(x, weight)
+        assert torch.equal(found, before["causal_conv1d_fn"](x, weight)), "this thread has transformers' own"
+        leave.set()
+        staying.result(60)
+    assert functions(modeling_mamba2) == before
+
+
+def test_parameters_are_those_of_transformers() -> None:
+    """Of each model's functions: a replacement names none that they do not have."""
+    root = Path(str(transformers.__file__)).parent
+    text = [path.read_text(encoding="utf-8") for path in (*root.rglob("modeling_*.py"), root / "masking_utils.py")]
+    for row in TABLE:
+        _, *ours = inspect.signature(row.make).parameters.values()
+        named = {each.name for each in ours if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+        found = [node for source in text if f"def {row.name}(" in source for node in ast.parse(source).body]
+        theirs = [node.args for node in found if isinstance(node, ast.FunctionDef) and node.name == row.name]
+        assert theirs, f"transformers {transformers.__version__} has no {row.name}"
+        for each in theirs:
+            own = [*each.posonlyargs, *each.args, *each.kwonlyargs]
+            assert named <= {argument.arg.lower() for argument in own}, row.name
 
 
 def test_a_class_may_be_of_another_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pipeline
 
 pytest.importorskip("transformers")
 
-from pipeline.compat.transformers import compile_for_generation, generation, modality_encoders
+from pipeline.compat.transformers import compile_for_generation, encoder_parts, generation
+from pipeline.compat.transformers.modality_encoders import TowerCall, tower_calls
 from tests.compat import sights
 from tests.compat.families import SMALL
 from tests.compat.test_seeing import SCORED, agree
@@ -53,7 +54,7 @@ def test_several_images_are_one_program(caplog: pytest.LogCaptureFixture) -> Non
     assert set(compiled.compiled) == {"decoder", "tower"}
 
     def told() -> list[str]:
-        return [each.getMessage() for each in caplog.records if each.name == modality_encoders.__name__]
+        return [each.getMessage() for each in caplog.records if each.name == encoder_parts.__name__]
 
     found = ran(model, compiled, [sights.images(count) for count in (1, 2, 3, 2)])
     assert found == [{"tower": 1}] * 4 and not told()
@@ -98,14 +99,14 @@ def test_sizes_that_no_program_can_have_together_have_one_each(monkeypatch: pyte
 
 
 def test_sizes_between_that_a_program_refuses_run_in_pytorch() -> None:
-    known = (modality_encoders.TowerCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
-    sizes = modality_encoders.TowerSizes(tuple(known))
-    assert sizes.takes(modality_encoders.TowerCall("t", (torch.zeros(2, 6),), {}))
+    known = (TowerCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
+    sizes = encoder_parts.TowerSizes(torch.nn.Identity(), tuple(known))
+    assert sizes.split(TowerCall("t", (torch.zeros(2, 6),), {}))
 
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise pipeline.ShapeError("x", 1, x.shape[1], (4, 8), "a multiple of 4")
 
-    tower = modality_encoders.Tower(torch.nn.Identity(), "t", [(sizes, refuse)])
+    tower = encoder_parts.Tower(torch.nn.Identity(), "t", [(sizes, refuse)])
     x = torch.randn(2, 6)
     assert tower(x) is x
 
@@ -125,7 +126,7 @@ def test_what_is_far_smaller_than_a_tower_is_none() -> None:
     parts = model.model.vision_tower, model.model.other, torch.nn.Linear(8, 8)
     model.model.small = parts[-1]
     called: Any = [(each, (), {}) for each in parts]
-    assert [call.path for call in modality_encoders.tower_calls(model, called)] == ["model.vision_tower", "model.other"]
+    assert [call.path for call in tower_calls(model, called)] == ["model.vision_tower", "model.other"]
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "exaone4_5", "gemma4"])

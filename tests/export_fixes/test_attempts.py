@@ -72,6 +72,20 @@ def test_attempts_that_failed_are_logged(caplog: pytest.LogCaptureFixture) -> No
     assert "the attempt 'called'" not in caplog.text
 
 
+def test_a_quotient_of_proportional_sizes_is_no_fixed_number(caplog: pytest.LogCaptureFixture) -> None:
+    """Four patches are one token: rows of patches by tokens are no number that ``int`` made."""
+    n = torch.export.Dim("n", min=1, max=8)
+
+    class Tokens(nn.Module):
+        def forward(self, x: Tensor, at: Tensor) -> Tensor:
+            return x.reshape(x.shape[0] // 4, 4, -1)[at].reshape(x.shape[0], -1) @ torch.ones(8, 8)
+
+    model, at = Tokens(), torch.arange(4)
+    with caplog.at_level(logging.DEBUG, "pipeline.export_fixes.exporting"):
+        pipeline.capture(model, (torch.ones(16, 8), at), dynamic_shapes={"x": {0: 4 * n}, "at": {0: n}})
+    assert not [each for each in caplog.records if each.name == "pipeline.export_fixes.exporting"]
+
+
 def test_the_table_is_printed() -> None:
     lines = attempts.printed().splitlines()
     assert len(lines) == 1 + 1 + len(attempts.ATTEMPTS)

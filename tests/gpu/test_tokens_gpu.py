@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.compat.transformers import compile_for_generation, modality_encoders
+from pipeline.compat.transformers import compile_for_generation, encoder_parts
 from pipeline.trt import CAPABILITIES
 from pipeline.verification.bounds import Bound
 from tests.compat import along, families, sights
@@ -165,7 +165,7 @@ def test_logits_where_images_of_several_sizes_are_seen(
     compiled = compile_for_generation(model, encoder_example=every[: len(examples)], cuda_graphs=True, **sizes)
     for inputs in every:
         compare(model, compiled, inputs, torch.float16, 16)
-    told = [each.getMessage() for each in caplog.records if each.name == modality_encoders.__name__]
+    told = [each.getMessage() for each in caplog.records if each.name == encoder_parts.__name__]
     assert not [each for each in told if "multi_modal_projector" not in each]  # as large as that small tower
 
 

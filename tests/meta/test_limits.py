@@ -29,7 +29,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "export_fixes/branches.py",
         ),
     ),
-    "language models of transformers": (3_550, ("compat/transformers/",)),
+    "language models of transformers": (3_400, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_650,
         (
@@ -63,7 +63,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compose/",
         ),
     ),
-    "records, settings, errors": (3_850, ("",)),
+    "records, settings, errors": (3_900, ("",)),
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 

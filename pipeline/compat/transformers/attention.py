@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import transformers
@@ -85,6 +85,75 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
         lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
     return mask if bias is None else bias if mask is None else bias + mask
+
+
+@contextmanager
+def attention_by(model: Pretrained, name: str) -> Iterator[None]:
+    """While entered, a model's layers compute attention by transformers' function of this name; by that of ``eager``
+    masks are tensors."""
+    every: list[Any] = [getattr(each, "config", None) for each in model.modules()]
+    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
+    before = {key: each._attn_implementation_internal for key, each in configs.items()}
+    try:
+        for each in configs.values():
+            each._attn_implementation_internal = name
+        yield
+    finally:
+        for key, each in configs.items():
+            each._attn_implementation_internal = before[key]
+
+
+class Windows(NamedTuple):
+    """Positions padded to windows: ``gather`` [windows, size] has the indices of the positions in each window, ``real``
+    [windows, size] is False at padding, and ``back`` [positions] has each position's index in the flattened windows."""
+
+    gather: torch.Tensor
+    real: torch.Tensor
+    back: torch.Tensor
+
+    @classmethod
+    def of(cls, ends: torch.Tensor, size: int) -> Windows:
+        """Create windows of ``size`` positions, or more if one is larger, from their cumulative ends [windows + 1], the
+        first of which is 0."""
+        starts, lengths = ends[:-1].long(), ends.long().diff()
+        within = torch.arange(max(size, int(lengths.max())), device=ends.device)
+        real = within < lengths[:, None]
+        return cls(torch.where(real, starts[:, None] + within, 0), real, real.flatten().nonzero()[:, 0])
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    *,
+    cu_seq_lens_q: Windows | torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention [1, positions, heads, width] of queries to keys and values [1, heads, positions, width] of one
+    part: among all positions, or within windows. The mask, which separates parts, is ignored.
+
+    Raises:
+        ValueError: there are several segments.
+    """
+    if not isinstance(cu_seq_lens_q, Windows):
+        if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
+            raise ValueError("positions attend within several segments; one segment, or windows, are expected")
+        return attention(module, query, key, value, None, scaling=scaling)
+    windows, index = cu_seq_lens_q.gather.shape, cu_seq_lens_q.gather.flatten()
+    q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))
+    found = attention(module, q, k, v, cu_seq_lens_q.real[:, None, None], scaling=scaling)[0]
+    return found.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
+
+
+@contextmanager
+def attending(tower: torch.nn.Module, name: str) -> Iterator[None]:
+    """While entered, a tower's layers compute attention by `attend`, registered with transformers under this name."""
+    ALL_ATTENTION_FUNCTIONS.register(name, attend)
+    with attention_by(tower, name):
+        yield
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"

@@ -21,8 +21,8 @@ from pipeline.compat.transformers.caches import (
     has_tokens,
 )
 from pipeline.compat.transformers.chunked_prefill import Limits
+from pipeline.compat.transformers.encoder_parts import Kind, put
 from pipeline.compat.transformers.encoders import CompiledEncoder, Embedded, mask_of
-from pipeline.compat.transformers.modality_encoders import Kind, put
 from pipeline.compat.transformers.multimodal import (
     Prompt,
     Sight,

@@ -38,21 +38,6 @@ def reach(*_: object, **given: object) -> None:
 
 
 @contextmanager
-def eager_attention(model: Pretrained) -> Iterator[None]:
-    """While entered, a model uses eager attention, so that its masks are tensors."""
-    every: list[Pretrained] = [getattr(each, "config", None) for each in model.modules()]
-    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
-    before = {key: each._attn_implementation_internal for key, each in configs.items()}
-    try:
-        for each in configs.values():
-            each._attn_implementation_internal = "eager"
-        yield
-    finally:
-        for key, each in configs.items():
-            each._attn_implementation_internal = before[key]
-
-
-@contextmanager
 def reaching(
     decoder: Pretrained,
     seen: torch.Tensor,

@@ -18,14 +18,14 @@ from pipeline.capture.capture import capture
 from pipeline.compat.transformers import verified_logits
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.chunked_audio import sounds_of
 from pipeline.compat.transformers.compiled_model import shell
 from pipeline.compat.transformers.decoder_input_hook import embeds_apart
+from pipeline.compat.transformers.encoder_parts import Kind, Parts, kinds_of, parts_of, tower_programs
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.experts import without_loops
-from pipeline.compat.transformers.modality_encoders import Kind, TowerCall, kinds_of, tower_programs
+from pipeline.compat.transformers.modality_encoders import TowerCall
 from pipeline.compat.transformers.multimodal import Sample, Sight, check, positions_of, sample_of, sight_of
-from pipeline.compat.transformers.packed_patches import frames_of
+from pipeline.compat.transformers.part_families import FAMILIES
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
     Decoder,
@@ -36,12 +36,12 @@ from pipeline.compat.transformers.programs import (
     layers_of,
     sound_sizes,
 )
-from pipeline.compat.transformers.ragged_images import images_of
 from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
+from pipeline.records.tested_versions import warn_untested
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
 from pipeline.stages.partition import in_pieces, partition
@@ -98,6 +98,7 @@ def compile_for_generation(
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = _compile(model, compile, settings)
+    warn_untested("transformers")
     step = _with_shared_weights(compile) if shared_weights else compile
     made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
@@ -137,21 +138,21 @@ def _towers(
     """Return the programs of a model's towers, for its examples' calls and for every size, each with the calls that it
     runs. If a tower has several programs for examples, their engines share the weights, as a decoder's do; those for
     every size always do."""
-    kinds: list[Kind] = [*kinds_of(calls)]
+    kinds: list[Kind] = [*kinds_of(model, calls)]
     counts = Counter(kind.path for kind in kinds)
-    several = [model.get_submodule(path) for path, count in counts.items() if count > 1]
-    for path in dict.fromkeys(call.path for call in calls):
-        tower, own = model.get_submodule(path), [call for call in calls if call.path == path]
-        every = (of_any_size(tower, own) for of_any_size in (frames_of, images_of, sounds_of))
+    for path in counts:
+        own = [call for call in calls if call.path == path]
+        every = (parts_of(family, model.get_submodule(path), own) for family in FAMILIES)
         kinds += [each for each in every if each is not None]
 
-    def compile_tower(tower: torch.nn.Module, whole: torch.nn.Module, inputs: Dims) -> Compiled:
-        stages = _cut(step, layers_of(whole, tower)) if tower in several or whole is not tower else compile
-        found = stages(capture(whole, **inputs, settings=compile.settings))
+    def compile_tower(kind: Kind) -> Compiled:
+        module, shared = kind.module, counts[kind.path] > 1 or isinstance(kind, Parts)
+        stages = _cut(step, layers_of(module, kind.tower)) if shared else compile
+        found = stages(capture(module, **kind.inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
 
-    rows = tower_programs(model, kinds, compile_tower, compile.settings.require_full_compilation)
+    rows = tower_programs(kinds, compile_tower, compile.settings.require_full_compilation)
     return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 

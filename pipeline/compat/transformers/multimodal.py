@@ -12,8 +12,9 @@ from itertools import repeat
 import torch
 from attrs import evolve, frozen
 
+from pipeline.compat.transformers.attention import attention_by
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, DEEP, TABLE, ReachedError, eager_attention, reach
+from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, DEEP, TABLE, ReachedError, reach
 from pipeline.compat.transformers.modality_encoders import TowerCall, beside, noting, tower_calls
 from pipeline.errors import CaptureError, ExecutionError
 
@@ -115,7 +116,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     name = type(model).__name__
     with noting(*(each for _, each in beside(model))) as seen:
         logits = first_logits(model, example)
-    with noting(model.get_decoder()) as called, eager_attention(model):
+    with noting(model.get_decoder()) as called, attention_by(model, "eager"):
         first_logits(model, example)
     found = [given for _, _, given in called]
     if not found or found[0].get("inputs_embeds") is None:
@@ -177,7 +178,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
     ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
     start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
-    with torch.no_grad(), eager_attention(step.model):
+    with torch.no_grad(), attention_by(step.model, "eager"):
         beside = (seen, prompt.added, ahead, prompt.by_layer)
         found = step(sample.tokens, mask, places, start, prompt.embeds, *beside)[:, -1].float()
         for buffer in step.buffers(recurse=False):

@@ -7,14 +7,15 @@ model gets a cache whose states seem empty, and the functions add the stored sta
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
+from types import ModuleType
 from typing import Final, TypeAlias
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 from transformers import cache_utils
@@ -23,13 +24,12 @@ from transformers.activations import ACT2FN
 from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
+from pipeline.export_fixes.patching import Places, Replacement
 
 Function: TypeAlias = Callable[..., Argument]
 
 WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type("WithStates", (), {}))
 """The class of layers with states in transformers; a class without instances before 5.8, which has none."""
-
-_turn = threading.RLock()
 
 
 class States(WithStates):  # type: ignore[misc, valid-type]
@@ -239,32 +239,51 @@ def _step(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
     return softplus(dt) if soft else dt
 
 
-FUNCTIONS: Final[Mapping[str, Function]] = {
-    "causal_conv1d_fn": convolved,
-    "torch_chunk_gated_delta_rule": delta_rule,
-    "chunk_kimi_delta_attention": delta_rule,
-    "mamba2_chunk_scan": mamba2,
-    "mamba_selective_scan": mamba,
-    "create_recurrent_attention_mask": no_mask,
-}
-"""The replacements, by transformers' names of the functions (5.17 to 5.23)."""
+@frozen
+class Recurrence:
+    """A row of the table of replacements.
+
+    Attributes:
+        name: transformers' name of the function. Each module that defines a model has its own.
+        make: our function, whose first argument is transformers'. Its other parameters are transformers'.
+        operator: the operator that takes the place of the state's computation; None if there is none.
+    """
+
+    name: str
+    make: Function
+    operator: Target | None = None
+
+
+TABLE: Final = (
+    Recurrence("causal_conv1d_fn", convolved),
+    Recurrence("torch_chunk_gated_delta_rule", delta_rule, LINEAR_ATTENTION),
+    Recurrence("chunk_kimi_delta_attention", delta_rule, LINEAR_ATTENTION),
+    Recurrence("mamba2_chunk_scan", mamba2, LINEAR_ATTENTION),
+    Recurrence("mamba_selective_scan", mamba, SELECTIVE_SCAN),
+    Recurrence("create_recurrent_attention_mask", no_mask),
+)
+"""The replacements. A test compares the parameters with those of the installed transformers."""
+
+
+@cache
+def _places(module: ModuleType) -> Places:
+    """Return the entries of a module of transformers that are replaced. They have no other way in: models call these
+    functions as globals, which no registry of transformers and no mode of torch sees."""
+    why = "reads and writes states that its cache holds, and computes one token otherwise than several"
+    rows = [Replacement(module, row.name, partial(partial, row.make), why, module.__name__) for row in TABLE]
+    return Places(rows)
 
 
 @contextmanager
 def over_states(model: torch.nn.Module) -> Iterator[None]:
-    """While entered, functions of this module replace those of the same names in the modules of transformers that
-    define a model. One thread at a time."""
-    with _turn:
-        paths = dict.fromkeys(type(each).__module__ for each in model.modules())
-        modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
-        named = [(module, name) for module in modules for name in FUNCTIONS if hasattr(module, name)]
-        before = [(module, name, getattr(module, name)) for module, name in named]
-        token = _current.set(None)
-        try:
-            for module, name, original in before:
-                setattr(module, name, partial(FUNCTIONS[name], original))
+    """While entered, this thread gets the replacements in the modules of transformers that define a model."""
+    paths = dict.fromkeys(type(each).__module__ for each in model.modules())
+    modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
+    token = _current.set(None)
+    try:
+        with ExitStack() as stack:
+            for module in modules:
+                stack.enter_context(_places(module).taken(module.__name__))
             yield
-        finally:
-            _current.reset(token)
-            for module, name, original in before:
-                setattr(module, name, original)
+    finally:
+        _current.reset(token)

@@ -1,0 +1,386 @@
+"""Run towers (encoders of images and sound) in parts: split a call, precompute, run a program for each part, join.
+
+`pipeline.compat.transformers.part_families` declares the parts of each family of towers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final, Self, TypeAlias
+
+import torch
+from attrs import evolve, field, frozen
+from torch.export import Dim
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+from pipeline.aten.types import Argument
+from pipeline.compat.transformers.attention import attending
+from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.modality_encoders import Inputs, TowerCall
+from pipeline.compiled import Compiled, CompiledModule
+from pipeline.errors import CaptureError, ShapeError
+from pipeline.export_fixes.call_recorder import Call, Calls
+from pipeline.export_fixes.input_checks import bound
+from pipeline.inputs import Constant
+
+log = logging.getLogger(__name__)
+
+Part: TypeAlias = tuple[torch.Tensor, tuple[int, ...]]
+"""The pixels, patches or features of a part, and its layout: a grid, sizes or lengths."""
+LENGTHS: Final = "feature_lens"
+"""The name of the parameter with the lengths of sounds."""
+MOST_REPORTED: Final = 8
+"""The most kinds of calls that are reported to run in PyTorch."""
+
+
+@frozen
+class Described:
+    """A call of a tower with one floating-point tensor and integers that describe its layout: grids, sizes, lengths."""
+
+    call: TowerCall
+    floats: torch.Tensor = field(repr=False)
+    numbers: torch.Tensor = field(repr=False)
+
+    @classmethod
+    def of(cls, call: TowerCall) -> Described | None:
+        """Return the tensors of a call; None if it has others. Integers beside the lengths of sounds are not read."""
+        tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
+        floats = [x for x in tensors if x.is_floating_point()]
+        lengths = call.kwargs.get(LENGTHS)
+        numbers = [x for x in tensors if not x.is_floating_point()] if lengths is None else [lengths]
+        return cls(call, floats[0], numbers[0]) if len(floats) == len(numbers) == 1 else None
+
+    def replaced(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
+        """Return ``args`` and ``kwargs`` of a call with these tensors instead."""
+        own = self.call.args, dict(self.call.kwargs)
+        found: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, own)
+        return found
+
+    def is_like(self, other: Described) -> bool:
+        """Return whether another call differs only in tensors; the dtype of floats is the same."""
+        own, theirs = ((each.call.path, each.floats.dtype, *each.replaced(None, None)) for each in (self, other))
+        return bool(own == theirs)
+
+
+@frozen
+class Family:
+    """A family of towers: how a call splits, and what is precomputed for a part. ``example`` is one of its calls."""
+
+    tower: torch.nn.Module
+    example: Described
+
+    dim: ClassVar[int] = 0
+    """The dim along which the outputs of parts are joined."""
+    attention: ClassVar[str] = "pipeline_flash"
+    """The name of our attention: towers pass the ends of segments if ``flash`` is in it, and split them otherwise."""
+    constants: ClassVar[Mapping[str, int]] = {"max_seqlen": 1, "max_window_seqlen": 1}
+    """Arguments of every part, which `attend` does not read."""
+
+    @classmethod
+    @abstractmethod
+    def layouts(cls, given: Described) -> list[tuple[int, ...]]:
+        """Return the layouts in a call, such as the grids of its images; none for a call of another family."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
+        """Return the family's record for the examples of a tower."""
+
+    @abstractmethod
+    def parts(self, given: Described) -> list[Part]:
+        """Split a call."""
+
+    @abstractmethod
+    def precomputed(self, part: Part) -> Inputs:
+        """Return ``args`` and ``kwargs`` of the tower for a part, with what it would compute in Python."""
+
+    @abstractmethod
+    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+        """Yield calls, each as floats and numbers, whose parts have the least and largest sizes, and others. The first
+        is the largest part, and is not compared."""
+
+
+@frozen
+class Parts:
+    """Calls of a tower of some family that one program runs part by part.
+
+    Attributes:
+        family: the family's record.
+        inputs: ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
+        sizes: the sizes of each dim of each tensor that the program takes.
+    """
+
+    family: Family
+    inputs: dict[str, Argument] = field(repr=False)
+    sizes: tuple[range, ...]
+
+    @classmethod
+    def of(cls, family: Family, seen: Sequence[Inputs]) -> Parts:
+        """Return the program for parts between these, the largest of which is the first. Sizes that differ between them
+        are dynamic; sizes that are proportional in all of them stay so."""
+        dims: dict[tuple[int, ...], Dim] = {}
+
+        def varying(*sizes: int) -> Argument:
+            unit = math.gcd(*sizes)
+            counts = tuple(size // unit for size in sizes)
+            own = dims.setdefault(counts, Dim(f"count_{len(dims)}", min=min(counts), max=max(counts)))
+            return own if unit == 1 else unit * own
+
+        def shapes(*leaves: Argument) -> Argument:
+            if not isinstance(leaves[0], torch.Tensor):
+                return None
+            every = enumerate(zip(*(each.shape for each in leaves), strict=True))
+            return {dim: varying(*sizes) for dim, sizes in every if len({*sizes}) > 1}
+
+        every = zip(*map(_shape, seen), strict=True)
+        sizes = tuple(range(min(each), max(each) + 1, math.gcd(*each)) for each in every)
+        names = "args", "kwargs"
+        dynamic = {name: each for name, each in zip(names, tree_map(shapes, *seen), strict=True) if each}
+        return cls(family, {**dict(zip(names, seen[0], strict=True)), "dynamic_shapes": dynamic}, sizes)
+
+    @property
+    def tower(self) -> torch.nn.Module:
+        """Return the tower."""
+        return self.family.tower
+
+    @property
+    def path(self) -> str:
+        """Return the path of the tower."""
+        return self.family.example.call.path
+
+    @property
+    def dim(self) -> int:
+        """Return the dim along which the outputs of parts are joined."""
+        return self.family.dim
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Return the module to compile."""
+        return OnePart(self.family).eval()
+
+    def split(self, call: TowerCall) -> list[Inputs] | None:
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; None if the program is not for it."""
+        given = Described.of(call)
+        if given is None or not given.is_like(self.family.example) or not self.family.layouts(given):
+            return None
+        parts = list(map(self.family.precomputed, self.family.parts(given)))
+        fit = all(size in own for part in parts for size, own in zip(_shape(part), self.sizes, strict=True))
+        return parts if fit else None
+
+    def __str__(self) -> str:
+        return str(self.family)
+
+
+def _shape(part: Inputs) -> list[int]:
+    """Return the sizes of all tensors."""
+    return [size for x in tree_leaves(part) if isinstance(x, torch.Tensor) for size in x.shape]
+
+
+class OnePart(torch.nn.Module):
+    """A tower of a family, which is called for one part."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self.tower, self.attention, self.constants = family.tower, family.attention, family.constants
+
+    def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
+        """Run the tower on one part."""
+        with attending(self.tower, self.attention):
+            return self.tower(*args, **kwargs, **self.constants)
+
+
+def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Parts | None:
+    """Return the program for all sizes of a tower's calls. None if they are of another family; or, with the reason in
+    the log, if the tower's outputs are not the joined outputs of parts, or no size varies."""
+    given = [each for call in calls if (each := Described.of(call)) is not None and kind.layouts(each)]
+    if not given or len(given) < len(calls):
+        return None
+    try:
+        with torch.no_grad():
+            return _checked(kind.of(tower, given), given)
+    except Exception as error:  # of any type: towers differ in their inputs
+        log.info("%s has no program for every size: %s", calls[0].path, error)
+        return None
+
+
+def _checked(family: Family, given: Sequence[Described]) -> Parts:
+    """Return the program of a family for parts of its trials.
+
+    Raises:
+        ValueError: the tower returns other values for a trial, or for an example, than for its parts; no size varies.
+    """
+    own, path = family.example, family.example.call.path
+    trials = (own.replaced(x, torch.tensor(each).to(own.numbers)) for x, each in family.trials())
+    calls = [TowerCall(path, *each) for each in trials]
+    described = [each for call in calls if (each := Described.of(call)) is not None]
+    made = Parts.of(family, [family.precomputed(part) for each in described for part in family.parts(each)])
+    if all(len(each) == 1 for each in made.sizes):
+        raise ValueError("no size varies")
+    for call in [*calls[1:], *(each.call for each in given)]:
+        parts = made.split(call)
+        try:
+            want = family.tower(*call.args, **call.kwargs)
+        except IndexError:  # GLM-4V is called with the frames of videos as images
+            continue
+        if parts is not None:
+            _compare(joined([made.module(*args, **kwargs) for args, kwargs in parts], family.dim), want)
+    return made
+
+
+def _compare(found: Argument, want: Argument) -> None:
+    """Raise a `ValueError` if outputs differ by more than rounding."""
+    for ours, theirs in zip(_tensors(found), _tensors(want), strict=True):
+        rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
+        off = (ours.float() - theirs.float()).abs().max()
+        if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
+            raise ValueError(f"parts by themselves differ from all of them, by {off:.1e}")
+
+
+def _tensors(outputs: Argument) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(outputs) if each is not None]
+
+
+@frozen
+class TowerSizes:
+    """Calls of a tower that differ only in sizes of floats: one program may run all of them, each as a whole."""
+
+    tower: torch.nn.Module = field(repr=False)
+    calls: tuple[TowerCall, ...]
+    dim: int = 0
+
+    @property
+    def path(self) -> str:
+        """Return the path of the tower."""
+        return self.calls[0].path
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Return the tower."""
+        return self.tower
+
+    @property
+    def inputs(self) -> dict[str, Argument]:
+        """Return ``args``, ``kwargs``, ``dynamic_shapes`` for the capture; integers, such as grids, are constants."""
+        seen = Calls(self.tower, [Call.of(bound(self.tower, c.args, c.kwargs), None) for c in self.calls])
+        seen.example = self.calls[0].args, dict(self.calls[0].kwargs)
+        found = seen.inputs
+        args, kwargs = tree_map_only(torch.Tensor, _as_input, (found["args"], found["kwargs"]))
+        return {"args": args, "kwargs": kwargs, "dynamic_shapes": found["dynamic_shapes"]}
+
+    def split(self, call: TowerCall) -> list[Inputs] | None:
+        """Return the call as it is if it is like these, and its sizes are between theirs; else None."""
+        if not self.calls[0].is_like(call):
+            return None
+        every = zip(call.floats, *(each.floats for each in self.calls), strict=True)
+        sizes = (each for tensors in every for each in zip(*(x.shape for x in tensors), strict=True))
+        between = all(min(known) <= size <= max(known) for size, *known in sizes)
+        return [(call.args, dict(call.kwargs))] if between else None
+
+    def __str__(self) -> str:
+        return " to ".join(dict.fromkeys(map(str, (self.calls[0], self.calls[-1]))))
+
+
+def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
+    return x if x.is_floating_point() else Constant(x)
+
+
+def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[TowerSizes]:
+    """Group calls that one program may run, in order."""
+    found: list[TowerSizes] = []
+    for call in calls:
+        place = next((i for i, each in enumerate(found) if each.calls[0].is_like(call)), None)
+        if place is None:
+            found.append(TowerSizes(model.get_submodule(call.path), (call,)))
+        elif found[place].split(call) is None:
+            found[place] = evolve(found[place], calls=(*found[place].calls, call))
+    return found
+
+
+Kind: TypeAlias = TowerSizes | Parts
+"""A set of calls of a tower that one program runs."""
+
+
+def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
+    """Concatenate the outputs of parts along a dim."""
+    if len(outputs) == 1:
+        return outputs[0]
+    leaves, nested = zip(*map(tree_flatten, outputs), strict=True)
+    every = [each[0] if each[0] is None else torch.cat(each, dim) for each in zip(*leaves, strict=True)]
+    return tree_unflatten(every, nested[0])
+
+
+def tower_programs(
+    kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], whole: bool
+) -> dict[str, tuple[Kind, Compiled]]:
+    """Return the programs of towers, by name. A tower that cannot be captured is logged; with ``whole`` (full
+    compilation) it is an error."""
+    found = [each for kind in kinds for each in _programs(kind, compile, whole)]
+    return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
+
+
+def _programs(kind: Kind, compile: Callable[[Kind], Compiled], whole: bool) -> list[tuple[Kind, Compiled]]:
+    """Return a program for all sizes, or one for each size if that fails."""
+    try:
+        return [(kind, compile(kind))]
+    except CaptureError as error:
+        if not isinstance(kind, TowerSizes):
+            log.info("%s has no program for other sizes than those of examples: %s", kind.path, error)
+            return []
+        if len(kind.calls) > 1:
+            return [made for call in kind.calls for made in _programs(evolve(kind, calls=(call,)), compile, whole)]
+        if whole:
+            raise
+        log.warning("%s (%s) stays in PyTorch: %s", kind.path, type(kind.tower).__name__, error)
+        return []
+
+
+class Tower(torch.nn.Module):
+    """A tower whose programs run the calls that they were compiled for; the module runs others."""
+
+    def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
+        super().__init__()
+        self.real = real
+        self.__dict__.update(path=path, programs=programs, reported=set())
+
+    def __getattr__(self, name: str) -> Argument:
+        if name == "real":
+            return super().__getattr__(name)
+        return getattr(super().__getattr__("real"), name)
+
+    def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
+        """Run a program, or the module for other calls."""
+        call = TowerCall(self.__dict__["path"], args, kwargs)
+        for kind, program in self.__dict__["programs"]:
+            parts = kind.split(call)
+            if parts is not None:
+                with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
+                    return joined([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
+        self._report_once(str(call))
+        return self.real(*args, **kwargs)
+
+    def _report_once(self, call: str) -> None:
+        """Log that a call runs in PyTorch, once for each kind."""
+        reported = self.__dict__["reported"]
+        if call not in reported and len(reported) < MOST_REPORTED:
+            reported.add(call)
+            known = "; ".join(str(kind) for kind, _ in self.__dict__["programs"])
+            log.warning(
+                "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
+                "encoder_example",
+                self.__dict__["path"],
+                call,
+                known,
+            )
+
+
+def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
+    """Replace the towers of a model's shell by those that run programs."""
+    for path in dict.fromkeys(kind.path for kind, _ in programs):
+        within, _, name = path.rpartition(".")
+        parent = shell.get_submodule(within)
+        own = [each for each in programs if each[0].path == path]
+        parent._modules[name] = Tower(parent._modules[name], path, own)

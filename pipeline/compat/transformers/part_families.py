@@ -1,0 +1,230 @@
+"""The families of towers that run in parts: patches with grids, padded images with sizes, and sound with lengths."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Self, TypeAlias
+
+import torch
+from attrs import field, frozen
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from pipeline.compat.transformers.attention import Windows
+from pipeline.compat.transformers.encoder_parts import LENGTHS, Described, Family, Part
+from pipeline.compat.transformers.modality_encoders import Inputs
+
+Layout: TypeAlias = tuple[int, ...]
+"""Frames, rows and columns of patches; or rows and columns of pixels; or the lengths of sounds."""
+Tensors: TypeAlias = dict[str, Any]
+"""Precomputed arguments of a tower, by name."""
+
+SIDE: Final = 64
+"""The patches on each side of a grid that has full windows."""
+LONG: Final = 20_000
+"""The frames of a sound that has full chunks and windows."""
+KEPT: Final = 64
+"""The number of grids whose precomputed tensors are cached."""
+
+
+def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
+    """Return what a tower computes in Python from its inputs (positions, windows, indices into a learned grid, chunks),
+    as transformers (from 5.17 on) precomputes it, under the names that towers accept."""
+    from transformers.exporters.utils import precompute_export_inputs
+
+    found: dict[str, Any] = dict(given)
+    precompute_export_inputs(tower, found)
+    return {name: x for name, x in found.items() if isinstance(x, torch.Tensor) and name not in given}
+
+
+def _shuffled(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """Return so many entries along a dim in an order that is the same each time."""
+    order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
+    return x.index_select(dim, order.to(x.device))
+
+
+@frozen
+class Patches(Family):
+    """Concatenated patches of images with their grids (Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5): parts are frames.
+
+    Attributes:
+        largest: the grid of the largest frame.
+        unit: the number of patches that become one token.
+        window: the number of patches in the largest window; 0 if there are no windows.
+        apart: True if each frame of a video attends to itself alone; else a part is a whole video.
+        known: the cached `_of_grid`.
+    """
+
+    largest: Layout
+    unit: int
+    window: int
+    apart: bool
+    known: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(init=False, eq=False, repr=False)
+
+    @known.default
+    def _known(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
+        return functools.lru_cache(KEPT)(self._of_grid)
+
+    @classmethod
+    def layouts(cls, given: Described) -> list[Layout]:
+        """Return the grids of images."""
+        x, numbers = given.floats, given.numbers
+        grids = [tuple(grid) for grid in numbers.tolist()] if numbers.dim() == 2 and numbers.shape[1] == 3 else []
+        return grids if x.dim() == 2 and sum(map(math.prod, grids)) == len(x) else []
+
+    @classmethod
+    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
+        """Return the record for the largest frame; a run of the tower finds the unit."""
+        grids = [(grid, each) for each in given for grid in cls.layouts(each)]
+        two = precompute(tower, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
+        apart = two["cu_seqlens"].numel() == 3
+        (frames, rows, columns), example = max(grids, key=lambda found: math.prod(found[0][apart:]))
+        windows = precompute(tower, grid_thw=torch.tensor([[1, SIDE, SIDE]])).get("cu_window_seqlens")
+        window = 0 if windows is None else min(int(windows.diff().max()), rows * columns)
+        made = tree_leaves(tower(*example.call.args, **example.call.kwargs))
+        unit = len(example.floats) // min(len(x) for x in made if x is not None)
+        return cls(tower, example, (1 if apart else frames, rows, columns), unit, window, apart)
+
+    def parts(self, given: Described) -> list[Part]:
+        """Return the patches and grid of each frame, or of each video."""
+        grids = [each for t, h, w in self.layouts(given) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
+        return list(zip(given.floats.split(list(map(math.prod, grids))), grids, strict=True))
+
+    def precomputed(self, part: Part) -> Inputs:
+        """Return the call for a frame."""
+        grid, found = self.known(part[1], part[0].device)
+        args, kwargs = self.example.replaced(part[0], grid)
+        return args, {**kwargs, **found}
+
+    def _of_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
+        """Return a grid as a tensor, and what the tower computes from it."""
+        numbers = torch.tensor([grid])
+        found = precompute(self.tower, grid_thw=numbers)
+        if self.window:
+            found["cu_window_seqlens"] = Windows.of(found["cu_window_seqlens"], self.window)
+        moved: Tensors = tree_map_only(torch.Tensor, lambda x: x.to(device), found)
+        return numbers.to(self.example.numbers), moved
+
+    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+        """Yield the largest frame, several images with one that is a single token and one that is a single row of
+        tokens, and a video of two frames."""
+        (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
+        thin = [1, side, frames * rows * columns // side]
+        several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
+        for grids in [[*self.largest]], several, [[2 * frames, rows, columns]]:
+            yield _shuffled(self.example.floats, 0, sum(map(math.prod, grids))), grids
+
+    def __str__(self) -> str:
+        return f"frames of up to {math.prod(self.largest)} patches"
+
+
+@frozen
+class Images(Family):
+    """Images of several sizes in one padded tensor (Pixtral, so Mistral 3): parts are images.
+
+    Attributes:
+        side: the longest side of an image, in pixels.
+        patch: the pixels that sides are multiples of.
+    """
+
+    side: int
+    patch: int
+
+    dim: ClassVar[int] = 1
+    attention: ClassVar[str] = "pipeline_image"
+    constants: ClassVar[Mapping[str, int]] = {}
+
+    @classmethod
+    def layouts(cls, given: Described) -> list[Layout]:
+        """Return the rows and columns of the images [images, channels, rows, columns]."""
+        x, numbers = given.floats, given.numbers
+        sizes = [tuple(size) for size in numbers.tolist()] if x.dim() == 4 and numbers.shape == (len(x), 2) else []
+        return sizes if all(0 < r <= x.shape[2] and 0 < c <= x.shape[3] for r, c in sizes) else []
+
+    @classmethod
+    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
+        """Return the record for the longest side."""
+        patch: Any = tower.patch_size
+        side = max(side for each in given for size in cls.layouts(each) for side in size)
+        return cls(tower, given[0], side // patch * patch, patch)
+
+    def parts(self, given: Described) -> list[Part]:
+        """Return each image without its padding."""
+        each = zip(given.floats, self.layouts(given), strict=True)
+        return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
+
+    def precomputed(self, part: Part) -> Inputs:
+        """Return the call for an image, without its size."""
+        return self.example.replaced(part[0].contiguous(), None)
+
+    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+        """Yield the largest image, and a high, a wide and a small one in one call."""
+        patch, side, x = self.patch, self.side, self.example.floats
+        pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))
+        for sizes in [[side, side]], [[side, patch], [patch, side], [patch, patch]]:
+            yield pixels[: len(sizes)].to(x.device, x.dtype), sizes
+
+    def __str__(self) -> str:
+        return f"images with sides of up to {self.side}"
+
+
+@frozen
+class Sounds(Family):
+    """Sounds [bins, frames] that are cut into chunks of one length (Qwen2.5-Omni, Qwen3-Omni): a call is one part, with
+    at least one full chunk.
+
+    Attributes:
+        chunk: the number of frames in a chunk.
+        most: the largest number of chunks in a call, over all its sounds.
+        window: the number of positions in the largest window.
+    """
+
+    chunk: int
+    most: int
+    window: int
+
+    @classmethod
+    def layouts(cls, given: Described) -> list[Layout]:
+        """Return the lengths of the sounds in a call, as one layout."""
+        lengths = tuple(given.numbers.tolist()) if LENGTHS in given.call.kwargs and given.numbers.dim() == 1 else ()
+        fits = given.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == given.floats.shape[1]
+        return [lengths] if fits else []
+
+    @classmethod
+    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
+        """Return the record for the examples' lengths; a long sound has full chunks and windows."""
+        long = _of_sound(tower, given[0].floats.new_zeros(len(given[0].floats), LONG), (LONG,))
+        chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
+        most = max(sum(-(-length // chunk) for length in lengths) for each in given for lengths in cls.layouts(each))
+        if most < 2:
+            raise ValueError("the examples have one chunk")
+        return cls(tower, given[0], chunk, most, window)
+
+    def parts(self, given: Described) -> list[Part]:
+        """Return all sounds as one part."""
+        return [(given.floats, lengths) for lengths in self.layouts(given)]
+
+    def precomputed(self, part: Part) -> Inputs:
+        """Return the call for chunks and windows in place of sounds."""
+        args, kwargs = self.example.replaced(None, None)
+        found = _of_sound(self.tower, *part)
+        return args, {**kwargs, **found, "cu_seqlens": Windows.of(found["cu_seqlens"], self.window)}
+
+    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+        """Yield the longest sound, one chunk, a little more, and several sounds with as many chunks as may be."""
+        longest, chunk = self.most * self.chunk, self.chunk
+        several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
+        for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:
+            yield _shuffled(self.example.floats, 1, sum(lengths)), lengths
+
+    def __str__(self) -> str:
+        return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
+
+
+def _of_sound(tower: torch.nn.Module, x: torch.Tensor, lengths: Layout) -> Tensors:
+    return precompute(tower, **{"input_features": x, LENGTHS: torch.tensor(lengths, device=x.device)})
+
+
+FAMILIES: Final[tuple[type[Family], ...]] = (Patches, Images, Sounds)
+"""All families. A call is of one at most."""
