@@ -37,8 +37,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
-    from pipeline.compat.transformers import compile_for_generation
-
+    try:
+        from pipeline.compat.transformers import compile_for_generation
+    except ImportError as error:
+        raise UsageError(str(error)) from None
     prompts = [_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {options.max_new_tokens}; it is at least 1")
@@ -50,9 +52,11 @@ def generated(options: argparse.Namespace) -> str:
     if wrong := [token for prompt in prompts for token in prompt if token >= most]:
         raise UsageError(f"--prompt-ids has {wrong[0]}; the model has {most} tokens")
     cache = options.max_cache_len or longest + options.max_new_tokens
-    compiled = compile_for_generation(
-        model, max_cache_len=cache, max_batch=rows, max_prompt_len=longest, executor=options.executor
-    )
+    sizes = {"max_cache_len": cache, "max_batch": rows, "max_prompt_len": longest}
+    try:
+        compiled = compile_for_generation(model, **sizes, executor=options.executor)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=compiled.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compiled.device)
     torch.manual_seed(options.seed)
