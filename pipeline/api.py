@@ -1,4 +1,5 @@
-"""Connect the methods of `Compiled` and `Profile` to the packages that implement them; `pipeline` imports this once."""
+"""Connect the methods of `Compiled` and `Profile` to the packages that implement them; `Compiled` imports this when one
+is first called."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import get_args
 from pipeline.artifact.lora import with_lora
 from pipeline.artifact.program_op import Entry
 from pipeline.artifact.save import save
-from pipeline.compiled import Compiled, CompiledModule, Executor
+from pipeline.compiled import Compiled, CompiledModule, Executor, M
 from pipeline.profiling.measure import profile
 from pipeline.profiling.trace import write
 from pipeline.records.profile import Profile
@@ -29,8 +30,13 @@ def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, 
     return made
 
 
+def module_like(_: Compiled, model: M, made: CompiledModule) -> M:
+    """Return a copy of the model whose ``forward`` is the program's module."""
+    return in_place_of(model, made)
+
+
 Compiled._new_module = module
-Compiled._module_like = in_place_of
+Compiled._module_like = module_like
 Compiled._profiled = profile
 Compiled._write = save
 Compiled._write_page = write_report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,13 +168,13 @@ class Compiled:
     took: tuple[Entry, ...] = field(default=(), eq=False)
     kernels: bytes = field(default=b"", eq=False)
 
-    # Implemented by packages above this record: `pipeline.api` defines these methods.
+    # Implemented by packages above this record: `pipeline.api`, imported when one is first called, defines these.
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
-    _module_like: ClassVar[Callable[[M, CompiledModule], M]]
+    _module_like: ClassVar[Callable[[Compiled, M, CompiledModule], M]]
     _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]
     _write: ClassVar[Callable[[Compiled, StrPath, StrPath], None]]
     _write_page: ClassVar[Callable[[Compiled, StrPath, str, Profile | None], None]]
-    _adapted: ClassVar[Callable[[Compiled, Mapping[str, object], float, bool | None], Compiled]]
+    _adapted: ClassVar[Callable[[Compiled, Mapping[str, object] | StrPath, float, bool | None], Compiled]]
 
     @property
     def program(self) -> Program:
@@ -245,7 +246,7 @@ class Compiled:
             TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not take the program's inputs.
             ExecutionError: as for `module`; and later, if a module in it is called by itself.
         """
-        return type(self)._module_like(model, self.module(executor, **runtime))
+        return self._module_like(model, self.module(executor, **runtime))
 
     def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
         """Measure the time of each engine layer and each PyTorch segment of a call on the current GPU, in milliseconds:
@@ -281,7 +282,7 @@ class Compiled:
         self._write(path, weights)
 
     def with_lora(
-        self, adapters: Mapping[str, object], scale: float = 1.0, *, fan_in_fan_out: bool | None = None
+        self, adapters: Mapping[str, object] | StrPath, scale: float = 1.0, *, fan_in_fan_out: bool | None = None
     ) -> Compiled:
         """Return the program with low-rank adapters in place of those that it has: a weight W is W + scale * B @ A.
 
@@ -289,8 +290,8 @@ class Compiled:
         by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
 
         Args:
-            adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), or a mapping from parameter to its
-                factors: A [rank, in], B [out, rank].
+            adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), its safetensors file or folder, or
+                a mapping from parameter to its factors: A [rank, in], B [out, rank].
             scale: ``lora_alpha / r`` of PEFT's configuration.
             fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others are
                 recognised by their shape.
@@ -321,7 +322,11 @@ class Compiled:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Raise an error for a method of modules that says what to use instead."""
+            """Find the methods of `pipeline.api`; raise an error for those of modules that says what to use instead."""
+            if name in type(self).__annotations__:
+                importlib.import_module("pipeline.api")
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
             advice = f", which an nn.Module has: {MODULE_METHODS[name]}" if name in MODULE_METHODS else ""
             raise AttributeError(f"a Compiled has no .{name}{advice}")
 

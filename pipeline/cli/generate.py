@@ -9,16 +9,15 @@ from typing import Any, Final, get_args
 
 import torch
 
-from pipeline.cli.options import UsageError
 from pipeline.cli.sources import made_by
+from pipeline.cli.usage import UsageError
 from pipeline.compiled import Executor
 
 GROUP: Final = "pipeline.generation"
 
 
-def add_generate(commands: Any) -> None:
-    """Add the command ``pipeline generate``."""
-    parser = commands.add_parser("generate", help="generate tokens with a language model of transformers")
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline generate``."""
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
         "--prompt-ids",
@@ -55,9 +54,11 @@ def generated(options: argparse.Namespace) -> str:
     if wrong := [token for prompt in prompts for token in prompt if token >= most]:
         raise UsageError(f"--prompt-ids has {wrong[0]}; the model has {most} tokens")
     cache = options.max_cache_len or longest + options.max_new_tokens
-    compiled = compile_for_generation(
-        model, max_cache_len=cache, max_batch=rows, max_prompt_len=longest, executor=options.executor
-    )
+    sizes = {"max_cache_len": cache, "max_batch": rows, "max_prompt_len": longest}
+    try:
+        compiled = compile_for_generation(model, **sizes, executor=options.executor)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=compiled.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compiled.device)
     torch.manual_seed(options.seed)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Spec
 from pipeline.capture.exported_checks import described
-from pipeline.errors import PipelineError
+from pipeline.cli.usage import UsageError, first_line
 from pipeline.export_fixes.input_checks import bound, check_module
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.export_fixes.torchscript.module import model as interpreted
@@ -29,7 +30,7 @@ SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory"
 
 
-class SourceError(PipelineError, ValueError):
+class SourceError(UsageError, ValueError):
     """A SPEC or its inputs cannot be compiled; the message is one line with the reason."""
 
 
@@ -92,7 +93,19 @@ def _file(path: Path) -> Source:
     try:
         return Source(path.stem, reader(path))
     except Exception as error:
+        if _is_pickled(path):
+            how = "name its factory (package.module:factory), or save the model with torch.export.save"
+            raise SourceError(f"{str(path)!r} is a file of torch.save, which holds no graph: {how}") from error
         raise SourceError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
+
+
+def _is_pickled(path: Path) -> bool:
+    """Return whether a file is one of torch.save: a pickle in a zip file, without TorchScript's constants."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+    return "data.pkl" in names and "constants.pkl" not in names
 
 
 def _script(path: Path) -> torch.jit.ScriptModule:
@@ -214,9 +227,3 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
         if exported_as != wanted:
             raise SourceError(f"input {name} was exported as {exported_as}, not {wanted}; a file's ranges are fixed")
     return found
-
-
-def first_line(error: object) -> str:
-    """Return the first non-empty line of an error, at most 300 characters of it."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return line if len(line) <= 300 else f"{line[:299]}…"

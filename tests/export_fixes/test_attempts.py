@@ -81,9 +81,9 @@ def test_a_quotient_of_proportional_sizes_is_no_fixed_number(caplog: pytest.LogC
             return x.reshape(x.shape[0] // 4, 4, -1)[at].reshape(x.shape[0], -1) @ torch.ones(8, 8)
 
     model, at = Tokens(), torch.arange(4)
-    with caplog.at_level(logging.DEBUG, "pipeline.export_fixes.exporting"):
+    with caplog.at_level(logging.DEBUG, "pipeline.export_fixes.exporter"):
         pipeline.capture(model, (torch.ones(16, 8), at), dynamic_shapes={"x": {0: 4 * n}, "at": {0: n}})
-    assert not [each for each in caplog.records if each.name == "pipeline.export_fixes.exporting"]
+    assert not [each for each in caplog.records if each.name == "pipeline.export_fixes.exporter"]
 
 
 def test_the_table_is_printed() -> None:
