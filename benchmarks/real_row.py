@@ -27,6 +27,8 @@ from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
 from pipeline.cli.usage import first_line
+from pipeline.stages.choose import Choose
+from pipeline.stages.choose import measured as measured_segments
 from pipeline.verification.eager import products_in_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
@@ -140,7 +142,7 @@ def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: 
         own = errors(model(**inputs), best)
     report.write(outputs=[list(each.shape) for each in best], moved=moved, eager_error=max(own))
     _reset()
-    module = _compiled(model, inputs, device, report)
+    module = _compiled(model, inputs, device, report, turns)
     with turns.held(), report.phase("first call"):
         result = module(**inputs)
         _synchronize()
@@ -179,10 +181,12 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
     return round(max(a / max(b, least) for a, b in zip(ours, own, strict=True)), 3)
 
 
-def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Report) -> torch.nn.Module:
+def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Report, turns: Turns) -> torch.nn.Module:
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
     with report.phase("compile"):
         compile = pipeline.default(use_fp32_acc=True if report.found["exact"] else None)
+        alone = partial(measured_segments, turn=partial(turns.held, alone=True))
+        compile = compile.replace("choose", Choose(alone))
         compiled = compile.observed_by(ledger, _stages(report))(model, (), inputs)
     fallback = compiled.coverage.fallback
     counts, reasons = Counter(each.target for each in fallback), {each.target: each.reason for each in fallback[::-1]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -174,15 +175,17 @@ def instrumentable(compiled: Compiled) -> ProgramModule:
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
     """Return the milliseconds of each segment in each run; the module stays slower afterwards."""
-    return {name: elapsed(ahead.marks) for name, ahead in _ran_ahead(module, call, runs).items()}
-
-
-def _ran_ahead(module: ProgramModule, call: Call, runs: int) -> Mapping[str, Ahead]:
-    found: defaultdict[str, Ahead] = defaultdict(Ahead)
-    module.instrument(lambda segment, run: partial(found[segment.name], run))
+    found = _instrumented(module)
     for _ in range(runs + 1):
         call(module)
         torch.cuda.synchronize()
+    return {name: elapsed(ahead.marks) for name, ahead in found.items()}
+
+
+def _instrumented(module: ProgramModule) -> Mapping[str, Ahead]:
+    """Return a timer for each segment that later calls of a module run."""
+    found: defaultdict[str, Ahead] = defaultdict(Ahead)
+    module.instrument(lambda segment, run: partial(found[segment.name], run))
     return found
 
 
@@ -200,15 +203,31 @@ class SegmentCost:
 
 
 def segment_costs(
-    compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = FEW
-) -> Mapping[str, SegmentCost]:
-    """Return the median cost of each segment in a call with these inputs, on the current GPU."""
+    programs: Sequence[Compiled],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    runs: int = FEW,
+) -> list[Mapping[str, SegmentCost]]:
+    """Return the median cost of each program's segments in calls with these inputs, one after the other in turns.
+
+    turn: makes the context within which they are measured, after engines are loaded and kernels compiled.
+    """
     call = Call(args, kwargs)
     with torch.no_grad():
-        module = instrumentable(compiled)
-        call.warm(module)
-        found = _ran_ahead(module, call, runs)
-    return {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in found.items()}
+        modules = [instrumentable(each) for each in programs]
+        for module in modules:
+            call.warm(module)
+        with turn():
+            found = [_instrumented(module) for module in modules]
+            for _ in range(runs + 1):
+                for module in modules:
+                    call(module)
+                    torch.cuda.synchronize()
+    return [
+        {name: SegmentCost(median(elapsed(each.marks)), 1e3 * (each.host or 0.0)) for name, each in aheads.items()}
+        for aheads in found
+    ]
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

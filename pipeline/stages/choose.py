@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
 import torch
@@ -18,7 +19,6 @@ from torch.utils._pytree import tree_iter
 from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
-from pipeline.errors import PipelineError
 from pipeline.profiling.measure import SegmentCost, segment_costs
 from pipeline.program import Program
 from pipeline.shapes.environment import bounds, shape_of
@@ -38,22 +38,18 @@ LEAST: Final = 0.1
 
 
 class Timer(Protocol):
-    """A function that measures the segments of a program on this GPU, by name; None if it cannot."""
+    """A function that measures the segments of programs in calls with the same inputs on this GPU, by name."""
 
-    def __call__(self, compiled: Compiled) -> Mapping[str, SegmentCost] | None: ...
+    def __call__(self, programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]: ...
 
 
-def measured(compiled: Compiled) -> Mapping[str, SegmentCost] | None:
-    """Measure each segment in a call at the optimal sizes; None without a GPU, or if the program does not run there."""
-    program = compiled.program
-    if not has_gpu():
-        return None
-    try:
-        args, kwargs = sample(program, dict(sizes_to_try(program))["optimal"]).arguments(program, torch.device("cuda"))
-        return segment_costs(compiled, args, kwargs)
-    except (PipelineError, RuntimeError) as error:
-        log.info("the program was not compared with PyTorch: %s", error)
-        return None
+def measured(
+    programs: Sequence[Compiled], turn: Callable[[], AbstractContextManager[object]] = nullcontext
+) -> Sequence[Mapping[str, SegmentCost]]:
+    """Measure segments in calls at the optimal sizes; ``turn`` as for `segment_costs`."""
+    program = programs[0].program
+    args, kwargs = sample(program, dict(sizes_to_try(program))["optimal"]).arguments(program, torch.device("cuda"))
+    return segment_costs(programs, args, kwargs, turn)
 
 
 @frozen
@@ -77,22 +73,29 @@ class Choose:
         """Return the program in which each engine that is slower than PyTorch is a segment of PyTorch."""
         if not _is_measured(compiled):
             return compiled
-        names = [segment.name for segment in compiled.partitioned.engine_segments]
-        stages = self.before or STAGES
-        ours = self.timer(compiled)
-        theirs = self.timer(in_torch(compiled, dict.fromkeys(names, Rejection("measured")), stages)) if ours else None
-        if not ours or not theirs:
+        engines, stages = [segment.name for segment in compiled.partitioned.engine_segments], self.before or STAGES
+        try:
+            other = in_torch(compiled, dict.fromkeys(engines, Rejection("it is measured in PyTorch")), stages)
+            ours, theirs = self.timer((compiled, other))
+        except Exception as error:  # no memory for both, or no inputs that it takes: the program is right as it is
+            log.info("the program was not compared with PyTorch: %s", error)
             return compiled
-        faster = {
-            name: Rejection(
-                f"PyTorch is faster on this GPU: its engine takes {ours[name].gpu:.3g} ms, and PyTorch {best:.3g} ms",
-                "faster_in_torch=False keeps it in TensorRT",
-            )
-            for name in names
-            if (best := theirs[name.replace("engine", "torch", 1)].most) < MARGIN * ours[name].gpu
-        }
-        gain = sum(ours[name].gpu - theirs[name.replace("engine", "torch", 1)].most for name in faster)
-        return in_torch(compiled, faster, stages) if gain >= LEAST else compiled
+        times = {name: (ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in engines}
+        faster = {name: pair for name, pair in times.items() if pair[1] < MARGIN * pair[0]}
+        before, after = map(sum, zip((0.0, 0.0), *faster.values(), strict=True))
+        if before - after < LEAST:
+            return compiled
+        log.warning(
+            "PyTorch is faster than %d of %d engines on this GPU, and runs them: %.3g ms instead of %.3g "
+            "(faster_in_torch=False keeps them in TensorRT)",
+            *(len(faster), len(engines), after, before),
+        )
+        return in_torch(compiled, {name: _reason(*pair) for name, pair in faster.items()}, stages)
+
+
+def _reason(ours: float, theirs: float) -> Rejection:
+    why = f"PyTorch is faster on this GPU: its engine takes {ours:.3g} ms, and PyTorch {theirs:.3g} ms"
+    return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
 
 
 def _is_measured(compiled: Compiled) -> bool:
@@ -100,7 +103,7 @@ def _is_measured(compiled: Compiled) -> bool:
     settings, segments = compiled.settings, compiled.partitioned.segments
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     plain = bool(compiled.engines) and all(segment.profile is None for segment in segments)
-    return asked and plain and tensor_bytes(compiled.program) >= LARGE
+    return asked and plain and has_gpu() and tensor_bytes(compiled.program) >= LARGE
 
 
 def tensor_bytes(program: Program) -> int:

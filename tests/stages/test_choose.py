@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from pipeline.compiled import Compiled
 from pipeline.profiling.measure import SegmentCost
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
-from pipeline.trt import has_gpu
 from tests.verification.test_loading import noted
 
 
@@ -38,8 +37,11 @@ class Times:
     def __init__(self, slow: Mapping[int, float], host: float = 0.1) -> None:
         self.slow, self.host, self.asked = slow, host, list[Compiled]()
 
-    def __call__(self, compiled: Compiled) -> Mapping[str, SegmentCost]:
-        self.asked.append(compiled)
+    def __call__(self, programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]:
+        self.asked += programs
+        return [self.costs(each) for each in programs]
+
+    def costs(self, compiled: Compiled) -> Mapping[str, SegmentCost]:
         engines = [segment.name for segment in compiled.partitioned.engine_segments]
         found = {name: self.slow.get(i, 0.5) for i, name in enumerate(engines)}
         return {s.name: SegmentCost(found.get(s.name, 1.0), self.host) for s in compiled.partitioned.segments}
@@ -47,6 +49,7 @@ class Times:
 
 def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Compiled:
     monkeypatch.setattr(choose, "LARGE", 0)
+    monkeypatch.setattr(choose, "has_gpu", lambda: True)
     compile = pipeline.default(
         min_block_size=1, torch_executed_ops={"aten.digamma"}, load_built_engines=True, **options
     )
@@ -96,4 +99,3 @@ def test_what_does_not_pay_stays(times: Times, options: dict[str, Any], monkeypa
 def test_a_small_program_is_not_measured() -> None:
     program = pipeline.capture(Three().eval(), (torch.rand(2, 8),))
     assert 0 < choose.tensor_bytes(program) < choose.LARGE
-    assert has_gpu() or choose.measured(pipeline.default(min_block_size=1)(program)) is None
