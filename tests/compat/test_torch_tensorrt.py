@@ -222,6 +222,11 @@ def test_a_disabled_converter_declares_nothing() -> None:
     assert DYNAMO_CONVERTERS.register(relu) == DYNAMO_CONVERTERS
 
 
+def test_fxs_operators_are_frozen() -> None:
+    """As docs/torch-tensorrt-names.md says: none is added."""
+    assert len(acc_ops.OPERATORS) == 121 and len(acc_ops.RENAMED) == 5
+
+
 def test_arguments_have_fxs_names() -> None:
     seen: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """The operators of the older FX frontend: each is the equivalent ATen operator, so that it can be a converter's key.
 
 ``acc_ops.linear`` is ``torch.ops.aten.linear.default``. Converters read their arguments by FX's names,
-``kwargs["input"]``, which `named_arguments` provides.
+``kwargs["input"]``, which `named_arguments` provides. The names are frozen: none is added.
 """
 
 from __future__ import annotations
@@ -83,14 +83,10 @@ def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[st
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]
-    fxs = {name: fx_name(target, name) for name in names}
+    renamed = RENAMED.get(target, FrozenDict())
+    fxs = {name: renamed.get(name, "input" if name == "self" else name) for name in names}
     given = {name: kwargs[key] for name, fx in fxs.items() for key in (fx, name) if key in kwargs}
     return dict(zip(fxs.values(), bind(target, args, given), strict=True))
-
-
-def fx_name(target: Target, name: str) -> str:
-    """Return FX's name of an argument that ATen's schema calls ``name``."""
-    return RENAMED.get(target, FrozenDict()).get(name, "input" if name == "self" else name)
 
 
 def __getattr__(name: str) -> Operator:

@@ -26,8 +26,8 @@ class BlockError(PipelineError, NotImplementedError):
     alternative."""
 
 
-def block(function: Callable[..., Expression]) -> Block:
-    """Make a building block of a function from arguments to `Call`s.
+def block(function: Callable[..., Expression], does: str = "") -> Block:
+    """Make a building block of a function from arguments to `Call`s; ``does`` says what an expression computes.
 
     It is called `(ctx, target, source_ir, name, …)` and returns the calls' results: an ``ITensor``, or a list. ``ctx``
     may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are called ``name``.
@@ -43,18 +43,20 @@ def block(function: Callable[..., Expression]) -> Block:
         given = inspect.BoundArguments(inspect.Signature(own), bound.arguments)
         return emit(context_of(ctx), name, function(*given.args, **given.kwargs))
 
-    layers.__signature__ = whole  # type: ignore[attr-defined]
+    layers.__signature__, layers.__doc__ = whole, function.__doc__ or does  # type: ignore[attr-defined]
     return layers
 
 
-def of_one(target: Operator, *names: str) -> Block:
-    """Create the block of one call, which takes its tensors by these names."""
+def of_one(target: Operator, *names: str, **defaults: Argument) -> Block:
+    """Create the block of one call, which takes its arguments in order by these names; the last ones have defaults."""
 
     def one(*args: Argument) -> Expression:
         return call(target, *args)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    one.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    rows = [inspect.Parameter(name, kind) for name in names]
+    rows += (inspect.Parameter(name, kind, default=value) for name, value in defaults.items())
+    one.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
     one.__doc__ = f"{target}"
     return block(one)
 

@@ -101,7 +101,7 @@ class _Graph:
             return self.call(value)
         if isinstance(value, Item):
             return self.node(operator.getitem, (self.call(value.call), value.index), {})
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | trt.Dims):
             return [self.argument(each, kind) for each in value]
         if value is None or isinstance(value, torch.fx.Node | str | torch.dtype):
             return value

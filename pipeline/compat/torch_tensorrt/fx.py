@@ -1,4 +1,5 @@
-"""Converters of the older FX frontend: `(network, target, args, kwargs, name)`, with arguments by name."""
+"""Converters of the older FX frontend: `(network, target, args, kwargs, name)`, with arguments by name. Frozen: FX gets
+no new names here."""
 
 from __future__ import annotations
 

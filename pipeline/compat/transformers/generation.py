@@ -98,7 +98,6 @@ def compile_for_generation(
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = _compile(model, compile, settings)
-    warn_untested("transformers")
     step = _with_shared_weights(compile) if shared_weights else compile
     made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
@@ -123,6 +122,7 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any])
     if not isinstance(model, GenerationMixin):
         why = f"model is a {type(model).__name__}: compile_for_generation takes a language model of transformers"
         raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained gives)")
+    warn_untested("transformers")
     own = set(signature(compile_for_generation).parameters) - {"settings"}
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):

@@ -69,90 +69,35 @@ TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
 
 relu, sigmoid, tanh = (of_one(op.default, "input_val") for op in (aten.relu, aten.sigmoid, aten.tanh))
 hard_swish = of_one(aten.hardswish.default, "input_val")
-
-
-@block
-def convert_activation(
-    operation_type: Argument,
-    input_val: Argument,
-    alpha: Argument = None,
-    beta: Argument = None,
-    dyn_range_fn: Argument = None,
-) -> Expression:
-    """The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect."""
-    return TARGETS[operation_type.name](input_val, alpha, beta)
-
-
-@block
-def leaky_relu(input_val: Argument, alpha: float = 0.01) -> Expression:
-    """aten.leaky_relu.default"""
-    return _leaky(input_val, alpha, None)
-
-
-@block
-def elu(input_val: Argument, alpha: float = 1.0, beta: float | None = None) -> Expression:
-    """aten.elu.default, ``beta`` times"""
-    return _elu(input_val, alpha, beta)
-
-
-@block
-def selu(input_val: Argument) -> Expression:
-    """aten.elu.default with the two numbers of selu"""
-    return TARGETS["SELU"](input_val, None, None)
-
-
-@block
-def softsign(input_val: Argument) -> Expression:
-    """x / (1 + abs(x))"""
-    return _softsign(input_val, None, None)
-
-
-@block
-def softplus(input_val: Argument, beta: float = 1) -> Expression:
-    """aten.softplus.default"""
-    return _softplus(input_val, None, beta)
-
-
-@block
-def hard_sigmoid(input_val: Argument, alpha: float, beta: float) -> Expression:
-    """alpha * x + beta between 0 and 1"""
-    return _hard_sigmoid(input_val, alpha, beta)
-
-
-@block
-def scaled_tanh(input_val: Argument, alpha: float, beta: float) -> Expression:
-    """alpha * tanh(beta * x)"""
-    return _scaled_tanh(input_val, alpha, beta)
-
-
-@block
-def thresholded_relu(input_val: Argument, alpha: float) -> Expression:
-    """x where it is larger than alpha, else 0"""
-    return _thresholded(input_val, alpha, None)
+leaky_relu = of_one(aten.leaky_relu.default, "input_val", alpha=0.01)
+hardshrink = of_one(aten.hardshrink.default, "input_val", lambd=0.5)
+softshrink = of_one(aten.softshrink.default, "input_val", lambd=0.5)
+tanhshrink = block(
+    lambda input_val: call(aten.sub.Tensor, input_val, call(aten.tanh.default, input_val)), "x - tanh(x)"
+)
+convert_activation = block(
+    lambda operation_type, input_val, alpha=None, beta=None, dyn_range_fn=None: TARGETS[operation_type.name](
+        input_val, alpha, beta
+    ),
+    "The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect.",
+)
+"""The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect."""
+elu = block(lambda input_val, alpha=1.0, beta=None: _elu(input_val, alpha, beta), "aten.elu.default, ``beta`` times")
+selu = block(lambda input_val: TARGETS["SELU"](input_val, None, None), "aten.elu.default with the two numbers of selu")
+softsign = block(lambda input_val: _softsign(input_val, None, None), "x / (1 + abs(x))")
+softplus = block(lambda input_val, beta=1: _softplus(input_val, None, beta), "aten.softplus.default")
+hard_sigmoid = block(
+    lambda input_val, alpha, beta: _hard_sigmoid(input_val, alpha, beta), "alpha * x + beta between 0 and 1"
+)
+scaled_tanh = block(lambda input_val, alpha, beta: _scaled_tanh(input_val, alpha, beta), "alpha * tanh(beta * x)")
+thresholded_relu = block(
+    lambda input_val, alpha: _thresholded(input_val, alpha, None), "x where it is larger than alpha, else 0"
+)
 
 
 @block
 def gelu(input_val: Argument, approximate: str) -> Expression:
     """aten.gelu.default"""
-    unless(
-        approximate in ("none", "tanh"), "impl.activation.gelu", f"approximate is {approximate!r}", "'none' or 'tanh'"
-    )
+    known = approximate in ("none", "tanh")
+    unless(known, "impl.activation.gelu", f"approximate is {approximate!r}", "'none' or 'tanh'")
     return call(aten.gelu.default, input_val, approximate=approximate)
-
-
-@block
-def hardshrink(input_val: Argument, lambd: float = 0.5) -> Expression:
-    """aten.hardshrink.default"""
-    return call(aten.hardshrink.default, input_val, lambd)
-
-
-@block
-def softshrink(input_val: Argument, lambd: float = 0.5) -> Expression:
-    """aten.softshrink.default"""
-    return call(aten.softshrink.default, input_val, lambd)
-
-
-@block
-def tanhshrink(input_val: Argument) -> Expression:
-    """x - tanh(x)"""
-    return call(aten.sub.Tensor, input_val, call(aten.tanh.default, input_val))

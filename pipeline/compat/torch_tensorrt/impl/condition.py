@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.calls import call
 
+aten = torch.ops.aten
 
-@block
-def where(input: Argument, other: Argument, condition: Argument) -> Expression:
-    """aten.where.self, the condition last"""
-    return call(torch.ops.aten.where.self, condition, input, other)
-
-
-select = where
+where = select = block(
+    lambda input, other, condition: call(aten.where.self, condition, input, other),
+    "aten.where.self, the condition last",
+)

@@ -37,7 +37,7 @@ def convolution(
 
 
 @block
-def convNd(  # noqa: N802 - Torch-TensorRT's name
+def convNd(
     is_conv1d: bool,
     input: Argument,
     weight: Argument,

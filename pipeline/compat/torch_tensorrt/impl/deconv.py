@@ -8,7 +8,7 @@ from pipeline.compat.torch_tensorrt.impl.conv import Sizes, convolution
 
 
 @block
-def deconvNd(  # noqa: N802 - Torch-TensorRT's name
+def deconvNd(
     is_deconv1d: bool,
     input: Argument,
     weight: Argument,

@@ -41,17 +41,15 @@ bitwise_and, bitwise_or, bitwise_xor = (
 fmod, remainder = (of_one(op.Tensor, "input", "other") for op in (aten.fmod, aten.remainder))
 atan2, rsqrt = of_one(aten.atan2.default, "input", "other"), of_one(aten.rsqrt.default, "input")
 
-
-@block
-def convert_binary_elementwise(op_type: Argument, lhs_val: Argument, rhs_val: Argument) -> Expression:
-    """The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float."""
-    return call(TARGETS[op_type.name], lhs_val, rhs_val)
-
-
-@block
-def trunc_div(input: Argument, other: Argument) -> Expression:
-    """A quotient rounded towards zero."""
-    return call(aten.div.Tensor_mode, input, other, rounding_mode="trunc")
+trunc_div = block(
+    lambda input, other: call(aten.div.Tensor_mode, input, other, rounding_mode="trunc"),
+    "A quotient rounded towards zero.",
+)
+convert_binary_elementwise = block(
+    lambda op_type, lhs_val, rhs_val: call(TARGETS[op_type.name], lhs_val, rhs_val),
+    "The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float.",
+)
+"""The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float."""
 
 
 @block

@@ -9,11 +9,10 @@ from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
 
 aten = torch.ops.aten
 
-
-@block
-def embedding(input: Argument, weight: Argument, scale_grad_by_freq: bool = False, sparse: bool = False) -> Expression:
-    """aten.embedding.default; gradients do not matter in an engine"""
-    return call(aten.embedding.default, weight, input)
+embedding = block(
+    lambda input, weight, scale_grad_by_freq=False, sparse=False: call(aten.embedding.default, weight, input),
+    "aten.embedding.default; gradients do not matter in an engine",
+)
 
 
 @block

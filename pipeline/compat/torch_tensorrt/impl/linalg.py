@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.calls import call
 
+aten = torch.ops.aten
 
-@block
-def cross(input: Argument, other: Argument, dim: int) -> Expression:
-    """aten.linalg_cross.default"""
-    return call(torch.ops.aten.linalg_cross.default, input, other, dim=dim)
+cross = block(
+    lambda input, other, dim: call(aten.linalg_cross.default, input, other, dim=dim), "aten.linalg_cross.default"
+)

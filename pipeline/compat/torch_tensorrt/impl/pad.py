@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
+from pipeline.compat.torch_tensorrt.calls import call
 
 aten = torch.ops.aten
 
-
-def _padded(input: Argument, pad: Sequence[Argument], mode: str, value: float | None = None) -> Call:
-    return call(aten.pad.default, input, list(pad), mode, value)
-
-
-@block
-def pad(input: Argument, pad: Sequence[Argument], mode: str = "constant", value: float | None = None) -> Expression:
-    """aten.pad.default"""
-    return _padded(input, pad, mode, value)
-
-
-@block
-def constant_padNd(input: Argument, pad: Sequence[Argument], value: float = 0) -> Expression:  # noqa: N802 - Torch-TensorRT's name
-    """aten.pad.default with a number"""
-    return _padded(input, pad, "constant", value)
-
-
-@block
-def reflection_padNd(input: Argument, padding: Sequence[Argument]) -> Expression:  # noqa: N802 - Torch-TensorRT's name
-    """aten.pad.default, mirrored"""
-    return _padded(input, padding, "reflect")
-
-
-@block
-def replication_padNd(input: Argument, padding: Sequence[Argument]) -> Expression:  # noqa: N802 - Torch-TensorRT's name
-    """aten.pad.default with the elements at the border"""
-    return _padded(input, padding, "replicate")
-
-
-@block
-def circular_padNd(input: Argument, padding: Sequence[Argument]) -> Expression:  # noqa: N802 - Torch-TensorRT's name
-    """aten.pad.default with the other end"""
-    return _padded(input, padding, "circular")
+pad = block(
+    lambda input, pad, mode="constant", value=None: call(aten.pad.default, input, pad, mode, value), "aten.pad.default"
+)
+constant_padNd = block(
+    lambda input, pad, value=0: call(aten.pad.default, input, pad, "constant", value), "aten.pad.default with a number"
+)
+reflection_padNd = block(
+    lambda input, padding: call(aten.pad.default, input, padding, "reflect"), "aten.pad.default, mirrored"
+)
+replication_padNd = block(
+    lambda input, padding: call(aten.pad.default, input, padding, "replicate"),
+    "aten.pad.default with the elements at the border",
+)
+circular_padNd = block(
+    lambda input, padding: call(aten.pad.default, input, padding, "circular"), "aten.pad.default with the other end"
+)

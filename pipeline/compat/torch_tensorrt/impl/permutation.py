@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.blocks import block, of_one
+from pipeline.compat.torch_tensorrt.calls import call
 
 aten = torch.ops.aten
 
-
-@block
-def permute(input: Argument, permutation: Sequence[int]) -> Expression:
-    """aten.permute.default"""
-    return call(aten.permute.default, input, list(permutation))
-
-
-@block
-def roll(input: Argument, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Expression:
-    """aten.roll.default"""
-    by, along = ([v] if isinstance(v, int) else list(v) for v in (shifts, dims))
-    return call(aten.roll.default, input, by, along)
+permute = of_one(aten.permute.default, "input", "permutation")
+roll = block(
+    lambda input, shifts, dims=(): call(
+        aten.roll.default, input, *([each] if isinstance(each, int) else each for each in (shifts, dims))
+    ),
+    "aten.roll.default",
+)

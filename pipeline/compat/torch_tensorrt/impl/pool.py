@@ -31,7 +31,7 @@ def _per_dim(value: Sizes, dims: int) -> list[int]:
 
 
 @block
-def avg_poolNd(  # noqa: N802 - Torch-TensorRT's name
+def avg_poolNd(
     input: Argument,
     kernel_size: Sequence[int],
     stride: Sizes,
@@ -49,7 +49,7 @@ def avg_poolNd(  # noqa: N802 - Torch-TensorRT's name
 
 
 @block
-def max_poolNd(  # noqa: N802 - Torch-TensorRT's name
+def max_poolNd(
     input: Argument,
     kernel_size: Sequence[int],
     stride: Sizes,
@@ -64,7 +64,7 @@ def max_poolNd(  # noqa: N802 - Torch-TensorRT's name
 
 
 @block
-def adaptive_avg_poolNd(input: Argument, output_size: Sequence[int]) -> Expression:  # noqa: N802 - Torch-TensorRT's name
+def adaptive_avg_poolNd(input: Argument, output_size: Sequence[int]) -> Expression:
     """aten.adaptive_avg_pool1d, 2d or 3d, by how many numbers ``output_size`` has"""
     return call(ADAPTIVE[len(output_size)], input, list(output_size))
 

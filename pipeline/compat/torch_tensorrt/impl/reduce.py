@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.aten.types import Operator
+from pipeline.compat.torch_tensorrt.blocks import Block, block
 from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
 
 aten = torch.ops.aten
 
-Dims = int | Sequence[int] | None
 
-
-def _dims(dim: Dims) -> list[int]:
-    """Dims as ATen's reductions take them: none for all."""
+def _dims(dim: Argument) -> list[int]:
+    """Return dims as ATen's reductions take them: none for all."""
     return [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
 
 
-@block
-def amax(input_val: Argument, dim: Dims = (), keepdim: bool = False) -> Expression:
-    """aten.amax.default"""
-    return call(aten.amax.default, input_val, _dims(dim), keepdim)
+amax = block(
+    lambda input_val, dim=(), keepdim=False: call(aten.amax.default, input_val, _dims(dim), keepdim),
+    "aten.amax.default",
+)
+amin = block(
+    lambda input_val, dim=(), keepdim=False: call(aten.amin.default, input_val, _dims(dim), keepdim),
+    "aten.amin.default",
+)
+sum = block(
+    lambda input_val, dim, keepdim: call(aten.sum.dim_IntList, input_val, _dims(dim), keepdim),
+    "aten.sum.dim_IntList: of integers and bools int64",
+)
+mean = block(lambda input_val, dim, keepdim: call(aten.mean.dim, input_val, _dims(dim), keepdim), "aten.mean.dim")
+any = block(
+    lambda input_val, dim=None, keepdim=False: call(aten.any.dims, input_val, _dims(dim) or None, keepdim),
+    "aten.any.dims",
+)
+all = block(
+    lambda input_val, dim=None, keepdim=False: call(aten.all.dims, input_val, _dims(dim) or None, keepdim),
+    "aten.all.dims",
+)
 
 
 @block
-def amin(input_val: Argument, dim: Dims = (), keepdim: bool = False) -> Expression:
-    """aten.amin.default"""
-    return call(aten.amin.default, input_val, _dims(dim), keepdim)
-
-
-@block
-def sum(input_val: Argument, dim: Dims, keepdim: bool) -> Expression:
-    """aten.sum.dim_IntList: of integers and bools int64"""
-    return call(aten.sum.dim_IntList, input_val, _dims(dim), keepdim)
-
-
-@block
-def mean(input_val: Argument, dim: Dims, keepdim: bool) -> Expression:
-    """aten.mean.dim"""
-    return call(aten.mean.dim, input_val, _dims(dim), keepdim)
-
-
-@block
-def prod(input_val: Argument, dim: Dims, keepdim: bool) -> Expression:
+def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
     """aten.prod.dim_int for each dim, the last first; all of them without ``keepdim`` is aten.prod.default"""
     if not _dims(dim) and not keepdim:
         return call(aten.prod.default, input_val)
@@ -55,37 +51,18 @@ def prod(input_val: Argument, dim: Dims, keepdim: bool) -> Expression:
     return made
 
 
-@block
-def max(input_val: Argument, dim: Dims, keepdim: bool, return_indices: bool) -> Expression:
-    """aten.amax.default; with indices aten.max.dim, of one dim -> [values, indices]"""
-    return _extreme(aten.max.dim, aten.amax.default, input_val, dim, keepdim, return_indices)
+def _extreme(name: str, indexed: Operator, plain: Operator) -> Block:
+    """Return the block of an extreme element, with its index, which one dim has -> [values, indices]"""
+
+    def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
+        dims = _dims(dim)
+        if not return_indices:
+            return call(plain, input_val, dims, keepdim)
+        both = call(indexed, input_val, dims[0], keepdim) if len(dims) == 1 else None
+        return [call(plain, input_val, dims, keepdim), None] if both is None else [both[0], both[1]]
+
+    return block(extreme, f"aten.a{name}.default; with indices aten.{name}.dim, of one dim -> [values, indices]")
 
 
-@block
-def min(input_val: Argument, dim: Dims, keepdim: bool, return_indices: bool) -> Expression:
-    """aten.amin.default; with indices aten.min.dim, of one dim -> [values, indices]"""
-    return _extreme(aten.min.dim, aten.amin.default, input_val, dim, keepdim, return_indices)
-
-
-def _extreme(
-    indexed: Argument, plain: Argument, x: Argument, dim: Dims, keepdim: bool, return_indices: bool
-) -> Expression:
-    dims = _dims(dim)
-    if not return_indices:
-        return call(plain, x, dims, keepdim)
-    if len(dims) == 1:
-        both = call(indexed, x, dims[0], keepdim)
-        return [both[0], both[1]]
-    return [call(plain, x, dims, keepdim), None]
-
-
-@block
-def any(input_val: Argument, dim: Dims = None, keepdim: bool = False) -> Expression:
-    """aten.any.dims"""
-    return call(aten.any.dims, input_val, _dims(dim) or None, keepdim)
-
-
-@block
-def all(input_val: Argument, dim: Dims = None, keepdim: bool = False) -> Expression:
-    """aten.all.dims"""
-    return call(aten.all.dims, input_val, _dims(dim) or None, keepdim)
+max = _extreme("max", aten.max.dim, aten.amax.default)
+min = _extreme("min", aten.min.dim, aten.amin.default)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
@@ -13,8 +11,7 @@ aten = torch.ops.aten
 
 
 @block
-def squeeze(input: Argument, dim: int | Sequence[int] | None = None) -> Expression:
+def squeeze(input: Argument, dim: Argument = None) -> Expression:
     """aten.squeeze.dims; without dims, all static ones of size 1"""
     ones = [i for i, size in enumerate(input.shape) if size == 1]
-    dims = ones if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return call(aten.squeeze.dims, input, dims)
+    return call(aten.squeeze.dims, input, ones if dim is None else [dim] if isinstance(dim, int) else dim)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.blocks import block, of_one
 from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
 
 aten = torch.ops.aten
 
-
-@block
-def argmax(input: Argument, dim: int | None, keep_dim: bool = False) -> Expression:
-    """aten.argmax.default"""
-    return call(aten.argmax.default, input, dim, keep_dim)
-
-
-@block
-def argmin(input: Argument, dim: int | None, keep_dim: bool = False) -> Expression:
-    """aten.argmin.default"""
-    return call(aten.argmin.default, input, dim, keep_dim)
-
-
-@block
-def argmax_argmin(input: Argument, topk_option: Argument, dim: int | None, keep_dim: bool = False) -> Expression:
-    """aten.argmax.default for ``trt.TopKOperation.MAX``, else aten.argmin.default"""
-    return call(aten.argmax.default if topk_option.name == "MAX" else aten.argmin.default, input, dim, keep_dim)
+argmax = of_one(aten.argmax.default, "input", "dim", keep_dim=False)
+argmin = of_one(aten.argmin.default, "input", "dim", keep_dim=False)
+argmax_argmin = block(
+    lambda input, topk_option, dim, keep_dim=False: call(
+        aten.argmax.default if topk_option.name == "MAX" else aten.argmin.default, input, dim, keep_dim
+    ),
+    "aten.argmax.default for ``trt.TopKOperation.MAX``, else aten.argmin.default",
+)
 
 
 @block

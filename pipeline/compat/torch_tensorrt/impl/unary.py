@@ -56,23 +56,16 @@ trunc = of_one(aten.trunc.default, "input_val")
 bitwise_not = of_one(aten.bitwise_not.default, "input_val")
 nonzero = of_one(aten.nonzero.default, "input_val")
 
-
-@block
-def convert_unary(operation_type: Argument, input_val: Argument) -> Expression:
-    """The layer of a ``trt.UnaryOperation``, with eager's dtypes."""
-    return call(TARGETS[operation_type.name], input_val)
-
-
-@block
-def sym_not(input_val: Argument) -> Expression:
-    """Return the negation of a bool, or of the only element of a bool tensor."""
-    return call(aten.logical_not.default, input_val)
-
-
-@block
-def scalar_tensor(scalar: Argument, dtype: Argument = None) -> Expression:
-    """aten.scalar_tensor.default"""
-    return call(aten.scalar_tensor.default, scalar, dtype=torch_dtype(dtype))
+sym_not = of_one(aten.logical_not.default, "input_val")
+convert_unary = block(
+    lambda operation_type, input_val: call(TARGETS[operation_type.name], input_val),
+    "The layer of a ``trt.UnaryOperation``, with eager's dtypes.",
+)
+"""The layer of a ``trt.UnaryOperation``, with eager's dtypes."""
+scalar_tensor = block(
+    lambda scalar, dtype=None: call(aten.scalar_tensor.default, scalar, dtype=torch_dtype(dtype)),
+    "aten.scalar_tensor.default",
+)
 
 
 @block
