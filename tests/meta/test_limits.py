@@ -55,7 +55,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "command line": (1_800, ("cli/",)),
     "tests of converters": (4_850, ("testing/",)),
     "facts of operators": (2_100, ("aten/",)),
-    "sizes": (1_200, ("shapes/",)),
+    "sizes": (1_250, ("shapes/",)),
     "stages": (
         3_430,
         (
