@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -29,6 +30,22 @@ def read_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
     for node in sizes:
         if any(is_operator(n) and n not in live for n in node.all_input_nodes):
             node.replace_all_uses_with(_computed(graph, node, places))
+
+
+def _called(function: Callable[..., Argument]) -> Callable[..., Argument]:
+    """A rule that calls a function of one number in the graph, where Python would run it."""
+    return staticmethod(lambda x, *_: x.tracer.create_proxy("call_function", function, (x,), {}))
+
+
+class _Spelled(PythonReferenceAnalysis):  # type: ignore[misc]
+    """Spells expressions as torch.export does: torch's own rules run ``trunc``, ``round`` and ``/`` at once."""
+
+    trunc_to_int, round_to_int = _called(math.trunc), _called(round)
+    floor_to_int, ceil_to_int = _called(math.floor), _called(math.ceil)
+
+    @staticmethod
+    def int_truediv(a: Argument, b: Argument) -> Argument:
+        return a / b
 
 
 Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
@@ -82,7 +99,7 @@ def _computed(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, P
     with graph.inserting_before(node):
         tracer = GraphAppendingTracer(graph)
         known = {symbol: _symbol(tracer, places[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
-        result: torch.fx.Node = sympy_interp(PythonReferenceAnalysis, known, expr).node
+        result: torch.fx.Node = sympy_interp(_Spelled, known, expr).node
     made: Argument = before.next
     while made is not node:
         args, kwargs = map_arg((made.args, made.kwargs), lambda n: n.meta["val"])

@@ -38,6 +38,7 @@ from pipeline.export_fixes import (
     other_threads,
     packed_sequence,
     padded,
+    pooling,
     preserve_rnn,
     runtime_asserts,
     scalar_indices,
@@ -57,7 +58,7 @@ aten = torch.ops.aten
 
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = scalar_indices.writing(symbolic_item.indexing(own))
+    own = scalar_indices.writing(symbolic_item.indexing(pooling.of_any_size(own)))
     return legacy_tensor_api.legacy(spectra.of_any_length(packed_sequence.packing(runtime_asserts.holding(own))))
 
 
@@ -187,7 +188,7 @@ TABLE: Final = (
         "_override",
         _overridden,
         "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
-        "of bytes, has no shapes of packed sequences, and makes constants of x.data",
+        "of bytes, has no shapes of packed sequences, and makes constants of x.data and of lengths that are pooled",
     ),
     *(
         Replacement(

@@ -76,6 +76,7 @@ _OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "Mul": lambda *factors: ("PROD", factors),
     "Max": lambda *values: ("MAX", values),
     "Min": lambda *values: ("MIN", values),
+    "Abs": lambda a: ("MAX", (a, -a)),
     "FloorDiv": _quotient,
     "CleanDiv": _quotient,
     "IntTrueDiv": _quotient,

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.op_predicates import branches
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
@@ -214,10 +215,20 @@ def _values_at_ends(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) ->
 
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """Yield the program's assumptions about its inputs' sizes."""
-    for condition in (*guards(graph), *of_operators(graph), *_not_negative(graph, shapes)):
+    """Yield the program's assumptions about its inputs' sizes, those of each branch and step among them."""
+    within = (condition for each in _graphs(graph) for condition in (*of_operators(each), *_not_negative(each, shapes)))
+    for condition in (*guards(graph), *within):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
+
+
+def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
+    """Yield a graph, and those that its control flow runs."""
+    yield graph
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            for module in branches(node):
+                yield from _graphs(module.graph)
 
 
 def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import sympy
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.functions import Mod, PythonMod
 
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import expression, on_host, shape_of
@@ -113,7 +114,15 @@ class Layouts:
             return False
         if place.endswith(_FOURIER):
             return True
-        return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._compares_strides(expr))
+        if _asks_for_one(guard.expr):
+            remainders = [side for side in guard.expr.args if isinstance(side, Mod | PythonMod)]
+            return not remainders or self._has_size(*remainders)
+        return isinstance(expr, sympy.Ne) and self._compares_strides(expr)
+
+    def _has_size(self, size: sympy.Expr) -> bool:
+        """Return whether a tensor has a size. Other remainders decide what an operator computes: ``n % 3 > 1``, how
+        many parts of `tensor_split` are longer by one."""
+        return any(isinstance(v, torch.Tensor) and size in shape_of(v) for v in values(self.graph))
 
     def _compares_strides(self, differ: sympy.Ne) -> bool:
         """Return whether a condition states that the stride of one dim differs from the extent of the next. Which

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch.export import Dim
+from torch.nn import functional as F  # noqa: N812
 
 import pipeline
 from pipeline.runtime.inputs import bind_symbols
+from pipeline.stages.unbuilt import unbuilt
 from tests.improvements.programs import values
 
 BATCHES: Mapping[str, Callable[..., Any]] = {
@@ -94,6 +97,119 @@ class Halves(torch.nn.Module):
 )
 def test_numbers_that_do_not_divide_evenly_vary_too(count: Callable[[Any], Any]) -> None:
     promised(Halves(count), torch.randn(6, 4), {0: (1, 9)}, 1)
+
+
+def windows(x: torch.Tensor) -> torch.Tensor:
+    k, (n, c) = 2, x.shape
+    parts = F.pad(x, (0, 0, 0, -n % k)).view(-1, k, c).transpose(1, 2).relu()
+    return parts.transpose(1, 2).reshape(-1, c)[:n]
+
+
+def merged(x: torch.Tensor) -> torch.Tensor:
+    even = F.pad(x, (0, 0, 0, x.shape[0] % 2))
+    return torch.cat([even[0::2], even[1::2]], 1).view(-1, 2, 4).mean(1)
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[1:] = x[:-1] * 2
+    return y
+
+
+def in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, shifted, lambda x: x - 1, (x,))
+
+
+def images(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function of images, for rows."""
+    return lambda x: function(x[None, None])[0, 0]
+
+
+FORMS: Mapping[str, Callable[[Any], torch.Tensor]] = {
+    "windows": windows,
+    "merged": merged,
+    "shifted": shifted,
+    "in a branch": in_a_branch,
+    "steps": lambda x: torch.cat([x[1::2], x[::3]]),
+    "without ends": lambda x: x[1:-1],
+    "of thirds": lambda x: x[x.shape[0] // 3 : 2 * x.shape[0] // 3],
+    "halves": lambda x: torch.cat([x[x.shape[0] // 2 :], x[: x.shape[0] // 2], x[:3]]),
+    "last half": lambda x: x[-(x.shape[0] // 2) :],
+    "chunks": lambda x: torch.cat(x.chunk(2)[::-1]),
+    "parts": lambda x: torch.cat([part.sum(0, keepdim=True) for part in x.tensor_split(3)]),
+    "split": lambda x: x.split([x.shape[0] // 2, x.shape[0] - x.shape[0] // 2])[1],
+    "resized": images(lambda x: F.interpolate(x, scale_factor=(1.5, 1), mode="bilinear")),
+    "resized less": images(lambda x: F.interpolate(x, scale_factor=(0.7, 1), recompute_scale_factor=True)),
+    "resized to": images(lambda x: F.interpolate(x, (x.shape[2] * 2 + 1, 4), mode="bilinear", align_corners=True)),
+    "largest": images(lambda x: F.max_pool2d(x, (3, 1), (2, 1), (1, 0), ceil_mode=True)),
+    "largest of all": lambda x: F.max_pool1d(x.T[None], x.shape[0])[0].T + x,
+    "means": images(lambda x: F.avg_pool2d(x, (3, 1), (2, 1), (1, 0), ceil_mode=True)),
+    "strided": lambda x: F.conv1d(x.T[None], torch.ones(4, 4, 3) / 12, stride=2, padding=1)[0].T,
+    "unfolded": lambda x: x.unfold(0, 3, 2).amax(-1),
+    "to a multiple": lambda x: F.pad(x, (0, 0, 0, (3 - x.shape[0] % 3) % 3)).view(-1, 3, 4).mean(1),
+    "pairs": lambda x: (x[:, None] + x[None]).flatten(0, 1)[: 2 * x.shape[0]],
+    "rounded": lambda x: torch.cat([x[: round(x.shape[0] * 0.4)], x[: int(math.sqrt(x.shape[0]))]]),
+    "distance": lambda x: F.pad(x, (0, 0, 0, abs(x.shape[0] - 4))),
+    "ordered": lambda x: x.sort(0).values - x.median(0, keepdim=True).values,
+}
+"""What models do with rows of four numbers."""
+
+
+class Chain(torch.nn.Module):
+    """Some forms, one after another."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [M, 4]"""
+        for name in self.names:
+            x = FORMS[name](x)
+        return x * 2 + 1
+
+
+def result(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """Eager's result; None if eager takes no such size."""
+    try:
+        return cast(torch.Tensor, model(x))
+    except Exception:  # as operators please
+        return None
+
+
+def stated_sizes_are_taken(names: Sequence[str], low: int, example: int, high: int) -> None:
+    """Each size up to 1 beyond the range is either stated, and then computed as eager does, or refused."""
+    model, x = Chain(names).eval(), torch.rand(example, 4)
+    compile = pipeline.default(min_block_size=1).replace("build", unbuilt)
+    compiled = compile(model, (x,), dynamic_shapes=({0: Dim("n", min=low, max=high)},))
+    run, shapes = compiled.module("reference"), compiled.program.shapes
+    symbol, stated = next((name, each.range) for name, each in shapes.symbols.items() if each.places == ("x.shape[0]",))
+    for size in range(high + 2):
+        y = torch.rand(size, 4)
+        if stated.min <= size <= stated.max and all(each.holds({symbol: size}) for each in shapes.relations):
+            if (expected := result(model, y)) is not None:
+                torch.testing.assert_close(run(y), expected, rtol=1e-4, atol=1e-5)
+        else:
+            assert size != example
+            with pytest.raises(pipeline.ShapeError):
+                run(y)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_stated_size_is_taken(name: str) -> None:
+    for low, example in ((0, 5), (1, 6)):
+        stated_sizes_are_taken([name], low, example, 9)
+
+
+@settings(phases=[Phase.generate], max_examples=max(3, settings.default.max_examples // 3))
+@given(st.lists(st.sampled_from([*FORMS]), min_size=2, max_size=3), st.integers(0, 3), st.data())
+def test_so_is_that_of_a_chain(names: list[str], low: int, data: st.DataObject) -> None:
+    """Unless capture refuses it, or eager."""
+    high = low + data.draw(st.integers(4, 8))
+    example = data.draw(st.integers(max(low, 2), high))
+    assume(result(Chain(names), torch.rand(example, 4)) is not None)
+    with suppress(pipeline.CaptureError):
+        stated_sizes_are_taken(names, low, example, high)
 
 
 def test_a_constant_that_the_model_makes_of_sizes_is_no_promise() -> None:

@@ -31,6 +31,7 @@ EXPRESSIONS = {
     "ceiling": (CeilDiv(A, B), lambda a, b: -(-a // b)),
     "remainder": (Mod(A * B, 5), lambda a, b: a * b % 5),
     "python's remainder": (PythonMod(A - 9, B), lambda a, b: (a - 9) % b),
+    "distance": (sympy.Abs(A - 2 * B), lambda a, b: abs(a - 2 * b)),
     "of a quotient": (ModularIndexing(A, 2, 3), lambda a, b: a // 2 % 3),
     "bounds": (sympy.Max(2, sympy.Min(A, B)), lambda a, b: max(2, min(a, b))),
 }

@@ -54,6 +54,7 @@ ONE_ENGINE: dict[str, Callable[[Any], Any]] = {
     "floor of a fraction": lambda x: x.sum() + x.new_ones(math.floor(x.shape[0] * 0.7)),
     "round": lambda x: x.sum() + x.new_ones(round(x.shape[0] / 2)),
     "up to a multiple": lambda x: F.pad(x, (0, 0, 0, -x.shape[0] % 4)).view(-1, 4, x.shape[1]).sum(1),
+    "distance": lambda x: x * abs(x.shape[0] - 5) + x.new_ones(abs(x.shape[0] - x.shape[1])).sum(),
     "half of the rows": lambda x: x[x.shape[0] // 2 :] * 2,
     "sym_min": lambda x: x[: torch.sym_min(x.shape[0], 3)] * 2,
     "sym_max": lambda x: x.sum() + x.new_zeros(torch.sym_max(x.shape[0], x.shape[1])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline.program import is_operator
 from pipeline.trt import CAPABILITIES
+from tests.improvements.programs import values
 
 aten = torch.ops.aten
 N = Dim("n", min=2, max=9)
@@ -74,6 +76,30 @@ def test_it_is_right_at_every_size(function: Callable[[Sized, Tensor], Any], out
     for rows in (2, 5, 9):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(module(x), model(x))
+
+
+SPELLED: dict[str, Callable[[Any], Any]] = {
+    "trunc": lambda n: int(n * 0.7),
+    "round": lambda n: round(n * 0.7) + round(n / 2),
+    "floor and ceil": lambda n: math.floor(n * 0.7) + math.ceil(n * 0.3),
+    "root": lambda n: int(math.sqrt(n) * 2) + int(n**0.5),
+    "distance": lambda n: abs(n - 4) + 1,
+    "ends": lambda n: min(n, 4) + max(n // 2, 3) - n % 3,
+    "powers": lambda n: int(n**1.5) + n**2,
+    "conditions": lambda n: torch.sym_ite(n > 4, n, 2 * n),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_each_function_of_sizes_is_spelled(name: str) -> None:
+    def like_part(m: Sized, x: Tensor) -> Tensor:
+        return torch.ones_like(x.exp()[:1].expand(SPELLED[name](x.shape[0]), 4))
+
+    made = program(like_part)
+    assert {*operators(made)} <= {aten.full.default}
+    for rows in (2, 5, 9):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(values(made, x)[0], like_part(Sized(like_part), x))
 
 
 def test_what_is_read_too_stays() -> None:
