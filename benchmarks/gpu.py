@@ -31,7 +31,7 @@ from benchmarks.methods import METHODS, Call, Clock, mode
 from benchmarks.targets import Group
 from benchmarks.turns import WARM_UP, in_turns
 from examples.models import Case, full
-from pipeline.cli.sources import first_line
+from pipeline.cli.usage import first_line
 from pipeline.trt import CAPABILITIES
 
 MODELS = ("resnet50", "convnext", "vit", "bert", "gpt2", "llama")

@@ -22,7 +22,7 @@ from benchmarks.environment import save
 from benchmarks.gpu import Plain, error, gpu_name
 from benchmarks.turns import in_turns
 from examples.models import Case, full
-from pipeline.cli.sources import first_line
+from pipeline.cli.usage import first_line
 
 SHAPES = ((1, 32), (2, 64), (4, 128), (8, 128))
 """(batch, sequence)"""

@@ -26,7 +26,7 @@ from benchmarks.methods import METHODS, Call, Clock, inductor
 from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
-from pipeline.cli.sources import first_line
+from pipeline.cli.usage import first_line
 from pipeline.verification.eager import products_in_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from benchmarks.environment import Row
-from pipeline.cli.sources import first_line
+from pipeline.cli.usage import first_line
 
 Subject: TypeAlias = tuple[Any, ...]
 Prepare: TypeAlias = Callable[..., Callable[[], Sequence[Row]]]

@@ -31,7 +31,7 @@ from benchmarks.gpu import HostMemory, gpu_name, warm_up
 from benchmarks.token_models import DEVICE, SIZES, WITH_STATES, bytes_read, model_of
 from benchmarks.turns import in_turns
 from pipeline.aten.traits import Does, does
-from pipeline.cli.sources import first_line
+from pipeline.cli.usage import first_line
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import cache_name
 from pipeline.compat.transformers.programs import takes

@@ -1,4 +1,5 @@
-"""Connect the methods of `Compiled` and `Profile` to the packages that implement them; `pipeline` imports this once."""
+"""Connect the methods of `Compiled` and `Profile` to the packages that implement them; `Compiled` imports this when one
+is first called."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, 
 
 
 Compiled._new_module = module
-Compiled._module_like = in_place_of
+Compiled._module_like = staticmethod(in_place_of)
 Compiled._profiled = profile
 Compiled._write = save
 Compiled._write_page = write_report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,7 +168,7 @@ class Compiled:
     took: tuple[Entry, ...] = field(default=(), eq=False)
     kernels: bytes = field(default=b"", eq=False)
 
-    # Implemented by packages above this record: `pipeline.api` defines these methods.
+    # Implemented by packages above this record: `pipeline.api`, imported when one is first called, defines these.
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
     _module_like: ClassVar[Callable[[M, CompiledModule], M]]
     _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]
@@ -245,7 +246,7 @@ class Compiled:
             TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not take the program's inputs.
             ExecutionError: as for `module`; and later, if a module in it is called by itself.
         """
-        return type(self)._module_like(model, self.module(executor, **runtime))
+        return self._module_like(model, self.module(executor, **runtime))
 
     def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
         """Measure the time of each engine layer and each PyTorch segment of a call on the current GPU, in milliseconds:
@@ -321,7 +322,11 @@ class Compiled:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Raise an error for a method of modules that says what to use instead."""
+            """Find the methods of `pipeline.api`; raise an error for those of modules that says what to use instead."""
+            if name in type(self).__annotations__:
+                importlib.import_module("pipeline.api")
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
             advice = f", which an nn.Module has: {MODULE_METHODS[name]}" if name in MODULE_METHODS else ""
             raise AttributeError(f"a Compiled has no .{name}{advice}")
 

@@ -45,6 +45,9 @@ ROOMS = (
 """What may import what: each what is below it, and what stands beside it in one room."""
 
 BY_NAME = {
+    "pipeline": "its public names, when they are first asked for",
+    "pipeline.cli.commands": "the command that is asked for",
+    "pipeline.compiled": "the methods of Compiled, when they are first called",
     "pipeline.cli.sources": "the user's model",
     "pipeline.converters": "its families",
     "pipeline.testing.strategies": "its families",

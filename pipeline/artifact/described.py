@@ -17,8 +17,9 @@ from attrs import evolve
 from pipeline.artifact import op_names
 from pipeline.artifact.graphs import KeptGraph, KeptNode
 from pipeline.artifact.hashing import THREADS
-from pipeline.artifact.load import Loader, opened
+from pipeline.artifact.load import Loader
 from pipeline.artifact.manifest import KeptSegment
+from pipeline.artifact.manifest_file import opened
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.compiled import Compiled
 from pipeline.program import Program

@@ -9,8 +9,8 @@ from pathlib import Path
 from attrs import field, frozen
 
 from pipeline.artifact.container import MANIFEST, Reader
-from pipeline.artifact.load import manifest_of, opened
 from pipeline.artifact.manifest import Manifest
+from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.compiled import outputs_of
 from pipeline.program import in_bytes
 

@@ -15,24 +15,16 @@ from typing import Any, BinaryIO, TypeVar
 import torch
 from attrs import evolve
 
-from pipeline.artifact import codec, graphs, pytrees, settings_json
+from pipeline.artifact import graphs, pytrees, settings_json
 from pipeline.artifact.allocations import largest, most_of
 from pipeline.artifact.codec import at
-from pipeline.artifact.consistency import check_manifest, check_program, check_weights
+from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import KeptNode
 from pipeline.artifact.hashing import THREADS, SharedFile
-from pipeline.artifact.json_data import decoded
 from pipeline.artifact.malformed import MalformedError, MissingOperatorError
-from pipeline.artifact.manifest import (
-    FORMAT,
-    SCHEMA,
-    KeptEngine,
-    KeptSegment,
-    KeptSource,
-    KeptVerdict,
-    Manifest,
-)
+from pipeline.artifact.manifest import KeptEngine, KeptSegment, KeptSource, KeptVerdict, Manifest
+from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.tensors import Kept, Source
@@ -85,58 +77,6 @@ def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> C
     """Load a program without a word about GPUs; ``libraries`` are namespaces, or `operators.ANY`."""
     with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         return Loader(file, Path(path), threads, libraries).compiled()
-
-
-def opened(path: Path) -> BinaryIO:
-    """Open the file. Errors of the operating system become ours, except for a missing file."""
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "pass the file that save wrote") from None
-
-
-def manifest_of(reader: Reader) -> Manifest:
-    """Read the manifest of an open file.
-
-    Raises:
-        ArtifactError: it comes from a newer version, or is not a manifest.
-    """
-    data = _json(reader, reader.manifest, "manifest.json")
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(f"{reader.name} is no kept program", "compiled.save(path) writes one")
-    schema = data.get("schema")
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        by = data.get("versions")
-        who = f" by pipeline {by['pipeline']}" if isinstance(by, dict) and isinstance(by.get("pipeline"), str) else ""
-        raise ArtifactError(
-            f"{reader.name} has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}",
-            "update pipeline, or save the program with this version",
-        )
-    found = _read(reader, data, Manifest, "manifest.json")
-    try:
-        check_manifest(found)
-    except ArtifactError as error:
-        raise reader.broken(error.message) from None
-    return found
-
-
-def _json(reader: Reader, data: bytes, name: str) -> object:
-    try:
-        return decoded(data)
-    except ArtifactError as error:
-        raise reader.broken(f"entry {name} {error.message}") from None
-
-
-def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
-    try:
-        found: T = codec.read(data, kind)
-        return found
-    except ArtifactError as error:
-        raise reader.broken(f"entry {name}: {error.message}") from None
-    except RecursionError:
-        raise reader.broken(f"entry {name} is nested too deeply") from None
 
 
 class Loader:
@@ -198,7 +138,7 @@ class Loader:
     def entry(self, name: str, kind: type[T]) -> T:
         """An entry's record."""
         data = self.reader.read(name, self.digest(name))
-        return _read(self.reader, _json(self.reader, data, name), kind, name)
+        return read(self.reader, json_of(self.reader, data, name), kind, name)
 
     def network(self, name: str) -> Network:
         """The description of an engine's network."""

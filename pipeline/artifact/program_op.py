@@ -118,16 +118,10 @@ def _bytes(entry: Entry) -> torch.Tensor:
         return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
 
-@torch.library.custom_op("pipeline::run", mutates_args=())
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Run a compiled program; return its tensors in order.
-
-    program: the bytes of the kept program, in an exported graph.
-    inputs, sizes: its inputs that are tensors, and those that are whole numbers.
-    facts: the key of the module, and the shapes of inputs and results.
-    """
+    """Run a compiled program for ``pipeline::run`` (`artifact.run_op`)."""
     module = _module(program, _key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
@@ -176,10 +170,8 @@ def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> l
     return found
 
 
-@run.register_fake
-def _(
-    program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
-) -> list[torch.Tensor]:
+def fake(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
+    """Return empty tensors of the shapes that a call's results have."""
     tensors, numbers, results = _expressions(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]

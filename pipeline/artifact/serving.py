@@ -14,7 +14,8 @@ from attrs import evolve, frozen
 from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_of, obstacle
 from pipeline.artifact.container import Reader
-from pipeline.artifact.load import load, manifest_of, opened
+from pipeline.artifact.load import load
+from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled

@@ -9,16 +9,15 @@ from typing import Any, Final, get_args
 
 import torch
 
-from pipeline.cli.options import UsageError
 from pipeline.cli.sources import made_by
+from pipeline.cli.usage import UsageError
 from pipeline.compiled import Executor
 
 GROUP: Final = "pipeline.generation"
 
 
-def add_generate(commands: Any) -> None:
-    """Add the command ``pipeline generate``."""
-    parser = commands.add_parser("generate", help="generate tokens with a language model of transformers")
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline generate``."""
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
         "--prompt-ids",

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.aten.types import Target
+from pipeline.cli.usage import UsageError
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import get_decompositions
 from pipeline.converters.support import SupportRow, support_table
 from pipeline.converters.unsupported import REASONS
 from pipeline.decomposition.complex_rules import RULES
-from pipeline.errors import PipelineError
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
-class UnknownTargetError(PipelineError, ValueError):
+class UnknownTargetError(UsageError, ValueError):
     """No converter and no decomposition is declared for a target; the message names the nearest targets."""
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import attrs
 import torch
 
-from pipeline.cli.sources import Source, first_line, load
+from pipeline.cli.sources import Source, load
+from pipeline.cli.usage import UsageError, first_line
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import PRECISIONS, default, in_precision
-from pipeline.errors import PipelineError
 from pipeline.inputs import Input
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
-
-
-class UsageError(PipelineError):
-    """Wrong input on the command line; the message goes to stderr."""
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -38,25 +35,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
     """Add ``--input DIMS``, given once for each input of the model to compile; ``text`` is the flag's help."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
-    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
-
-
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the argument FILE, a saved program."""
-    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
-
-
-def add_operators(parser: argparse.ArgumentParser) -> None:
-    """Add ``--allow-operators NAMESPACE``, which may be repeated."""
-    text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
-    parser.add_argument(
-        "--allow-operators", metavar="NAMESPACE", dest="operators", action="append", default=[], help=text
-    )
-
-
-def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--input NAME=FILE.npy``, given once for each input; ``what`` describes the accepted values."""
-    metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
@@ -88,30 +66,51 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
         raise UsageError(str(error)) from None
 
 
+METAVARS: Final[Mapping[str, str]] = {
+    "torch_executed_ops": "OPERATOR",
+    "refittable_weights": "PATTERN",
+    "compute_capabilities": "MAJOR.MINOR",
+    "device": "{cuda,cpu}",
+    "decisions": "{refuse,example}",
+    "kernel_specialization": "{none,eager,lazy}",
+    "engine_cache_dir": "DIR",
+    "runtime_cache": "PATH",
+}
+"""What the help calls the values of settings that are no flags and no numbers."""
+
+
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each field of CompilationSettings, with the field's documentation as its help."""
+    """Add a flag for each field of CompilationSettings, with the first sentence of its documentation and its default as
+    help."""
     group = parser.add_argument_group("settings")
-    texts = _setting_texts()
+    texts = setting_texts()
     for field in attrs.fields(CompilationSettings):
         flag, text = field.name.replace("_", "-"), texts[field.name].replace("%", "%%")
         common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
         if field.type in (bool, bool | None):
             group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
         elif isinstance(field.default, (tuple, frozenset)):
-            group.add_argument(f"--{flag}", action="append", metavar="VALUE", **common)
-        elif isinstance(field.default, str) or field.type == str | None:
-            group.add_argument(f"--{flag}", metavar="WORD", **common)
-        elif field.default is True:  # or a path
-            group.add_argument(f"--{flag}", metavar="PATH", **common)
-            group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
+            group.add_argument(f"--{flag}", action="append", metavar=METAVARS[field.name], **common)
+        elif field.name in METAVARS:
+            group.add_argument(f"--{flag}", metavar=METAVARS[field.name], **common)
         else:
             group.add_argument(f"--{flag}", type=int, metavar="N", **common)
+        if field.default is True and field.type not in (bool, bool | None):
+            group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
 
 
-def _setting_texts() -> dict[str, str]:
-    """Return the first sentence on each field in the docstring of CompilationSettings."""
+def setting_texts() -> dict[str, str]:
+    """Return the first sentence on each field in the docstring of CompilationSettings, and its default."""
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", CompilationSettings.__doc__ or "", re.M)
-    return {name: re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(".;") for name, text in entries}
+    return {name: _sentence(" ".join(text.split())) for name, text in entries}
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of a text, and what it says of the default."""
+    stops = (match.start() for match in re.finditer(r"\.(?= |$)", text))
+    ends = (stop for stop in stops if text.count("(", 0, stop) == text.count(")", 0, stop))
+    start, default = text[: next(ends, len(text))], re.search(r"Default (`[^`]*`|[\w ]+)", text)
+    return f"{start[0].upper()}{start[1:]}." + (f" Default: {default[1].strip('`')}." if default else "")
 
 
 def _settings(options: argparse.Namespace) -> CompilationSettings:

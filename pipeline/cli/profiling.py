@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load
-from pipeline.cli.options import UsageError, add_file, add_inputs, add_operators
 from pipeline.cli.saved_program_commands import input_value, inputs_by_name
+from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import leaf_of
@@ -22,9 +21,8 @@ from pipeline.runtime.engine_load import require_gpu
 from pipeline.viewing.page import write_report
 
 
-def add_profile(commands: Any) -> None:
-    """Add the command ``pipeline profile``."""
-    parser = commands.add_parser("profile", help="where the milliseconds of a call go, by layer and node; needs a GPU")
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline profile``."""
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")

@@ -1,4 +1,4 @@
-"""``pipeline inspect``, ``run`` and ``verify``: saved programs on the command line."""
+"""``pipeline run``, ``verify`` and ``serve-config``: saved programs on the command line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from pipeline.artifact.inspect import inspect
 from pipeline.artifact.load import load
 from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.options import UsageError, add_file, add_inputs, add_operators
+from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators, check_there
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -23,17 +22,8 @@ from pipeline.runtime.atomic import replacing
 from pipeline.stages.verify import verify
 
 
-def add_inspect(commands: Any) -> None:
-    """Add the command ``pipeline inspect``."""
-    parser = commands.add_parser("inspect", help="describe a saved program: inputs, outputs, engines; load nothing")
-    add_file(parser)
-    parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
-    parser.set_defaults(text=inspected)
-
-
-def add_run(commands: Any) -> None:
-    """Add the command ``pipeline run``."""
-    parser = commands.add_parser("run", help="run a saved program on arrays; write its outputs")
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline run``."""
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
@@ -42,9 +32,8 @@ def add_run(commands: Any) -> None:
     parser.set_defaults(text=ran)
 
 
-def add_verify(commands: Any) -> None:
-    """Add the command ``pipeline verify``."""
-    parser = commands.add_parser("verify", help="run a saved program beside eager PyTorch; exit with 1 if it is wrong")
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline verify``."""
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
@@ -52,9 +41,8 @@ def add_verify(commands: Any) -> None:
     parser.set_defaults(text=verified)
 
 
-def add_serve_config(commands: Any) -> None:
-    """Add the command ``pipeline serve-config``."""
-    parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a saved program")
+def add_serve_config(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline serve-config``."""
     add_file(parser)
     add_operators(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
@@ -68,16 +56,9 @@ def add_serve_config(commands: Any) -> None:
     parser.set_defaults(text=served)
 
 
-def inspected(options: argparse.Namespace) -> str:
-    """Return the output of ``pipeline inspect``."""
-    _check_there(options.file)
-    found = inspect(options.file)
-    return found.text if options.json else str(found)
-
-
 def ran(options: argparse.Namespace) -> str:
     """Run a program; return the output of ``pipeline run``: a line for each output."""
-    _check_there(options.file)
+    check_there(options.file)
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
@@ -96,7 +77,7 @@ def ran(options: argparse.Namespace) -> str:
 
 def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
-    _check_there(options.file)
+    check_there(options.file)
     program = _loaded(options)
     calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
@@ -112,18 +93,13 @@ def _loaded(options: argparse.Namespace) -> Compiled:
 
 def served(options: argparse.Namespace) -> str:
     """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and its path."""
-    _check_there(options.file)
+    check_there(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArtifactWarning)
         found = serve_config(options.file, options.output, options.name, options.batching, options.operators)
     return f"{found}written to {options.output / found.name}"
-
-
-def _check_there(file: str) -> None:
-    if not Path(file).exists():
-        raise UsageError(f"there is no file {file!r}")
 
 
 def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:

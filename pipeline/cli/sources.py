@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Spec
 from pipeline.capture.exported_checks import described
-from pipeline.errors import PipelineError
+from pipeline.cli.usage import UsageError, first_line
 from pipeline.export_fixes.input_checks import bound, check_module
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.export_fixes.torchscript.module import model as interpreted
@@ -29,7 +29,7 @@ SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory"
 
 
-class SourceError(PipelineError, ValueError):
+class SourceError(UsageError, ValueError):
     """A SPEC or its inputs cannot be compiled; the message is one line with the reason."""
 
 
@@ -214,9 +214,3 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
         if exported_as != wanted:
             raise SourceError(f"input {name} was exported as {exported_as}, not {wanted}; a file's ranges are fixed")
     return found
-
-
-def first_line(error: object) -> str:
-    """Return the first non-empty line of an error, at most 300 characters of it."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return line if len(line) <= 300 else f"{line[:299]}…"

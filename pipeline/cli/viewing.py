@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import evolve
 
+from pipeline.cli.compiling import run
 from pipeline.cli.options import (
-    UsageError,
     add_described_inputs,
     add_precision,
     add_settings,
@@ -20,7 +19,8 @@ from pipeline.cli.options import (
     pipeline_of,
     source_of,
 )
-from pipeline.cli.sources import Source, names_a_model
+from pipeline.cli.sources import names_a_model
+from pipeline.cli.usage import UsageError
 from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences, printed
@@ -30,25 +30,21 @@ from pipeline.viewing.records import ProgramView, StageView
 from pipeline.viewing.sources import opened
 
 WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
-Run = Callable[[Any, Source], Any]
 
 
-def add_report(commands: Any) -> None:
-    """Add the command ``pipeline report``."""
-    parser = commands.add_parser("report", help="write a page that draws a compiled program; needs no GPU")
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline report``."""
     parser.add_argument("file", metavar="FILE", help=WHAT)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page; default: NAME.html")
     parser.add_argument("--title", help="what the page calls the program; default: the name of the file or folder")
     parser.set_defaults(text=reported)
 
 
-def add_diff(commands: Any, run: Run) -> None:
-    """Add the command ``pipeline diff``; ``run`` compiles a source with a pipeline."""
-    parser = commands.add_parser(
-        "diff",
-        help="how two programs differ: nodes that moved, layers, kernels, sizes, times, errors",
-        description="Prints nothing where they do not differ. Two versions of a setting on one model: "
-        "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE",
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline diff``."""
+    parser.description = (
+        "Print how two programs differ, and nothing where they do not. Two versions of a setting on one model: "
+        "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE"
     )
     parser.add_argument("spec", metavar="A", help=f"{WHAT}; or a SPEC as `pipeline compile` takes it, without B")
     parser.add_argument("other", metavar="B", nargs="?", help="the program to compare A with, in any form of A")
@@ -65,19 +61,16 @@ def add_diff(commands: Any, run: Run) -> None:
     add_described_inputs(parser, "an input of the SPEC, as for `pipeline compile`; may be repeated")
     add_precision(parser)
     add_settings(parser)
-    parser.set_defaults(text=lambda options: compared(options, parser, run))
+    parser.set_defaults(text=lambda options: compared(options, parser))
 
 
-def add_plan(commands: Any, run: Run) -> None:
-    """Add the command ``pipeline plan``; ``run`` compiles a source with a pipeline."""
-    parser = commands.add_parser(
-        "plan", help="show the engines that would be built for a model, and the fallbacks; build nothing"
-    )
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline plan``."""
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
     add_precision(parser)
     add_settings(parser)
-    parser.set_defaults(text=lambda options: dry_run(options, run))
+    parser.set_defaults(text=lambda options: dry_run(options))
 
 
 def reported(options: argparse.Namespace) -> str:
@@ -89,7 +82,7 @@ def reported(options: argparse.Namespace) -> str:
     return f"written to {output}"
 
 
-def compared(options: argparse.Namespace, parser: argparse.ArgumentParser, run: Run) -> str:
+def compared(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """Return the output of ``pipeline diff``."""
     if options.output is not None:
         check_folder(options.output)
@@ -98,16 +91,14 @@ def compared(options: argparse.Namespace, parser: argparse.ArgumentParser, run: 
             raise UsageError("--left and --right are for two versions of one SPEC; leave B out")
         before, after = _opened(options.spec), _opened(options.other)
     else:
-        before, after = (_version(options, parser, sides, run) for sides in (options.left, options.right))
+        before, after = (_version(options, parser, sides) for sides in (options.left, options.right))
     changes = differences(before, after)
     if options.output is not None:
         write(after, options.output, changes)
     return printed(changes, sys.maxsize if options.all else 20)
 
 
-def _version(
-    options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str], run: Run
-) -> ProgramView:
+def _version(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
     """Compile the model of a SPEC with changed settings; return its view."""
     if not (options.left or options.right):
         raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
@@ -132,7 +123,7 @@ def _flag(text: str) -> list[str]:
     return [f"--{name}={value}"]
 
 
-def dry_run(options: argparse.Namespace, run: Run) -> str:
+def dry_run(options: argparse.Namespace) -> str:
     """Return the output of ``pipeline plan``."""
     if options.output is not None:
         check_folder(options.output)

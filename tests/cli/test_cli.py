@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import nn
 
 import pipeline
 from pipeline.cli.commands import main
+from pipeline.cli.options import setting_texts
 from pipeline.trt import CAPABILITIES
 
 ROOT = Path(__file__).parents[2]
@@ -336,7 +338,12 @@ def test_every_setting_has_a_flag_with_its_documentation(capsys: pytest.CaptureF
     assert main(["compile", "--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in text for name in pipeline.CompilationSettings.names())
-    assert "compute float64 in float32 inside engines" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "Compute float64 in float32 inside engines; the results are float64 again. Default: False." in words
+    for sentence in setting_texts().values():
+        assert re.fullmatch(r"[A-Z].*\. Default: .*\.", sentence)
+        assert sentence.count("(") == sentence.count(")")
+    assert "--decisions {refuse,example}" in words
 
 
 def test_settings_that_are_words_and_paths_are_taken(folder: Path) -> None:

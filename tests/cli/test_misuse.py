@@ -119,6 +119,6 @@ def test_output_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def closed(*_: Any) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("pipeline.cli.commands.listing", closed)
+    monkeypatch.setattr("pipeline.cli.compiling.listing", closed)
     assert main(["support"]) == 141
     assert capsys.readouterr().err == ""

@@ -52,7 +52,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "verification": (2_610, ("verification/",)),
     "profiles": (830, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
-    "command line": (1_700, ("cli/",)),
+    "command line": (1_800, ("cli/",)),
     "tests of converters": (4_850, ("testing/",)),
     "facts of operators": (2_100, ("aten/",)),
     "sizes": (1_200, ("shapes/",)),

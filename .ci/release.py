@@ -1,0 +1,102 @@
+"""Build the sdist, and the wheel from it, in dist/; check both, the wheel in an environment that has nothing else.
+
+    python .ci/release.py [--no-install]
+
+A warning of the build is an error. The check installs the wheel with the versions of constraints.txt and runs, in an
+empty folder, the command line and the Python of README.md from top to bottom.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+BUILD = "from setuptools import build_meta as b; import sys; getattr(b, sys.argv[1])(sys.argv[2])"
+IN_SDIST = ("LICENSE", "NOTICE", "constraints.txt", "CHANGELOG.md", "tests/conftest.py", "docs/index.md", ".ci/run")
+IN_WHEEL = ("pipeline/py.typed", "pipeline/viewing/assets/", "licenses/LICENSE", "licenses/NOTICE")
+
+
+def run(*command: object, cwd: Path, **env: str) -> str:
+    """Run a command; return what it prints, or end with it."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))[:200]} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return done.stdout + done.stderr
+
+
+def built(kind: str, source: Path) -> Path:
+    """Build in a folder that has the sources; return the file. Warnings end the release."""
+    before = {*DIST.iterdir()}
+    said = run(sys.executable, "-c", BUILD, f"build_{kind}", DIST, cwd=source, PYTHONDONTWRITEBYTECODE="")
+    if told := [line for line in said.splitlines() if re.search(r"warning|deprecat", line, re.I)]:
+        sys.exit(f"the build of the {kind} warns:\n" + "\n".join(told))
+    (made,) = {*DIST.iterdir()} - before
+    return made
+
+
+def unpacked(sdist: Path, folder: Path) -> Path:
+    """Unpack the sdist; return its folder."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.iterdir())
+
+
+def check(names: list[str], needed: tuple[str, ...], what: Path) -> None:
+    """End the release if a file is missing, or one is there that belongs to no distribution."""
+    if missing := [part for part in needed if not any(part in name for name in names)]:
+        sys.exit(f"{what.name} lacks {', '.join(missing)}")
+    if foreign := [name for name in names if re.search(r"__pycache__|\.(pyc|engine|plan)$", name)]:
+        sys.exit(f"{what.name} has {foreign[0]}")
+
+
+def code_of(page: Path) -> str:
+    """The Python of a page, its blocks joined."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S))
+
+
+def install_and_try(wheel: Path, folder: Path) -> None:
+    """Install the wheel where nothing else is, and use it in an empty folder."""
+    venv.create(folder / "venv", with_pip=True)
+    python, empty = folder / "venv" / "bin" / "python", folder / "empty"
+    empty.mkdir()
+    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel, cwd=empty)
+    print(run(folder / "venv" / "bin" / "pipeline", "--version", cwd=empty).strip())
+    (empty / "readme.py").write_text(code_of(ROOT / "README.md"), encoding="utf-8")
+    run(python, "readme.py", cwd=empty)
+
+
+def main() -> None:
+    """Build and check a release."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("first", "second", "try"):
+            (folder / part).mkdir()
+        copy = folder / "first" / "source"
+        files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
+        for file in filter(lambda file: (ROOT / file).is_file(), files):
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, copy / file)
+        sdist = built("sdist", copy)
+        wheel = built("wheel", unpacked(sdist, folder / "second"))
+        with tarfile.open(sdist) as archive:
+            check(archive.getnames(), IN_SDIST, sdist)
+        check(zipfile.ZipFile(wheel).namelist(), IN_WHEEL, wheel)
+        if "--no-install" not in sys.argv:
+            install_and_try(wheel, folder / "try")
+    print(f"dist/{sdist.name}\ndist/{wheel.name}")
+
+
+if __name__ == "__main__":
+    main()

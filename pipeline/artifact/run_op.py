@@ -1,0 +1,32 @@
+"""``pipeline::run``, the operator of torch's that a compiled program is in a graph: ``import pipeline`` defines it, and
+what runs it is imported at its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+@torch.library.custom_op("pipeline::run", mutates_args=())
+def run(
+    program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
+) -> list[torch.Tensor]:
+    """Run a compiled program; return its tensors in order.
+
+    program: the bytes of the saved program, in an exported graph.
+    inputs, sizes: its inputs that are tensors, and those that are integers.
+    facts: the key of the module, and the shapes of inputs and results.
+    """
+    from pipeline.artifact import program_op
+
+    return program_op.run(program, inputs, sizes, facts)
+
+
+@run.register_fake
+def _(
+    program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
+) -> list[torch.Tensor]:
+    from pipeline.artifact import program_op
+
+    return program_op.fake(inputs, sizes, facts)

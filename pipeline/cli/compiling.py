@@ -1,0 +1,186 @@
+"""``pipeline compile``, ``bisect``, ``support`` and ``print``: models on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from pipeline.cli.agreement import Agreement, measure
+from pipeline.cli.listing import details, listing, markdown
+from pipeline.cli.options import add_precision, add_settings, add_source, pipeline_of, source_of
+from pipeline.cli.reporting import CompilationReport, write
+from pipeline.cli.sources import Source
+from pipeline.cli.usage import UsageError, first_line
+from pipeline.compiled import Compiled
+from pipeline.compose.progress import StageProgress
+from pipeline.defaults import bisect
+from pipeline.errors import CaptureError, PipelineError
+from pipeline.stages.verify import OnFailure, verify
+from pipeline.verification.bisection import LIMIT
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline compile``."""
+    add_source(parser)
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
+    parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="save the program to a file as well: NAME.trtp")
+    parser.add_argument("--no-check", action="store_true", help="do not compare the result with eager")
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="take engines from the engine cache, and save those that are built in it (--cache-built-engines "
+        "--reuse-cached-engines; --engine-cache-dir says where it is)",
+    )
+    parser.add_argument(
+        "--verify",
+        choices=get_args(OnFailure),
+        help="--verify, or --verify=warn, --verify=heal: run the program beside eager at its smallest, optimal and "
+        "largest sizes, and fail, warn, or compile what is wrong in another form where it is further from float64 than "
+        "4 times eager",
+    )
+    add_precision(parser)
+    add_settings(parser)
+    parser.set_defaults(run=compile_command)
+
+
+def add_bisect(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline bisect``."""
+    add_source(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write the script that shows it")
+    parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help="the most builds (default: %(default)s)")
+    add_precision(parser)
+    add_settings(parser)
+    parser.set_defaults(run=bisect_command)
+
+
+def add_support(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline support``."""
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="one operator: aten.topk.default, aten::topk, topk")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/operators.md")
+    parser.set_defaults(run=support_command)
+
+
+def add_print(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline print``."""
+    add_source(parser)
+    add_precision(parser)
+    add_settings(parser)
+    parser.set_defaults(run=print_command)
+
+
+def compile_command(options: argparse.Namespace) -> int:
+    """Run ``pipeline compile``; return its exit code."""
+    folder = options.output
+    if folder is not None:
+        _check_output(folder, options.force)
+    if options.save is not None and not options.save.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to save {options.save.name!r} in")
+    compile = pipeline_of(options)
+    compile = compile | verify(options.verify) if options.verify else compile
+    source = source_of(options)
+    folder = folder or Path(f"{source.name}.engines")
+    _check_output(folder, options.force)
+    with StageProgress(show=options.setting_progress) as progress:
+        compiled = run(compile.observed_by(progress), source)
+    agreement, note = _checked(options, compiled, source)
+    precision = options.precision
+    report = CompilationReport.of(
+        options.spec, compiled, progress.seconds, agreement, note, precision=precision, ledger=progress.entries
+    )
+    try:
+        write(folder, compiled, report)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from error
+    print(f"{report}\nwritten to {folder}")
+    if options.save is not None:
+        compiled.save(options.save)
+        print(f"saved to {options.save}")
+    return 0
+
+
+def run(pipeline: Any, source: Source) -> Any:
+    """Run the pipeline on a source; any error while the model is captured is an error of the input.
+
+    The graphs that torch.export writes to stderr beside its exceptions are not shown.
+    """
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return pipeline(source.model, source.args, source.kwargs, source.dynamic_shapes)
+    except PipelineError:
+        raise
+    except Exception as error:
+        if any("'capture'" in note for note in getattr(error, "__notes__", ())):
+            raise CaptureError(f"{source.name} cannot be captured: {type(error).__name__}: {error}") from error
+        raise
+
+
+def bisect_command(options: argparse.Namespace) -> int:
+    """Run ``pipeline bisect``; return its exit code."""
+    compile, source = pipeline_of(options), source_of(options)
+    found = run(partial(bisect, compile=compile, limit=options.limit), source)
+    print(found)
+    if options.output is not None and found.script:
+        options.output.write_text(found.script, encoding="utf-8")
+        print(f"written to {options.output}")
+    elif found.script:
+        print(f"\n{found.script}", end="")
+    return 1 if found.faults else 0
+
+
+def _checked(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
+    """Return the error against eager, or the reason why it is not measured."""
+    if options.no_check:
+        return None, "--no-check"
+    return (None, "--verify did more") if options.verify else _agreement(compiled, source)
+
+
+def _agreement(compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
+    try:
+        return measure(compiled, source), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {first_line(error)}"
+
+
+def _check_output(folder: Path, force: bool) -> None:
+    parent = Path(os.path.realpath(folder)).parent
+    if not parent.is_dir():
+        there = parent if folder.is_symlink() else folder.parent
+        raise UsageError(f"there is no folder {str(there)!r} to write {folder.name!r} to")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{str(folder)!r} is a file; -o takes a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise UsageError(f"the folder {str(folder)!r} is not empty; --force replaces it")
+
+
+def support_command(options: argparse.Namespace) -> int:
+    """Run ``pipeline support``; return its exit code."""
+    if options.markdown:
+        if options.target is not None:
+            raise UsageError("--markdown prints the table of all operators; leave TARGET out")
+        print(markdown())
+    elif options.target is None:
+        print(listing())
+    else:
+        text, supported = details(options.target)
+        print(text)
+        return 0 if supported else 1
+    return 0
+
+
+def print_command(options: argparse.Namespace) -> int:
+    """Run ``pipeline print``; return its exit code."""
+    compile = pipeline_of(options).until("convert")
+    source = source_of(options)
+    with StageProgress(show=options.setting_progress) as progress:
+        converted = run(compile.observed_by(progress), source)
+    print("\n".join(map(str, converted.networks)), end="")
+    for fallback in converted.partitioned.fallbacks:
+        print(f"in PyTorch: {fallback}", file=sys.stderr)
+    return 0

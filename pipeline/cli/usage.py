@@ -1,0 +1,43 @@
+"""``UsageError``, and the arguments that commands for saved programs share: light to import."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+
+
+class UsageError(PipelineError):
+    """Wrong input on the command line; the message goes to stderr."""
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the argument FILE, a saved program."""
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+
+
+def add_operators(parser: argparse.ArgumentParser) -> None:
+    """Add ``--allow-operators NAMESPACE``, which may be repeated."""
+    text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
+    parser.add_argument(
+        "--allow-operators", metavar="NAMESPACE", dest="operators", action="append", default=[], help=text
+    )
+
+
+def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--input NAME=FILE.npy``, given once for each input; ``what`` describes the accepted values."""
+    metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
+    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
+
+
+def check_there(file: str) -> None:
+    """Raise a `UsageError` if there is no such file."""
+    if not Path(file).exists():
+        raise UsageError(f"there is no file {file!r}")
+
+
+def first_line(error: object) -> str:
+    """Return the first non-empty line of an error, at most 300 characters of it."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= 300 else f"{line[:299]}…"
