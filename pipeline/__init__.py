@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.artifact.engine_store import DiskStore, EngineStore
     from pipeline.artifact.load import load
     from pipeline.artifact.refit import refit_module_weights
+    from pipeline.capture.capture import capture
     from pipeline.compiled import Compiled
     from pipeline.compose.ledger import Ledger
     from pipeline.compose.pipelines import Event, Pipeline, report, stage
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
         VersionWarning,
     )
     from pipeline.export_fixes.call_recorder import Calls, recorded
-    from pipeline.capture.capture import capture
     from pipeline.frozen import FrozenDict
     from pipeline.inputs import Constant, Input
     from pipeline.network.context import ConversionContext

@@ -174,7 +174,7 @@ class Compiled:
     _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]
     _write: ClassVar[Callable[[Compiled, StrPath, StrPath], None]]
     _write_page: ClassVar[Callable[[Compiled, StrPath, str, Profile | None], None]]
-    _adapted: ClassVar[Callable[[Compiled, Mapping[str, object], float, bool | None], Compiled]]
+    _adapted: ClassVar[Callable[[Compiled, Mapping[str, object] | StrPath, float, bool | None], Compiled]]
 
     @property
     def program(self) -> Program:
@@ -282,7 +282,7 @@ class Compiled:
         self._write(path, weights)
 
     def with_lora(
-        self, adapters: Mapping[str, object], scale: float = 1.0, *, fan_in_fan_out: bool | None = None
+        self, adapters: Mapping[str, object] | StrPath, scale: float = 1.0, *, fan_in_fan_out: bool | None = None
     ) -> Compiled:
         """Return the program with low-rank adapters in place of those that it has: a weight W is W + scale * B @ A.
 
@@ -290,8 +290,8 @@ class Compiled:
         by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
 
         Args:
-            adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), or a mapping from parameter to its
-                factors: A [rank, in], B [out, rank].
+            adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), its safetensors file or folder, or
+                a mapping from parameter to its factors: A [rank, in], B [out, rank].
             scale: ``lora_alpha / r`` of PEFT's configuration.
             fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others are
                 recognised by their shape.

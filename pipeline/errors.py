@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import os
 import re
 import sys
@@ -120,7 +121,9 @@ class ConversionError(PipelineError):
     def __str__(self) -> str:
         """Return the node, its source line and TensorRT's message."""
         what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
-        hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or give it a converter of your own'
+        own = self.message.startswith("the converter returned")
+        other = "correct the converter" if own else "give it a converter of your own"
+        hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or {other}'
         return _message(what, self.message, hint)
 
 
@@ -172,7 +175,8 @@ class ShapeError(PipelineError, ValueError):
         allowed = f"{range[0]} to {range[1]}" if range[0] != range[1] else f"{range[0]}"
         allowed += f", {why}" if why else ""
         has = f"rank {value}" if dim is None else f"size {value} in dimension {dim}"
-        hint = "" if dim is None else "compile for a range with this size: Input(min_shape=…, opt_shape=…, max_shape=…)"
+        ranged = "compile for a range with this size: Input(min_shape=…, opt_shape=…, max_shape=…)"
+        hint = f"compile with max_batch={value}" if why.startswith("its max_batch") else "" if dim is None else ranged
         super().__init__(f"input {input} has {has}; compiled for {allowed}", hint)
         self.input, self.dim, self.value, self.range, self.why = input, dim, value, range, why
         self.args = (input, dim, value, range, why)
@@ -342,6 +346,12 @@ def folder_of(package: str) -> str:
     """Return the folder of an imported package with a trailing separator, so that ``torch`` is no prefix of
     ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
+
+
+def require(package: str, extra: str) -> None:
+    """Raise an ``ImportError`` that names the extra to install, if a package is not there."""
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f'{package} is not installed: pip install "tensorrt-pipeline[{extra}]"', name=package)
 
 
 def warn(message: str, category: type[Warning]) -> None:

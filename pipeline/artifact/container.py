@@ -28,6 +28,8 @@ MOST_TEXT = 1 << 22
 take up to 80 times the memory of their text, so a small file must not have much of it."""
 NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
 
+_OF_TORCH = re.compile(rb"[^/]+/(data\.pkl|(data|code|models)/.*)", re.S)
+"""The first entries of files that torch.save, torch.jit.save and torch.export.save write."""
 _SMALL, _BIG = 0xFFFFFFFF, 1 << 62
 _MOST = 1 << 16
 _DATE = 0x21  # 1980-01-01, the first day that zip knows: equal programs are equal files
@@ -148,9 +150,9 @@ class Reader:
         self.size, self.at = self.file.size, self.file.at
         if self.at(0, 4) != b"PK\x03\x04":
             raise ArtifactError(f"{name} is no kept program", "compiled.save(path) writes one")
-        if self.at(30, int.from_bytes(self.at(26, 2), "little")).endswith(b"/data.pkl"):
-            hint = "torch.load or torch.jit.load reads it; compiled.save(path) writes a compiled program"
-            raise ArtifactError(f"{name} is a file of torch.save, and no compiled program", hint)
+        if _OF_TORCH.fullmatch(self.at(30, int.from_bytes(self.at(26, 2), "little"))):
+            hint = "torch.load, torch.jit.load or torch.export.load reads it; compiled.save writes a compiled program"
+            raise ArtifactError(f"{name} is a file of torch, and no compiled program", hint)
         try:
             found, digest = self._directory()
         except (struct.error, UnicodeDecodeError, IndexError):

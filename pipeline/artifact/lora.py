@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from attrs import evolve
 
 from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter, over
 from pipeline.artifact.refit import missing, remade
-from pipeline.compiled import Compiled, RefitMap
+from pipeline.artifact.tensors import tensors_of
+from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
@@ -17,12 +20,17 @@ from pipeline.recipes import Recipe
 
 
 def with_lora(
-    compiled: Compiled, adapters: Mapping[str, object], scale: float = 1.0, fan_in_fan_out: bool | None = None
+    compiled: Compiled,
+    adapters: Mapping[str, object] | StrPath,
+    scale: float = 1.0,
+    fan_in_fan_out: bool | None = None,
 ) -> Compiled:
     """Return a compiled program with these adapters in place of those that it has: see `Compiled.with_lora`."""
+    if isinstance(adapters, str | os.PathLike):
+        adapters = tensors_of(Path(adapters))
     if not isinstance(adapters, Mapping):
-        kind = type(adapters).__name__
-        raise TypeError(f"adapters are PEFT's state dict, or a mapping from parameter to (A, B), not a {kind}")
+        due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
+        raise TypeError(f"adapters are {due}, not a {type(adapters).__name__}")
     if not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
     program = compiled.program

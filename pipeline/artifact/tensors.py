@@ -8,6 +8,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 import torch
@@ -15,7 +16,7 @@ from attrs import define, field, frozen
 
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.json_values import dtype_name
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, worded
 
 PAGE = 4096
 DTYPES: Mapping[torch.dtype, str] = {
@@ -95,6 +96,26 @@ class Tensors:
     def _ordered(self) -> list[tuple[str, torch.Tensor]]:
         """Wide elements first, so that every tensor is aligned to its elements without gaps."""
         return sorted(self.by_key.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of the one in a folder
+    that PEFT saved.
+
+    Raises:
+        ArtifactError: the file is of another format.
+        OSError: the file cannot be read.
+    """
+    path = path / "adapter_model.safetensors" if path.is_dir() else path
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    with path.open("rb") as file:
+        try:
+            source = Source(file, 0, path.stat().st_size)
+            rows = {name: row for name, row in source.rows.items() if name != "__metadata__"}
+            return {n: source(Kept(n, dtypes[row["dtype"]], tuple(row["shape"]))) for n, row in rows.items()}
+        except (ArtifactError, KeyError, TypeError) as error:
+            why = f"{path} is no safetensors file: {worded(error)}"
+            raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview | bytes:

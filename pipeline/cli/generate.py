@@ -40,7 +40,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
-    (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+    try:
+        (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+    except ImportError as error:  # it names the extra
+        raise UsageError(str(error)) from None
     if compile_for_generation is None:
         raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
     prompts = [_ids(text) for text in options.prompt_ids]
@@ -54,9 +57,11 @@ def generated(options: argparse.Namespace) -> str:
     if wrong := [token for prompt in prompts for token in prompt if token >= most]:
         raise UsageError(f"--prompt-ids has {wrong[0]}; the model has {most} tokens")
     cache = options.max_cache_len or longest + options.max_new_tokens
-    compiled = compile_for_generation(
-        model, max_cache_len=cache, max_batch=rows, max_prompt_len=longest, executor=options.executor
-    )
+    sizes = {"max_cache_len": cache, "max_batch": rows, "max_prompt_len": longest}
+    try:
+        compiled = compile_for_generation(model, **sizes, executor=options.executor)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=compiled.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compiled.device)
     torch.manual_seed(options.seed)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -92,7 +93,19 @@ def _file(path: Path) -> Source:
     try:
         return Source(path.stem, reader(path))
     except Exception as error:
+        if _is_pickled(path):
+            how = "name its factory (package.module:factory), or save the model with torch.export.save"
+            raise SourceError(f"{str(path)!r} is a file of torch.save, which holds no graph: {how}") from error
         raise SourceError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
+
+
+def _is_pickled(path: Path) -> bool:
+    """Return whether a file is one of torch.save: a pickle in a zip file, without TorchScript's constants."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+    return "data.pkl" in names and "constants.pkl" not in names
 
 
 def _script(path: Path) -> torch.jit.ScriptModule:

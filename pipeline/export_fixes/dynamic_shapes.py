@@ -7,6 +7,7 @@ as at least 2. Here examples are made larger, and such dims are counted from 2, 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,8 @@ from pipeline.export_fixes.variadic import in_one, together
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import solved
+
+log = logging.getLogger(__name__)
 
 HINT = "make the two agree, or say it once"
 STATIC = (-1, -1)
@@ -256,6 +259,11 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
     for size, entry in wishes:
         for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
             least, most = found.get(symbol, (low, high))
+            if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
+                log.warning(
+                    "inputs share a size, and their ranges differ, %s to %s and %s to %s: calls have to fit both",
+                    *(least, most, low, high),
+                )
             found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
     return found
 

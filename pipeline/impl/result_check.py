@@ -20,7 +20,7 @@ def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: 
     ``rows[u0] + rows[48]`` is only where they are as many.
     """
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
-        raise NetworkError(f"the converter returned a {type(made).__name__}, expected a tensor")
+        raise NetworkError(_returned(made))
     dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
     if dtype != base.network_dtype(expected.dtype):
         raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
@@ -31,6 +31,17 @@ def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: 
         if a >= 0 and a != w and not _is_only(w, a, symbols) and not _is_given(w, a, symbols, given):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
+
+
+def _returned(made: object) -> str:
+    """Describe what a converter returned in place of a tensor, and what it should return."""
+    if made is None:
+        return "the converter returned None, expected a tensor: end it with return"
+    name = type(made).__name__
+    found = f"the converter returned {'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}, expected a tensor"
+    if isinstance(made, trt.ILayer):
+        return f"{found}: return layer.get_output(0)"
+    return f"{found}: return its element" if isinstance(made, list | tuple) else found
 
 
 def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:

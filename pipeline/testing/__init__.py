@@ -29,6 +29,10 @@ One call; sizes that may be dynamic have names. A failure prints such a line, re
 Run a single operator of the registry: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.
 """
 
+from pipeline.errors import require
+
+require("hypothesis", "test")
+
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.check import Checked, CheckError, Rejected, check
 from pipeline.testing.decompositions import check_decomposition

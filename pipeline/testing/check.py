@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 
 class CheckError(PipelineError, AssertionError):
-    """A converter fails a check: ``kind`` is the failed property, ``call`` the call."""
+    """A converter fails a check: ``kind`` is the failed property, ``call`` the call, ``converter`` the name of the
+    function that was tested, "" for one of the registry."""
+
+    converter = ""
 
     def __init__(self, kind: Kind, call: Call, message: str) -> None:
         super().__init__(message)
@@ -41,7 +44,9 @@ class CheckError(PipelineError, AssertionError):
 
     def __str__(self) -> str:
         """Return the fault, and a snippet that reproduces it."""
-        snippet = f"import torch\nfrom pipeline.testing import *\ncheck({self.call!r})"
+        lines = ["import torch", "import pipeline", "from pipeline.testing import *"]
+        own = f", registry=pipeline.DYNAMO_CONVERTERS.override({self.converter})" if self.converter else ""
+        snippet = "\n".join([*lines, f"check({self.call!r}{own})"])
         return f"{self.kind}: {self.call.target}: {self.message}\n\n{snippet}"
 
 

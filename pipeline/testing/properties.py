@@ -17,7 +17,7 @@ from pipeline.converters.registry import ConverterRegistry
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call
-from pipeline.testing.check import Checked, Rejected, check
+from pipeline.testing.check import Checked, CheckError, Rejected, check
 from pipeline.testing.programs import CallError
 from pipeline.testing.strategies import for_target
 
@@ -180,8 +180,12 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
         what = f"of {qualified_name(unknown[0])}" if declared else "at all"
         known = ", ".join(map(qualified_name, declared)) or "nothing"
         raise LookupError(f"there is no converter {what} to test: {known} is declared")
-    for target in targets or declared:
-        check_target(target, registry=registry, **options)
+    try:
+        for target in targets or declared:
+            check_target(target, registry=registry, **options)
+    except CheckError as error:
+        error.converter = "" if isinstance(converter, ConverterRegistry) else getattr(converter, "__name__", "")
+        raise
 
 
 def _registry(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:

@@ -20,8 +20,6 @@ from tests.export_fixes.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeate
 
 PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 OLDEST = tuple(map(int, re.findall(r"torch>=(\d+)\.(\d+)", PROJECT)[0]))
-    map(int, re.findall(r'"torch>=(\d+)\.(\d+)', (Path(__file__).parents[2] / "pyproject.toml").read_text())[0])
-)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.called}")

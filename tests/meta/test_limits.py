@@ -48,7 +48,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "networks": (1_750, ("network/",)),
     "engine builds": (1_050, ("build/",)),
     "runtime": (4_850, ("runtime/",)),
-    "files and the engine cache": (5_200, ("artifact/",)),
+    "files and the engine cache": (5_300, ("artifact/",)),
     "verification": (2_610, ("verification/",)),
     "profiles": (830, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),

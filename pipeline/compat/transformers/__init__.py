@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pipeline.errors import require
+
+require("transformers", "transformers")
+
 from pipeline.compat.transformers.compiled_model import CompiledGeneration
 from pipeline.compat.transformers.generation import compile_for_generation
 
