@@ -40,7 +40,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
-    (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+    try:
+        (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+    except ImportError as error:  # it names the extra
+        raise UsageError(str(error)) from None
     if compile_for_generation is None:
         raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
     prompts = [_ids(text) for text in options.prompt_ids]

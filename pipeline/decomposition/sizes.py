@@ -37,7 +37,7 @@ def _called(function: Callable[..., Argument]) -> Callable[..., Argument]:
     return staticmethod(lambda x, *_: x.tracer.create_proxy("call_function", function, (x,), {}))
 
 
-class _Spelled(PythonReferenceAnalysis):  # type: ignore[misc]
+class _Spelled(PythonReferenceAnalysis):
     """Spells expressions as torch.export does: torch's own rules run ``trunc``, ``round`` and ``/`` at once."""
 
     trunc_to_int, round_to_int = _called(math.trunc), _called(round)

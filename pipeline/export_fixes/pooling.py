@@ -62,7 +62,7 @@ def _pooled(func: Target, given: Mapping[str, Argument]) -> object:
     others = {name: value for name, value in given.items() if name not in by_dim and name != "input"}
     if MAXIMA.get(func) != 1:
         return func(x, **by_dim, **others).to(dtype)
-    rows = {name: (NONE[name], *numbers) for name, numbers in by_dim.items()}
+    rows: dict[str, Argument] = {name: (NONE[name], *numbers) for name, numbers in by_dim.items()}
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
