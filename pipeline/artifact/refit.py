@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -58,26 +58,35 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
         raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
     copies = _copies(given, program)
     parameters = FrozenDict({**program.parameters, **copies})
-    moved = _moved(program, parameters)
-    changed = {name for name, recipe in compiled.refit_map.items() if moved.intersection(recipe.parameters)}
-    return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed)
+    changed = _made_of(_moved(program, parameters), compiled)
+    unknown = _made_of(_its_own(given, program.parameters), compiled)
+    return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
 
-def remade(compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str]) -> Compiled:
+def _made_of(parameters: Set[str], compiled: Compiled) -> set[str]:
+    """The engine weights that are made of any of these parameters."""
+    return {name for name, recipe in compiled.refit_map.items() if not parameters.isdisjoint(recipe.parameters)}
+
+
+def remade(
+    compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str], unknown: Collection[str] = ()
+) -> Compiled:
     """Return a compiled program over other parameters or constants: engines are refitted if they can be, else rebuilt.
 
     Args:
         compiled: what was compiled.
         program: its program with other parameters, or other recipes for its constants.
         recipes: how each engine weight is made from those.
-        changed: the engine weights that may have another value now.
+        changed: the engine weights that have another value now.
+        unknown: those that may have: the new value is that of the model's own tensor, and torch does not count all
+            writes to it (``weight.data.add_(…)``). TensorRT may have folded them away, as it may unchanged ones.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
-    if not changed and not any(engine.stripped for engine in compiled.engines):
+    if not changed and not unknown and not any(engine.stripped for engine in compiled.engines):
         return evolve(compiled, partitioned=new, refit_map=recipes, agreement=None)  # engines read the others in place
     if refits:
         return _refitted(evolve(compiled, refit_map=recipes), new, changed)
@@ -176,9 +185,19 @@ def _untied(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, st
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same values; NaN is the same only in the same memory."""
-    if a.layout == torch.strided and a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
-        return True
-    return torch.equal(a.detach().cpu(), b.detach().cpu())
+    return _is_the_same(a, b) or torch.equal(a.detach().cpu(), b.detach().cpu())
+
+
+def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are one tensor, or one memory."""
+    return a is b or (a.layout == torch.strided and a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
+
+
+def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
+    """The names of the parameters that are given themselves, by either name of those that have two."""
+    pairs = ((parameters[name], tensor) for name, tensor in given.items() if name in parameters)
+    same = {id(old) for old, new in pairs if _is_the_same(old, new)}
+    return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
