@@ -104,8 +104,7 @@ class Kept:
         kwargs: Mapping[str, Argument],
     ) -> Argument:
         """Call it once: its outputs, when the buffers that it assigned have been written."""
-        names = [*inspect.signature(forward).parameters][: len(args)]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
         with assignments() as rebound:
             outputs = before.written_back(forward(*args, **kwargs), rebound)
