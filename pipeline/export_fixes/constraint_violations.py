@@ -7,18 +7,16 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
+from pipeline.export_fixes.error_attribution import FIXES, NOT_THE_MODELS, place_of
 from pipeline.export_fixes.interrupts import set_to
 
 _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
-
-FIXES: Final = "\nSuggested fixes:"
 
 
 def kept_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
@@ -43,7 +41,7 @@ def finishing(own: Callable[..., object]) -> Callable[..., object]:
 
 
 def _places(shape_env: Any) -> str:
-    """The lines of the model that compare a size with a number, which it is in the example, as lines of a message."""
+    """The lines of the model that take a size for the number that it is in the example, as lines of a message."""
     found: dict[str, None] = {}
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()
@@ -53,5 +51,5 @@ def _places(shape_env: Any) -> str:
         if not frame.filename.startswith(NOT_THE_MODELS):
             found[place_of(frame.filename, frame.lineno or 0)] = None
     places = "".join(f"\n  - {place}" for place in found)
-    why = "The model compares sizes with numbers, which may be what it keeps from its last call:"
+    why = "The model makes numbers of sizes, or compares them with numbers, which it may keep from its last call:"
     return f"\n{why}{places}" if places else ""

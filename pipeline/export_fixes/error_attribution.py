@@ -41,6 +41,15 @@ VALUES: Final = (
 BRANCHES: Final = f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUES}"
 """How to go on where data decides a branch."""
 
+FIXES: Final = "\nSuggested fixes:"
+"""What torch.export's suggestions begin with, in the message of an error."""
+KEEPS: Final = (
+    "sizes vary in + - * / // % **, abs, min, max, round, math.sqrt, floor and ceil; other functions of them are "
+    "computed of a tensor, as torch.tensor(n).log() for math.log(n); or give the size as a static one"
+)
+"""How to go on where the model makes a number of a size."""
+
+_FIXED = re.compile(r"  - You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)[^\n]*")
 _SPEAKS_OF_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
@@ -73,7 +82,8 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
         or _by_data(error, model)
         or _unsupported(error, model, inputs)
         or _shape_for_a_tensor(error, model, inputs)
-        or CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
+        or _of_one_size(error, model)
+        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_at(error)}: {worded(error)}")
     )
 
 
@@ -95,6 +105,29 @@ def deciding(error: BaseException) -> tuple[CodeType, int] | None:
 def place_of(file: str, line: int) -> str:
     """A line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
+
+
+def _at(error: Exception) -> str:
+    """Where the model was when an error was raised in it, in words; empty if the message has the line, or none is."""
+    found = deciding(error)
+    is_told = found is None or Path(found[0].co_filename).name in str(error)
+    return "" if found is None or is_told else f" at {place_of(found[0].co_filename, found[1])}"
+
+
+def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | None:
+    """The error for sizes that the model makes numbers of, if it is one: those of the example, in every call."""
+    found = _FIXED.findall(str(error))
+    if not found:
+        return None
+    _, *lines = _FIXED.sub("", str(error).partition(FIXES)[0]).split("\n")
+    why = (
+        "".join(f"\n{line}" for line in lines if line)
+        or " An operator takes a number there, or meets a tensor of that size."
+    )
+    sizes = ", ".join(f"{name} is {size}" for name, size in found)
+    return CaptureError(
+        f"{type(model).__name__} fixes sizes that are to vary to those of the example: {sizes}.{why}", KEEPS
+    )
 
 
 def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:

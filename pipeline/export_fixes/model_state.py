@@ -9,7 +9,9 @@ inputs, nothing is carried on.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -43,6 +45,8 @@ HINT: Final = (
     "as an input, and return it"
 )
 
+CONTAINERS: Final = "%s changes entries of its input %s: a program does not, and returns what the model returns"
+
 TRACED: Final = 0x7C15F39CC0605CED
 """A seed that no model has."""
 
@@ -59,6 +63,7 @@ class Kept:
         changes: what else than buffers changed in the last export: where it is, and its values after each call.
         memos: those among them that held nothing before, and now hold what depends on no input.
         again: repeats the last export that succeeded.
+        containers: the inputs that are lists or dicts, and got other entries in the last call.
         twice: whether the model is called twice.
         structures: the structure of the outputs of each call.
     """
@@ -66,6 +71,7 @@ class Kept:
     model: torch.nn.Module
     changes: dict[str, list[object]] = field(factory=dict)
     memos: set[str] = field(factory=set)
+    containers: Sequence[str] = ()
     again: Callable[[], ExportedProgram] | None = None
     twice: bool = False
     structures: list[TreeSpec] = field(factory=list)
@@ -98,8 +104,11 @@ class Kept:
         kwargs: Mapping[str, Argument],
     ) -> Argument:
         """Call it once: its outputs, when the buffers that it assigned have been written."""
+        given = inspect.signature(forward).bind(*args, **kwargs).arguments
+        leaves = {name: tree_flatten(value) for name, value in given.items()}
         with assignments() as rebound:
             outputs = before.written_back(forward(*args, **kwargs), rebound)
+        self.containers = [name for name, found in leaves.items() if not _is_as_it_was(given[name], *found)]
         changes = before.changes(rebound)
         if not self.twice:
             self.memos = before.memos(changes, _Dependent.on((args, kwargs))) if changes else set()
@@ -113,6 +122,8 @@ class Kept:
         Raises:
             CaptureError: it does; the message names the attribute and the line that assigns it.
         """
+        if self.containers:
+            log.warning(CONTAINERS, type(self.model).__name__, ", ".join(self.containers))
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
         if not kept or self.again is None:
             return
@@ -139,6 +150,12 @@ class Kept:
         """The attributes, with the lines that assign them."""
         lines = {place: assigned_at(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
+
+
+def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
+    """Whether lists and dicts hold the same as before."""
+    now, its = tree_flatten(value)
+    return its == spec and all(map(operator.is_, now, leaves))
 
 
 def _has_tensors(values: object) -> bool:

@@ -280,6 +280,33 @@ def test_what_no_code_of_the_model_reads_is_told(caplog: pytest.LogCaptureFixtur
     assert "a program does not" in caplog.text
 
 
+def adds(x: torch.Tensor, y: Any) -> Any:
+    y.update(c=x.sin(), a=y["a"] * 2) if isinstance(y, dict) else y.append(x * 2)
+    return y
+
+
+def puts(x: torch.Tensor, y: Any) -> Any:
+    y["a" if isinstance(y, dict) else 0] = x + 1
+    return y
+
+
+def reads(x: torch.Tensor, y: Any) -> Any:
+    (y["a"] if isinstance(y, dict) else y[0]).add_(x)
+    return [*y.values()] if isinstance(y, dict) else [*y, x]
+
+
+@pytest.mark.parametrize("function", [adds, puts, reads])
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("make", [lambda x: {"a": x}, lambda x: [x]], ids=["dict", "list"])
+def test_entries_of_inputs_that_change_are_told(
+    function: Any, make: Any, by_name: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, (args, kwargs) = torch.ones(3), ((), {"y": make(torch.ones(3))}) if by_name else ((make(torch.ones(3)),), {})
+    compiled = pipeline.default(min_block_size=1)(Draws(function), (x, *args), kwargs)
+    assert ("Draws changes entries of its input y: a program does not" in caplog.text) == (function is not reads)
+    torch.testing.assert_close(compiled(x, make(x.clone())), function(x, make(x.clone())))
+
+
 def seeds(x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(0)
     return x + torch.rand(3)
@@ -297,13 +324,13 @@ def has_a_generator(x: torch.Tensor) -> torch.Tensor:
 class Draws(nn.Module):
     """A function as a module."""
 
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[3] -> [3]"""
-        return self.function(x)
+    def forward(self, x: torch.Tensor, y: Any = None) -> Any:
+        """[3] -> any"""
+        return self.function(x) if y is None else self.function(x, y)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,38 @@ def test_an_index_that_data_has_is_named_as_one(name: str) -> None:
         pipeline.capture(Calls(INDICES[name]).eval(), (X,))
     assert "x[:, i]" in str(caught.value) and "torch.where" not in str(caught.value)
     assert "test_words.py:" in str(caught.value)
+
+
+FIXED: dict[str, tuple[Any, str]] = {
+    "math.log": (lambda m, x: x * math.log(x.shape[0]), r"makes numbers of sizes.*test_words\.py:\d+, .*math\.log"),
+    "math.isqrt": (lambda m, x: x[: math.isqrt(x.shape[0])], r"makes numbers of sizes.*test_words\.py:\d+, .*isqrt"),
+    "an index": (
+        lambda m, x: [x, x + 1, x + 2, x * 2, x * 3][x.shape[0]],
+        r"makes numbers of sizes.*test_words\.py:\d+",
+    ),
+    "a branch": (lambda m, x: x * 2 if x.shape[0] == 2 else x, r"makes numbers of sizes.*test_words\.py:\d+"),
+    "a table": (lambda m, x: x + torch.ones(2, 4, device=x.device), "meets a tensor of that size"),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_size_that_the_model_fixes_is_told(name: str, device: str | None) -> None:
+    function, says = FIXED[name]
+    rows, dims = pipeline.Input(min_shape=(2, 4), max_shape=(4, 4), opt_shape=(2, 4)), ({0: Dim("n", min=2, max=4)},)
+    for given, shapes in (((X,), dims), ((rows,), None)):
+        with pytest.raises(
+            pipeline.CaptureError, match=rf"(?s)to vary to those of the example: \w+ is 2\..*{says}"
+        ) as told:
+            pipeline.capture(Calls(function).eval(), given, dynamic_shapes=shapes, device=device)
+        assert "torch.tensor(n).log()" in str(told.value) and "mark_dynamic" not in str(told.value)
+
+
+def test_what_a_model_raises_has_its_line() -> None:
+    with pytest.raises(
+        pipeline.CaptureError, match=r"capture Calls at test_words\.py:\d+, .*divmod.*: TypeError: unsup"
+    ):
+        pipeline.capture(Calls(lambda m, x: x * divmod(x.shape[0], 3)[1]), (X,), dynamic_shapes=({0: Dim.AUTO},))
 
 
 def test_a_tensor_that_a_model_makes_elsewhere_is_named() -> None:

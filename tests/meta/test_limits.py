@@ -38,7 +38,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "capture": (2_300, ("capture/",)),
-    "what persuades torch.export": (6_250, ("export_fixes/",)),
+    "what persuades torch.export": (6_300, ("export_fixes/",)),
     "kernel faults": (1_610, ("quirks/",)),
     "converters": (6_000, ("converters/",)),
     "building blocks": (5_350, ("impl/",)),
