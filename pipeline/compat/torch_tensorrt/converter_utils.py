@@ -256,16 +256,10 @@ def set_item(
 
 def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
     """Return a value as a tensor of at least one dim, in another's dtype."""
-    row = (
-        torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
-        if not isinstance(value, trt.ITensor)
-        else value
-    )
-    return (
-        row
-        if base.dtype_of(row) == base.dtype_of(like)
-        else call(aten._to_copy.default, row, dtype=base.dtype_of(like))
-    )
+    if not isinstance(value, trt.ITensor):
+        value = torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
+    wanted = base.dtype_of(like)
+    return value if base.dtype_of(value) == wanted else call(aten._to_copy.default, value, dtype=wanted)
 
 
 def get_node_name(node: Node) -> str:

@@ -81,7 +81,6 @@ convert_activation = block(
     ),
     "The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect.",
 )
-"""The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect."""
 elu = block(lambda input_val, alpha=1.0, beta=None: _elu(input_val, alpha, beta), "aten.elu.default, ``beta`` times")
 selu = block(lambda input_val: TARGETS["SELU"](input_val, None, None), "aten.elu.default with the two numbers of selu")
 softsign = block(lambda input_val: _softsign(input_val, None, None), "x / (1 + abs(x))")

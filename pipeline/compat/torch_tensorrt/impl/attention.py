@@ -19,4 +19,3 @@ tril = block(
     lambda row, col: call(aten.tril.default, call(aten.full.default, [row, col], True, dtype=torch.bool)),
     "A mask of bools, True on and below the diagonal: aten.tril.default",
 )
-"""A mask of bools, True on and below the diagonal."""

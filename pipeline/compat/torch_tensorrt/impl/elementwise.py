@@ -49,7 +49,6 @@ convert_binary_elementwise = block(
     lambda op_type, lhs_val, rhs_val: call(TARGETS[op_type.name], lhs_val, rhs_val),
     "The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float.",
 )
-"""The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float."""
 
 
 @block

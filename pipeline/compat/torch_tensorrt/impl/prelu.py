@@ -15,4 +15,3 @@ prelu = block(
     ),
     "aten.prelu.default, of a slope for each channel; aten._prelu_kernel.default of slopes that broadcast",
 )
-"""Of a slope for each channel, or of slopes that broadcast."""
