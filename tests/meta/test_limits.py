@@ -31,7 +31,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     ),
     "language models of transformers": (3_350, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
-        2_450,
+        2_300,
         (
             "compat/torch_tensorrt/",
             "compat/__init__.py",

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.calls import call
+from pipeline.compat.torch_tensorrt.calls import aten, call
 from pipeline.compat.torch_tensorrt.constants import of_parameter
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
 from pipeline.compat.torch_tensorrt.emit import emit
@@ -35,8 +35,6 @@ from pipeline.impl import base
 from pipeline.program import described
 from pipeline.settings import CompilationSettings
 from pipeline.trt import trt
-
-aten = torch.ops.aten
 
 __all__ = [
     "add_activation_layer",

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
+from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, aten, call
 from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
-
-aten = torch.ops.aten
 
 
 def _scaled(x: Argument, scale: Argument, shift: Argument = 0.0) -> Call:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 
 TARGETS: Final = {
     "SUM": aten.add.Tensor,

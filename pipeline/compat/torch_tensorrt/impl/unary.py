@@ -7,10 +7,8 @@ from typing import Final
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
-
-aten = torch.ops.aten
 
 _NAMES: Final = """exp log sqrt abs neg sin cos tan sinh cosh asin acos atan asinh acosh atanh ceil floor erf sign round
     isinf isnan"""
