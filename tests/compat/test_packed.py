@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import encoder_parts, part_families
 from pipeline.compat.transformers.attention import Windows, attend
-from pipeline.compat.transformers.encoder_parts import Parts, TowerCall, parts_of
+from pipeline.compat.transformers.encoder_parts import Kind, TowerCall, parts_of
 from pipeline.compat.transformers.part_families import FAMILIES, Images, Patches
 from tests.compat import sights
 from tests.compat.test_towers import Given, compiled_for, ran
@@ -30,7 +30,7 @@ def tower_and_call(name: str) -> tuple[torch.nn.Module, TowerCall]:
     return model.model.visual, call
 
 
-def run_by(found: Parts, program: Any) -> Any:
+def run_by(found: Kind, program: Any) -> Any:
     """Run the parts of a call by a program, as `encoder_parts.Tower` does."""
     return encoder_parts.Tower(torch.nn.Identity(), found.path, [(found, program)])
 
@@ -67,7 +67,7 @@ def test_towers_agree_for_other_grids(name: str) -> None:
     run = run_by(found, program.module("reference"))
     for grids in [[1, 2, 2]], [[1, 4, 6], [1, 8, 4]]:
         grid = torch.tensor(grids)
-        patches = torch.randn(int(grid.prod(-1).sum()), found.family.example.floats.shape[1])
+        patches = torch.randn(int(grid.prod(-1).sum()), call.kwargs["hidden_states"].shape[1])
         given = {"hidden_states": patches, "grid_thw": grid}
         with torch.no_grad():
             every = zip(*(tree_leaves(each(**given)) for each in (run, tower)), strict=True)
@@ -216,7 +216,7 @@ def test_images_that_are_apart_have_no_mask() -> None:
     model, given = sights.model("mistral3")
     call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
     found = parts_of(Images, model.model.vision_tower, [call])
-    assert found is not None and (found.family.side, found.family.patch) == (28, 7)
+    assert found is not None and found.sizes[-2:] == (range(7, 29, 7), range(7, 29, 7))
     program = pipeline.capture(found.module, **found.inputs)
     compiled = pipeline.default().replace("build", pipeline.stages.unbuilt)(program)
     targets = {str(each.target) for each in compiled.coverage.converted}
@@ -231,7 +231,7 @@ def test_other_sizes_than_multiples_run_as_they_are() -> None:
     assert found is not None
     for sizes, takes in ([[28, 21]], True), ([[28, 20]], False), ([[28, 0]], False):
         other = TowerCall("t", call.args, {"image_sizes": torch.tensor(sizes)})
-        assert (found.split(other) is not None) == takes
+        assert bool(found.split(other)) == takes
 
 
 @pytest.mark.parametrize("odd", [_sees_all, _counts])

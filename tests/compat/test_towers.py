@@ -100,7 +100,7 @@ def test_sizes_that_no_program_can_have_together_have_one_each(monkeypatch: pyte
 
 def test_sizes_between_that_a_program_refuses_run_in_pytorch() -> None:
     known = (TowerCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
-    sizes = encoder_parts.TowerSizes(torch.nn.Identity(), tuple(known))
+    sizes = encoder_parts.whole(torch.nn.Identity(), tuple(known))
     assert sizes.split(TowerCall("t", (torch.zeros(2, 6),), {}))
 
     def refuse(x: torch.Tensor) -> torch.Tensor:

@@ -29,9 +29,9 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "export_fixes/branches.py",
         ),
     ),
-    "language models of transformers": (3_400, ("compat/transformers/",)),
+    "language models of transformers": (3_350, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
-        2_450,
+        2_300,
         (
             "compat/torch_tensorrt/",
             "compat/__init__.py",

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.calls import call
+from pipeline.compat.torch_tensorrt.calls import aten, call
 from pipeline.compat.torch_tensorrt.constants import of_parameter
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
 from pipeline.compat.torch_tensorrt.emit import emit
@@ -35,8 +35,6 @@ from pipeline.impl import base
 from pipeline.program import described
 from pipeline.settings import CompilationSettings
 from pipeline.trt import trt
-
-aten = torch.ops.aten
 
 __all__ = [
     "add_activation_layer",
@@ -256,16 +254,10 @@ def set_item(
 
 def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
     """Return a value as a tensor of at least one dim, in another's dtype."""
-    row = (
-        torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
-        if not isinstance(value, trt.ITensor)
-        else value
-    )
-    return (
-        row
-        if base.dtype_of(row) == base.dtype_of(like)
-        else call(aten._to_copy.default, row, dtype=base.dtype_of(like))
-    )
+    if not isinstance(value, trt.ITensor):
+        value = torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
+    wanted = base.dtype_of(like)
+    return value if base.dtype_of(value) == wanted else call(aten._to_copy.default, value, dtype=wanted)
 
 
 def get_node_name(node: Node) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
@@ -94,6 +94,13 @@ class Family:
     def parts(self, given: Described) -> list[Part]:
         """Split a call."""
 
+    def split(self, call: TowerCall) -> list[Inputs]:
+        """Return ``args`` and ``kwargs`` of the tower for each part of a call; none if it is not like the example."""
+        given = Described.of(call)
+        if given is None or not given.is_like(self.example) or not self.layouts(given):
+            return []
+        return list(map(self.precomputed, self.parts(given)))
+
     @abstractmethod
     def precomputed(self, part: Part) -> Inputs:
         """Return ``args`` and ``kwargs`` of the tower for a part, with what it would compute in Python."""
@@ -105,74 +112,83 @@ class Family:
 
 
 @frozen
-class Parts:
-    """Calls of a tower of some family that one program runs part by part.
+class Kind:
+    """A set of calls of a tower that one program runs, each in parts.
 
     Attributes:
-        family: the family's record.
+        path: the path of the tower.
+        tower: the tower.
+        module: the module to compile.
         inputs: ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
-        sizes: the sizes of each dim of each tensor that the program takes.
+        sizes: the sizes that the program takes, of each dim of each tensor.
+        parts: returns the ``args`` and ``kwargs`` of the program for each part of a call, whatever its sizes.
+        text: what the program is compiled for, as the log says it.
+        dim: the dim along which the outputs of parts are joined.
+        calls: the examples, if there is a program for these as a whole.
     """
 
-    family: Family
+    path: str
+    tower: torch.nn.Module = field(repr=False)
+    module: torch.nn.Module = field(repr=False)
     inputs: dict[str, Argument] = field(repr=False)
     sizes: tuple[range, ...]
+    parts: Callable[[TowerCall], list[Inputs]] = field(repr=False)
+    text: str
+    dim: int = 0
+    calls: tuple[TowerCall, ...] = ()
 
-    @classmethod
-    def of(cls, family: Family, seen: Sequence[Inputs]) -> Parts:
-        """Return the program for parts between these, the largest of which is the first. Sizes that differ between them
-        are dynamic; sizes that are proportional in all of them stay so."""
-        dims: dict[tuple[int, ...], Dim] = {}
-
-        def varying(*sizes: int) -> Argument:
-            unit = math.gcd(*sizes)
-            counts = tuple(size // unit for size in sizes)
-            own = dims.setdefault(counts, Dim(f"count_{len(dims)}", min=min(counts), max=max(counts)))
-            return own if unit == 1 else unit * own
-
-        def shapes(*leaves: Argument) -> Argument:
-            if not isinstance(leaves[0], torch.Tensor):
-                return None
-            every = enumerate(zip(*(each.shape for each in leaves), strict=True))
-            return {dim: varying(*sizes) for dim, sizes in every if len({*sizes}) > 1}
-
-        every = zip(*map(_shape, seen), strict=True)
-        sizes = tuple(range(min(each), max(each) + 1, math.gcd(*each)) for each in every)
-        names = "args", "kwargs"
-        dynamic = {name: each for name, each in zip(names, tree_map(shapes, *seen), strict=True) if each}
-        return cls(family, {**dict(zip(names, seen[0], strict=True)), "dynamic_shapes": dynamic}, sizes)
-
-    @property
-    def tower(self) -> torch.nn.Module:
-        """Return the tower."""
-        return self.family.tower
-
-    @property
-    def path(self) -> str:
-        """Return the path of the tower."""
-        return self.family.example.call.path
-
-    @property
-    def dim(self) -> int:
-        """Return the dim along which the outputs of parts are joined."""
-        return self.family.dim
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """Return the module to compile."""
-        return OnePart(self.family).eval()
-
-    def split(self, call: TowerCall) -> list[Inputs] | None:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; None if the program is not for it."""
-        given = Described.of(call)
-        if given is None or not given.is_like(self.family.example) or not self.family.layouts(given):
-            return None
-        parts = list(map(self.family.precomputed, self.family.parts(given)))
+    def split(self, call: TowerCall) -> list[Inputs]:
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; none if the program is not for it."""
+        parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_shape(part), self.sizes, strict=True))
-        return parts if fit else None
+        return parts if fit else []
 
-    def __str__(self) -> str:
-        return str(self.family)
+
+def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
+    """Return the program for calls that differ only in sizes of floats, each as a whole. Integers are constants."""
+    first = calls[0]
+    seen = Calls(tower, [Call.of(bound(tower, each.args, each.kwargs), None) for each in calls])
+    seen.example = first.args, dict(first.kwargs)
+    inputs = seen.inputs
+    args, kwargs = tree_map_only(torch.Tensor, _as_input, (inputs["args"], inputs["kwargs"]))
+    every = zip(*(_shape((each.args, dict(each.kwargs))) for each in calls), strict=True)
+    text = " to ".join(dict.fromkeys(map(str, (first, calls[-1]))))
+
+    def itself(call: TowerCall) -> list[Inputs]:
+        return [(call.args, dict(call.kwargs))] if first.is_like(call) else []
+
+    inputs = {**inputs, "args": args, "kwargs": kwargs}
+    sizes = tuple(range(min(each), max(each) + 1) for each in every)
+    return Kind(first.path, tower, tower, inputs, sizes, itself, text, calls=tuple(calls))
+
+
+def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
+    return x if x.is_floating_point() else Constant(x)
+
+
+def in_parts(family: Family, seen: Sequence[Inputs]) -> Kind:
+    """Return a family's program for parts between these, the largest of which is the first. Sizes that differ between
+    them are dynamic; sizes that are proportional in all of them stay so."""
+    dims: dict[tuple[int, ...], Dim] = {}
+
+    def varying(*sizes: int) -> Argument:
+        unit = math.gcd(*sizes)
+        counts = tuple(size // unit for size in sizes)
+        own = dims.setdefault(counts, Dim(f"count_{len(dims)}", min=min(counts), max=max(counts)))
+        return own if unit == 1 else unit * own
+
+    def shapes(*leaves: Argument) -> Argument:
+        if not isinstance(leaves[0], torch.Tensor):
+            return None
+        every = enumerate(zip(*(each.shape for each in leaves), strict=True))
+        return {dim: varying(*sizes) for dim, sizes in every if len({*sizes}) > 1}
+
+    every = zip(*map(_shape, seen), strict=True)
+    sizes = tuple(range(min(each), max(each) + 1, math.gcd(*each)) for each in every)
+    names, module = ("args", "kwargs"), OnePart(family).eval()
+    dynamic = {name: each for name, each in zip(names, tree_map(shapes, *seen), strict=True) if each}
+    inputs = {**dict(zip(names, seen[0], strict=True)), "dynamic_shapes": dynamic}
+    return Kind(family.example.call.path, family.tower, module, inputs, sizes, family.split, str(family), family.dim)
 
 
 def _shape(part: Inputs) -> list[int]:
@@ -193,7 +209,7 @@ class OnePart(torch.nn.Module):
             return self.tower(*args, **kwargs, **self.constants)
 
 
-def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Parts | None:
+def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind | None:
     """Return the program for all sizes of a tower's calls. None if they are of another family; or, with the reason in
     the log, if the tower's outputs are not the joined outputs of parts, or no size varies."""
     given = [each for call in calls if (each := Described.of(call)) is not None and kind.layouts(each)]
@@ -207,7 +223,7 @@ def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCa
         return None
 
 
-def _checked(family: Family, given: Sequence[Described]) -> Parts:
+def _checked(family: Family, given: Sequence[Described]) -> Kind:
     """Return the program of a family for parts of its trials.
 
     Raises:
@@ -216,17 +232,15 @@ def _checked(family: Family, given: Sequence[Described]) -> Parts:
     own, path = family.example, family.example.call.path
     trials = (own.replaced(x, torch.tensor(each).to(own.numbers)) for x, each in family.trials())
     calls = [TowerCall(path, *each) for each in trials]
-    described = [each for call in calls if (each := Described.of(call)) is not None]
-    made = Parts.of(family, [family.precomputed(part) for each in described for part in family.parts(each)])
+    made = in_parts(family, [part for call in calls for part in family.split(call)])
     if all(len(each) == 1 for each in made.sizes):
         raise ValueError("no size varies")
     for call in [*calls[1:], *(each.call for each in given)]:
-        parts = made.split(call)
         try:
             want = family.tower(*call.args, **call.kwargs)
         except IndexError:  # GLM-4V is called with the frames of videos as images
             continue
-        if parts is not None:
+        if parts := made.split(call):
             _compare(joined([made.module(*args, **kwargs) for args, kwargs in parts], family.dim), want)
     return made
 
@@ -244,64 +258,16 @@ def _tensors(outputs: Argument) -> list[torch.Tensor]:
     return [each for each in tree_leaves(outputs) if each is not None]
 
 
-@frozen
-class TowerSizes:
-    """Calls of a tower that differ only in sizes of floats: one program may run all of them, each as a whole."""
-
-    tower: torch.nn.Module = field(repr=False)
-    calls: tuple[TowerCall, ...]
-    dim: int = 0
-
-    @property
-    def path(self) -> str:
-        """Return the path of the tower."""
-        return self.calls[0].path
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """Return the tower."""
-        return self.tower
-
-    @property
-    def inputs(self) -> dict[str, Argument]:
-        """Return ``args``, ``kwargs``, ``dynamic_shapes`` for the capture; integers, such as grids, are constants."""
-        seen = Calls(self.tower, [Call.of(bound(self.tower, c.args, c.kwargs), None) for c in self.calls])
-        seen.example = self.calls[0].args, dict(self.calls[0].kwargs)
-        found = seen.inputs
-        args, kwargs = tree_map_only(torch.Tensor, _as_input, (found["args"], found["kwargs"]))
-        return {"args": args, "kwargs": kwargs, "dynamic_shapes": found["dynamic_shapes"]}
-
-    def split(self, call: TowerCall) -> list[Inputs] | None:
-        """Return the call as it is if it is like these, and its sizes are between theirs; else None."""
-        if not self.calls[0].is_like(call):
-            return None
-        every = zip(call.floats, *(each.floats for each in self.calls), strict=True)
-        sizes = (each for tensors in every for each in zip(*(x.shape for x in tensors), strict=True))
-        between = all(min(known) <= size <= max(known) for size, *known in sizes)
-        return [(call.args, dict(call.kwargs))] if between else None
-
-    def __str__(self) -> str:
-        return " to ".join(dict.fromkeys(map(str, (self.calls[0], self.calls[-1]))))
-
-
-def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
-    return x if x.is_floating_point() else Constant(x)
-
-
-def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[TowerSizes]:
+def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
     """Group calls that one program may run, in order."""
-    found: list[TowerSizes] = []
+    found: list[Kind] = []
     for call in calls:
-        place = next((i for i, each in enumerate(found) if each.calls[0].is_like(call)), None)
+        place = next((i for i, each in enumerate(found) if each.parts(call)), None)
         if place is None:
-            found.append(TowerSizes(model.get_submodule(call.path), (call,)))
-        elif found[place].split(call) is None:
-            found[place] = evolve(found[place], calls=(*found[place].calls, call))
+            found.append(whole(model.get_submodule(call.path), [call]))
+        elif not found[place].split(call):
+            found[place] = whole(found[place].tower, [*found[place].calls, call])
     return found
-
-
-Kind: TypeAlias = TowerSizes | Parts
-"""A set of calls of a tower that one program runs."""
 
 
 def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
@@ -314,25 +280,25 @@ def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 
 
 def tower_programs(
-    kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], whole: bool
+    kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """Return the programs of towers, by name. A tower that cannot be captured is logged; with ``whole`` (full
-    compilation) it is an error."""
-    found = [each for kind in kinds for each in _programs(kind, compile, whole)]
+    """Return the programs of towers, by name. A tower that cannot be captured is logged; with ``full`` compilation it
+    is an error."""
+    found = [each for kind in kinds for each in _programs(kind, compile, full)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
 
-def _programs(kind: Kind, compile: Callable[[Kind], Compiled], whole: bool) -> list[tuple[Kind, Compiled]]:
+def _programs(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> list[tuple[Kind, Compiled]]:
     """Return a program for all sizes, or one for each size if that fails."""
     try:
         return [(kind, compile(kind))]
     except CaptureError as error:
-        if not isinstance(kind, TowerSizes):
+        if not kind.calls:
             log.info("%s has no program for other sizes than those of examples: %s", kind.path, error)
             return []
         if len(kind.calls) > 1:
-            return [made for call in kind.calls for made in _programs(evolve(kind, calls=(call,)), compile, whole)]
-        if whole:
+            return [made for call in kind.calls for made in _programs(whole(kind.tower, [call]), compile, full)]
+        if full:
             raise
         log.warning("%s (%s) stays in PyTorch: %s", kind.path, type(kind.tower).__name__, error)
         return []
@@ -355,8 +321,7 @@ class Tower(torch.nn.Module):
         """Run a program, or the module for other calls."""
         call = TowerCall(self.__dict__["path"], args, kwargs)
         for kind, program in self.__dict__["programs"]:
-            parts = kind.split(call)
-            if parts is not None:
+            if parts := kind.split(call):
                 with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
                     return joined([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
         self._report_once(str(call))
@@ -367,7 +332,7 @@ class Tower(torch.nn.Module):
         reported = self.__dict__["reported"]
         if call not in reported and len(reported) < MOST_REPORTED:
             reported.add(call)
-            known = "; ".join(str(kind) for kind, _ in self.__dict__["programs"])
+            known = "; ".join(kind.text for kind, _ in self.__dict__["programs"])
             log.warning(
                 "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
                 "encoder_example",

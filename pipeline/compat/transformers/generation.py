@@ -20,7 +20,7 @@ from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
 from pipeline.compat.transformers.decoder_input_hook import embeds_apart
-from pipeline.compat.transformers.encoder_parts import Kind, Parts, kinds_of, parts_of, tower_programs
+from pipeline.compat.transformers.encoder_parts import Kind, kinds_of, parts_of, tower_programs
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.experts import without_loops
 from pipeline.compat.transformers.modality_encoders import TowerCall
@@ -138,7 +138,7 @@ def _towers(
     """Return the programs of a model's towers, for its examples' calls and for every size, each with the calls that it
     runs. If a tower has several programs for examples, their engines share the weights, as a decoder's do; those for
     every size always do."""
-    kinds: list[Kind] = [*kinds_of(model, calls)]
+    kinds = kinds_of(model, calls)
     counts = Counter(kind.path for kind in kinds)
     for path in counts:
         own = [call for call in calls if call.path == path]
@@ -146,9 +146,9 @@ def _towers(
         kinds += [each for each in every if each is not None]
 
     def compile_tower(kind: Kind) -> Compiled:
-        module, shared = kind.module, counts[kind.path] > 1 or isinstance(kind, Parts)
-        stages = _cut(step, layers_of(module, kind.tower)) if shared else compile
-        found = stages(capture(module, **kind.inputs, settings=compile.settings))
+        shared = counts[kind.path] > 1 or not kind.calls
+        stages = _cut(step, layers_of(kind.module, kind.tower)) if shared else compile
+        found = stages(capture(kind.module, **kind.inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
 

@@ -36,11 +36,6 @@ class TowerCall:
         leaves, spec = tree_flatten((self.args, dict(self.kwargs)))
         return leaves, spec
 
-    @property
-    def floats(self) -> list[torch.Tensor]:
-        """Return the floating-point tensors."""
-        return [x for x in self.flat[0] if isinstance(x, torch.Tensor) and x.is_floating_point()]
-
     def is_like(self, other: TowerCall) -> bool:
         """Return whether another call differs only in the values and sizes of floating-point tensors."""
         (own, nested), (leaves, spec) = self.flat, other.flat

@@ -104,7 +104,7 @@ class Patches(Family):
         if self.window:
             found["cu_window_seqlens"] = Windows.of(found["cu_window_seqlens"], self.window)
         moved: Tensors = tree_map_only(torch.Tensor, lambda x: x.to(device), found)
-        return numbers.to(self.example.numbers), moved
+        return numbers.to(device, self.example.numbers.dtype), moved
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield the largest frame, several images with one that is a single token and one that is a single row of

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
+from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, aten, call
 from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
-
-aten = torch.ops.aten
 
 
 def _scaled(x: Argument, scale: Argument, shift: Argument = 0.0) -> Call:
@@ -81,7 +77,6 @@ convert_activation = block(
     ),
     "The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect.",
 )
-"""The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect."""
 elu = block(lambda input_val, alpha=1.0, beta=None: _elu(input_val, alpha, beta), "aten.elu.default, ``beta`` times")
 selu = block(lambda input_val: TARGETS["SELU"](input_val, None, None), "aten.elu.default with the two numbers of selu")
 softsign = block(lambda input_val: _softsign(input_val, None, None), "x / (1 + abs(x))")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import aten, call
 
 addmm = block(
     lambda input, mat1, mat2, *, beta=1, alpha=1: call(aten.addmm.default, input, mat1, mat2, beta=beta, alpha=alpha),

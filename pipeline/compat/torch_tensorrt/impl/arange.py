@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import of_one
+from pipeline.compat.torch_tensorrt.calls import aten
 
-arange = of_one(torch.ops.aten.arange.start_step, "start", "end", "step")
+arange = of_one(aten.arange.start_step, "start", "end", "step")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import aten, call
 
 scaled_dot_product_attention = block(
     lambda query, key, value, is_causal, scale: call(
@@ -19,4 +17,3 @@ tril = block(
     lambda row, col: call(aten.tril.default, call(aten.full.default, [row, col], True, dtype=torch.bool)),
     "A mask of bools, True on and below the diagonal: aten.tril.default",
 )
-"""A mask of bools, True on and below the diagonal."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import call
+from pipeline.compat.torch_tensorrt.calls import aten, call
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
-
-aten = torch.ops.aten
 
 to_copy = block(
     lambda input, dtype, force_layer=False: call(aten._to_copy.default, input, dtype=torch_dtype(dtype)),
     "aten._to_copy.default, to a dtype of torch, TensorRT or numpy; a cast to the tensor's own dtype makes no layer",
 )
-"""To a dtype of torch, TensorRT or numpy; a cast to the tensor's own dtype makes no layer."""

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
-
-aten = torch.ops.aten
 
 
 @block

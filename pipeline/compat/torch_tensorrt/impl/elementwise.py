@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 
 TARGETS: Final = {
     "SUM": aten.add.Tensor,
@@ -49,7 +45,6 @@ convert_binary_elementwise = block(
     lambda op_type, lhs_val, rhs_val: call(TARGETS[op_type.name], lhs_val, rhs_val),
     "The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float.",
 )
-"""The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float."""
 
 
 @block

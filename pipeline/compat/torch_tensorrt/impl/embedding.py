@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 
 embedding = block(
     lambda input, weight, scale_grad_by_freq=False, sparse=False: call(aten.embedding.default, weight, input),

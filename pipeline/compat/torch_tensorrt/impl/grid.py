@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import aten, call
 
 grid = block(
     lambda input, grid, interpolation_mode, padding_mode, align_corners, output_mask=None: call(

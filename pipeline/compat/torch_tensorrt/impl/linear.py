@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import of_one
+from pipeline.compat.torch_tensorrt.calls import aten
 
-linear = of_one(torch.ops.aten.linear.default, "input", "weight", "bias")
+linear = of_one(aten.linear.default, "input", "weight", "bias")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 from pipeline.trt import trt
-
-aten = torch.ops.aten
 
 NONE = trt.MatrixOperation.NONE
 

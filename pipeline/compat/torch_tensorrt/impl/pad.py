@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import aten, call
 
 pad = block(
     lambda input, pad, mode="constant", value=None: call(aten.pad.default, input, pad, mode, value), "aten.pad.default"

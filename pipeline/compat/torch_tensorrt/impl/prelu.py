@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import aten, call
 
 prelu = block(
     lambda input, weight: call(
@@ -15,4 +11,3 @@ prelu = block(
     ),
     "aten.prelu.default, of a slope for each channel; aten._prelu_kernel.default of slopes that broadcast",
 )
-"""Of a slope for each channel, or of slopes that broadcast."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.aten.types import Operator
 from pipeline.compat.torch_tensorrt.blocks import Block, block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 
 
 def _dims(dim: Argument) -> list[int]:

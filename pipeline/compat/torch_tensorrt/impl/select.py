@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, refused
-from pipeline.compat.torch_tensorrt.calls import call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import aten, call
 
 select = of_one(aten.select.int, "input", "dim", "index")
 index_select = of_one(aten.index_select.default, "input", "dim", "index")

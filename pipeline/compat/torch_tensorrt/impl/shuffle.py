@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 
 pixel_shuffle = of_one(aten.pixel_shuffle.default, "input", "upscale_factor")
 pixel_unshuffle = of_one(aten.pixel_unshuffle.default, "input", "downscale_factor")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
-
-aten = torch.ops.aten
+from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, aten, call
 
 argmax = of_one(aten.argmax.default, "input", "dim", keep_dim=False)
 argmin = of_one(aten.argmin.default, "input", "dim", keep_dim=False)

@@ -7,37 +7,15 @@ from typing import Final
 import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
 
-aten = torch.ops.aten
-
+_NAMES: Final = """exp log sqrt abs neg sin cos tan sinh cosh asin acos atan asinh acosh atanh ceil floor erf sign round
+    isinf isnan"""
 TARGETS: Final = {
-    "EXP": aten.exp.default,
-    "LOG": aten.log.default,
-    "SQRT": aten.sqrt.default,
+    **{name.upper(): getattr(aten, name).default for name in _NAMES.split()},
     "RECIP": aten.reciprocal.default,
-    "ABS": aten.abs.default,
-    "NEG": aten.neg.default,
-    "SIN": aten.sin.default,
-    "COS": aten.cos.default,
-    "TAN": aten.tan.default,
-    "SINH": aten.sinh.default,
-    "COSH": aten.cosh.default,
-    "ASIN": aten.asin.default,
-    "ACOS": aten.acos.default,
-    "ATAN": aten.atan.default,
-    "ASINH": aten.asinh.default,
-    "ACOSH": aten.acosh.default,
-    "ATANH": aten.atanh.default,
-    "CEIL": aten.ceil.default,
-    "FLOOR": aten.floor.default,
-    "ERF": aten.erf.default,
     "NOT": aten.logical_not.default,
-    "SIGN": aten.sign.default,
-    "ROUND": aten.round.default,
-    "ISINF": aten.isinf.default,
-    "ISNAN": aten.isnan.default,
 }
 """TensorRT's unary operations, by name."""
 
@@ -50,18 +28,15 @@ asinh, acosh, atanh = (of_one(TARGETS[name], "input_val") for name in ("ASINH", 
 ceil, floor, round = (of_one(TARGETS[name], "input_val") for name in ("CEIL", "FLOOR", "ROUND"))
 erf, sign, isinf = (of_one(TARGETS[name], "input_val") for name in ("ERF", "SIGN", "ISINF"))
 logical_not, isnan = of_one(TARGETS["NOT"], "input_val"), of_one(TARGETS["ISNAN"], "input")
-expm1 = of_one(aten.expm1.default, "input_val")
-log10, log2, log1p = (of_one(op.default, "input_val") for op in (aten.log10, aten.log2, aten.log1p))
-trunc = of_one(aten.trunc.default, "input_val")
-bitwise_not = of_one(aten.bitwise_not.default, "input_val")
-nonzero = of_one(aten.nonzero.default, "input_val")
-
+expm1, log10, log2, log1p, trunc, bitwise_not, nonzero = (
+    of_one(op.default, "input_val")
+    for op in (aten.expm1, aten.log10, aten.log2, aten.log1p, aten.trunc, aten.bitwise_not, aten.nonzero)
+)
 sym_not = of_one(aten.logical_not.default, "input_val")
 convert_unary = block(
     lambda operation_type, input_val: call(TARGETS[operation_type.name], input_val),
     "The layer of a ``trt.UnaryOperation``, with eager's dtypes.",
 )
-"""The layer of a ``trt.UnaryOperation``, with eager's dtypes."""
 scalar_tensor = block(
     lambda scalar, dtype=None: call(aten.scalar_tensor.default, scalar, dtype=torch_dtype(dtype)),
     "aten.scalar_tensor.default",
