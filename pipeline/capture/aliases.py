@@ -54,15 +54,13 @@ def may_alias(node: Node) -> bool:
 def touched(graph: torch.fx.Graph) -> set[Node]:
     """The nodes that may share memory with one that is written to."""
     above: dict[Node, Node] = {}
-    written = []
+    writes = set(filter(mutates, graph.nodes))
     for node in graph.nodes:
         above[node] = node
-        if node.op == "call_function" and (may_alias(node) or mutates(node)):
+        if node in writes or (node.op == "call_function" and may_alias(node)):
             for source in filter(is_tensor, node.all_input_nodes):
                 above[_top(above, source)] = _top(above, node)
-        if mutates(node):
-            written.append(node)
-    tops = {_top(above, node) for node in written}
+    tops = {_top(above, node) for node in writes}
     return {node for node in above if _top(above, node) in tops}
 
 

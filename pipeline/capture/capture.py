@@ -81,17 +81,11 @@ def capture(
         else:
             exported, notes = export(model, args, kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
-            program = _program(exported, notes, settings)
+            warn_of_unchecked(exported, notes)
+            program = lifted(exported, notes, settings)
+            for step in STEPS:
+                program = step(program, notes)
     return with_origin(evolve(named(program, output_names), signature=signature_of(model)), model)
-
-
-def _program(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
-    """Return an export as a program, with what the notes say of it."""
-    warn_of_unchecked(exported, notes)
-    program = lifted(exported, notes, settings)
-    for step in STEPS:
-        program = step(program, notes)
-    return program
 
 
 def with_numbers(program: Program, notes: ExportNotes) -> Program:

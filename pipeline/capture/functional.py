@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Final
 
 import torch
 from torch.export import ExportedProgram
@@ -25,12 +26,18 @@ from pipeline.export_fixes import exporting, has_transforms, is_told, undoing
 from pipeline.shapes.environment import expression, in_words
 from pipeline.shapes.from_export import ONE_SIZE
 
+STEPS: Final = (inlined, with_functional_parts)
+"""What is done to a graph before the writes in it are removed."""
+
 
 def functional(
     exported: ExportedProgram,
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return the same program without mutation, its graph and signature; the argument is not changed."""
-    module, signature = shared(with_functional_parts(inlined(exported.graph_module)), exported)
+    module = exported.graph_module
+    for step in STEPS:
+        module = step(module)
+    module, signature = shared(module, exported)
     nodes = list(module.graph.nodes)
     lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]
     if not lost and not any(map(wraps, nodes)) and not has_transforms(module):

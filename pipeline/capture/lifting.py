@@ -42,6 +42,8 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     exported, graph_module, signature = _functional(exported)
     graph_module = without_gaps(graph_module)
     parameters, constants, buffers = _lifted(exported, signature, notes.tensors)
+    arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
     read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
@@ -49,10 +51,8 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
     check_views(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     tuned = _tuned(notes.inputs)
     sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
-    examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
     own_tensors = {spec.arg.name: parameters.get(str(spec.target)) for spec in signature.input_specs}
     known = {**{name: value for name, value in own_tensors.items() if value is not None}, **examples}
     shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, notes.ranges, known)

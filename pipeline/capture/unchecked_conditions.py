@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Set
 from typing import Final
 
 import torch
@@ -18,38 +18,36 @@ from pipeline.export_fixes import ExportNotes
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
+ASSERTS: Final = (aten._assert_async.default, aten._assert_async.msg)
+"""The assertions on data in an exported graph; programs leave them out."""
 PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
 """Operators whose result has as many elements as a mask picks."""
 
 
 def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of conditions on the data that the program assumes."""
-    if unchecked := dict.fromkeys((*notes.checks, *asserted(exported))):
-        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
-    if needed := dict.fromkeys(counted(exported)):
-        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
-        log.warning(why, ", ".join(needed))
-
-
-def asserted(exported: ExportedProgram) -> Iterator[str]:
-    """The assertions on data in an exported graph, in words; programs leave them out."""
-    for node in exported.graph.nodes:
-        if node.target in (aten._assert_async.default, aten._assert_async.msg):
-            yield line_of(node.meta).partition(",")[0] or node.name
-
-
-def counted(exported: ExportedProgram) -> Iterator[str]:
-    """Where a mask of data picks as many elements as the model needs (``x[mask].view(4, 8)``), in words. Engines take
-    so many, where eager raises an error if the mask picks another number."""
+    """Warn of conditions on the data that the program assumes: those that the model checks, and that a mask picks as
+    many elements as the model needs. Where it picks another number, eager raises an error."""
+    checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
     given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
     data: set[torch.fx.Node] = set()
     for node in exported.graph.nodes:
         if node.name in given or not data.isdisjoint(node.all_input_nodes):
             data.add(node)
-        if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
-            continue
-        if any(each in data and _is_mask(each) for each in tree_leaves(node.args[1])):
-            yield line_of(node.meta).partition(",")[0] or node.name
+        if node.target in ASSERTS or _picks_a_fixed_number(node, data):
+            place = line_of(node.meta).partition(",")[0] or node.name
+            (checks if node.target in ASSERTS else picks)[place] = None
+    if checks:
+        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(checks))
+    if picks:
+        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
+        log.warning(why, ", ".join(picks))
+
+
+def _picks_a_fixed_number(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool:
+    """Whether a mask of data picks so many elements that the model needs: ``x[mask].view(4, 8)``."""
+    if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
+        return False
+    return any(each in data and _is_mask(each) for each in tree_leaves(node.args[1]))
 
 
 def _is_mask(node: torch.fx.Node) -> bool:

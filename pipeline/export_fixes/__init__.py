@@ -9,11 +9,11 @@ from pipeline.export_fixes.exporter import export
 from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.input_checks import check_values
 from pipeline.export_fixes.interrupts import interruptible, undoing
+from pipeline.export_fixes.known_numbers import is_told
 from pipeline.export_fixes.notes import ExportNotes
 from pipeline.export_fixes.patch_contexts import exporting, tracing, tracing_for
 from pipeline.export_fixes.profiles import Wish
 from pipeline.export_fixes.requests import requested
-from pipeline.export_fixes.symbolic_item import is_told
 
 __all__ = [
     "GENERATOR",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -25,13 +25,12 @@ from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes import example_guards as decisions
 from pipeline.export_fixes import input_checks as checks
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way
-from pipeline.export_fixes.buffer_constants import exported_again, held_numbers
-from pipeline.export_fixes.constant_inputs import known
 from pipeline.export_fixes.constraint_violations import kept_violations
 from pipeline.export_fixes.error_attribution import BRANCHES, blamed
 from pipeline.export_fixes.example_guards import has_values, with_outputs
 from pipeline.export_fixes.fake_device_copy import attributes, is_elsewhere, shown_on
 from pipeline.export_fixes.functorch import has_transforms
+from pipeline.export_fixes.known_values import tracked
 from pipeline.export_fixes.model_state import noted, state_kept, watched
 from pipeline.export_fixes.modelopt import quantizers_whole
 from pipeline.export_fixes.notes import ExportNotes
@@ -40,7 +39,8 @@ from pipeline.export_fixes.requests import Request, requested
 from pipeline.export_fixes.restore_model_state import untouched
 from pipeline.export_fixes.runtime_asserts import collected, none_is_caught
 from pipeline.export_fixes.torchscript.module import interpreted
-from pipeline.inputs import is_input
+from pipeline.export_fixes.value_hooks import exported_again
+from pipeline.inputs import Constant, is_input
 from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.guards import fixed_numbers
@@ -71,7 +71,7 @@ def export(
         raise TypeError(f"model is a {type(module).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
     checks.check_module(module)
     inside = under_autocast(module) if is_autocast_on() else module
-    with without_autocast(), known(request.constants):
+    with without_autocast():
         exported, shapes, notes = _traced(inside, request, settings)
     wishes = ranges.wishes(exported, inside, request.args, request.kwargs, shapes)
     held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
@@ -94,20 +94,23 @@ def _traced(
     inputs = (request.args, request.kwargs)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, inputs)
     try:
-        return _noted(model, export, "python")
+        return _noted(model, export, request.constants, "python")
     except CaptureError:
         if settings.decisions != "example" or elsewhere or not has_values(inputs):
             raise
-    return _noted(model, export, "example")
+    return _noted(model, export, request.constants, "example")
 
 
 def _noted(
-    model: torch.nn.Module, export: Callable[[Way], tuple[ExportedProgram, object]], way: Way
+    model: torch.nn.Module,
+    export: Callable[[Way], tuple[ExportedProgram, object]],
+    constants: Mapping[int, Constant],
+    way: Way,
 ) -> tuple[ExportedProgram, object, ExportNotes]:
     with (
         state_kept(model) as kept,
         collected() as found,
-        held_numbers() as held,
+        tracked(constants) as known,
         padded.as_called(),
         decisions.collected() as decided,
     ):
@@ -118,7 +121,7 @@ def _noted(
             raise CaptureError(why, BRANCHES)
     _check_training(model, exported)
     places = with_outputs(exported, decided) if way == "example" else ()
-    return exported, shapes, ExportNotes(checks=tuple(found.places), reads=held.names, decisions=places)
+    return exported, shapes, ExportNotes(checks=tuple(found.places), reads=known.names, decisions=places)
 
 
 def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:

@@ -11,15 +11,15 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.buffer_constants import with_value
 from pipeline.export_fixes.device_guard import ensure_cuda_guard
 from pipeline.export_fixes.module_copy import copied
 from pipeline.export_fixes.patch_contexts import moving
+from pipeline.export_fixes.value_hooks import with_numbers
 
 Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -42,7 +42,7 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
     memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
     for buffer in model.buffers():
-        with_value(memo[id(buffer)], buffer)
+        with_numbers(memo[id(buffer)], buffer)
     try:
         shown = copied(model, memo)
     except Exception as error:
@@ -111,7 +111,5 @@ class _Fakes:
     def with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a tensor that a model holds; if it has few elements, with their values."""
         fake = self.of(tensor)
-        with_value(fake, tensor)
-        if isinstance(fake, FakeTensor) and fake.constant is not None:
-            self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+        with_numbers(fake, tensor)
         return fake

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from pipeline.aten.tracing_thread import one_export
-from pipeline.export_fixes import constant_aliasing, cuda_query_stubs, module_to_in_forward
+from pipeline.export_fixes import cuda_query_stubs, module_to_in_forward
 from pipeline.export_fixes.functorch import levels_left
+from pipeline.export_fixes.known_values import is_tracked
 from pipeline.export_fixes.patching import Places
 from pipeline.export_fixes.restore_model_state import checks_left
 from pipeline.export_fixes.torch_patches import TABLE
@@ -38,7 +39,7 @@ def _as_before() -> Iterator[None]:
 @contextmanager
 def exporting() -> Iterator[None]:
     """A context for exporting a model or making a program functional, for who holds `one_export`."""
-    with tracing(), _places.taken("export"), constant_aliasing.writes_noted(), _as_before():
+    with tracing(), _places.taken("export"), is_tracked(), _as_before():
         yield
 
 

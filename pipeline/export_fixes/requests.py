@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attrs import frozen
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Spec
-from pipeline.export_fixes.constant_inputs import taken_out
 from pipeline.export_fixes.input_checks import arguments
 from pipeline.export_fixes.profiles import Wish, stated
 from pipeline.inputs import Constant, is_input
@@ -36,6 +35,23 @@ class Request:
     def leaves(self) -> tuple[Argument, ...]:
         """The example inputs, in order."""
         return tuple(tree_leaves((self.args, self.kwargs), is_leaf=is_input))
+
+
+def is_constant(value: object) -> bool:
+    """Whether an input is a `Constant`."""
+    return isinstance(value, Constant)
+
+
+def taken_out(
+    args: tuple[object, ...], kwargs: dict[str, Argument]
+) -> tuple[tuple[object, ...], dict[str, Argument], dict[int, Constant]]:
+    """The inputs with tensors in place of constants, and the constants by the places of their leaves."""
+    leaves, structure = tree_flatten((args, kwargs), is_leaf=is_constant)
+    found = {i: leaf for i, leaf in enumerate(leaves) if is_constant(leaf)}
+    if not found:
+        return args, kwargs, {}
+    positional, named = tree_unflatten([x.value.clone() if is_constant(x) else x for x in leaves], structure)
+    return positional, named, found
 
 
 def requested(

@@ -25,14 +25,12 @@ from pipeline.aten.preserved_composites import CELLS, RECURRENT
 from pipeline.converters.overlap_add import unfold_backward
 from pipeline.export_fixes import (
     branches,
-    buffer_constants,
-    constant_aliasing,
-    constant_inputs,
     constraint_violations,
     cuda_query_stubs,
     example_guards,
     flex_attention,
     hide_is_exporting,
+    known_values,
     legacy_tensor_api,
     module_to_in_forward,
     other_threads,
@@ -45,8 +43,8 @@ from pipeline.export_fixes import (
     seeds,
     silence_torch_logs,
     spectra,
-    symbolic_item,
     symbolic_kernels,
+    value_hooks,
     variadic,
 )
 from pipeline.export_fixes.buffer_copy import without_plain_copies
@@ -58,7 +56,7 @@ aten = torch.ops.aten
 
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = scalar_indices.writing(symbolic_item.indexing(pooling.of_any_size(own)))
+    own = scalar_indices.writing(value_hooks.indexing(pooling.of_any_size(own)))
     return legacy_tensor_api.legacy(spectra.of_any_length(packed_sequence.packing(runtime_asserts.holding(own))))
 
 
@@ -152,20 +150,14 @@ TABLE: Final = (
     ),
     Replacement(
         FakeTensorMode,
-        "may_turn_const",
-        buffer_constants.keeping,
-        "computes with tensors of one known number, and forgets what several are",
-    ),
-    Replacement(
-        FakeTensorMode,
         "dispatch",
-        lambda own: buffer_constants.reading(symbolic_item.noting(constant_inputs.following(own))),
-        "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
+        known_values.tracking,
+        "makes up a symbol for a number that is read from a tensor made of sizes, or of several known numbers",
     ),
     Replacement(
         OutputGraph,
         "remove_tensorify_specialized_graphargs",
-        symbolic_item.left_out,
+        value_hooks.left_out,
         "takes the known number of a tensor for a symbol, in Dynamo",
         during="export",
     ),
@@ -236,7 +228,7 @@ TABLE: Final = (
     Replacement(
         proxy_tensor,
         "proxy_call",
-        lambda own: branches.noting(constant_aliasing.fresh(own)),
+        lambda own: branches.noting(value_hooks.reading(own)),
         "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
         during="export",
     ),
@@ -254,14 +246,14 @@ TABLE: Final = (
     Replacement(
         _trace,
         "_fakify_params_buffers",
-        buffer_constants.valued,
+        value_hooks.buffers,
         "makes up a symbol for a number that is read from a buffer",
         during="export",
     ),
     Replacement(
         _trace,
         "make_fake_inputs",
-        constant_inputs.valued,
+        value_hooks.inputs,
         "does not know the value of an input",
         during="export",
     ),

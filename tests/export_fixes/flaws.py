@@ -339,9 +339,12 @@ def padding_has_values() -> bool:
     return bool(run(x, None, torch.tensor([[False, True, True]]))[:, 1:].any())
 
 
+def one_of_two(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_guard_or": refuses_batches_that_are_one,
-    "may_turn_const": lambda: has_unknown_sizes(lambda x: x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)),
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
     aten.pow.Tensor_Scalar: lambda: fails(exported, lambda x: x ** (x.shape[0] / 2)),
@@ -353,7 +356,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_validate_sample": lambda: least(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)) == 2,
     aten.unfold_backward.default: adds_elements,
     "create_unbacked_symint": there_are_two,
-    "dispatch": lambda: has_unknown_sizes(repeated),
+    "dispatch": lambda: has_unknown_sizes(repeated) and has_unknown_sizes(one_of_two),
     "evaluate_expr": lambda: least(lambda x: by_size(x.mT.reshape(x.shape))) == 1,
     "uninteresting_files": lambda: least(lambda x: x.mT.reshape(-1)) == 2,
     "_override": lambda: fails(exported, put),

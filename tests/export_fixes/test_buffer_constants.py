@@ -9,12 +9,11 @@ from typing import Any, Final
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pipeline
 from pipeline import Compiled, RefitError
-from pipeline.export_fixes.buffer_constants import held_numbers, reading
 from pipeline.export_fixes.exporter import _exported
+from pipeline.export_fixes.known_values import tracked
 from pipeline.recipes import numbers_of
 from pipeline.stages.unbuilt import unbuilt
 
@@ -74,12 +73,12 @@ class Beside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.strides = nn.Linear(4, 4), torch.tensor([2.0, 3.0])
+        self.linear, self.strides, self.more = nn.Linear(4, 4), torch.tensor([2.0, 3.0]), torch.tensor([0.5])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, 4] -> [2 * N, 4]"""
-        rows, literal = self.linear(x), torch.tensor([1, 2])
-        made = [rows * torch.full((x.shape[0], 1), stride, device=x.device) for stride in self.strides]
+        """[N, 4] -> [3 * N, 4]"""
+        rows, literal, strides = self.linear(x), torch.tensor([1, 2]), torch.cat([self.strides, self.more])
+        made = [rows * torch.full((x.shape[0], 1), stride, device=x.device) for stride in strides]
         return torch.cat(made) + literal[1].item() if literal[0] == 1 else rows
 
 
@@ -94,19 +93,20 @@ def test_numbers_of_tensors_that_are_no_buffers(device: str | None) -> None:
         torch.testing.assert_close(result.module("reference")(x), model(x))
 
 
-def test_values_lie_on_the_cpu_wherever_their_tensors_do() -> None:
-    """Here it is a fake of another mode that seems to be on a GPU."""
-    mode, elsewhere = FakeTensorMode(), FakeTensorMode()
-    with elsewhere:
-        there = torch.ones(3, device="cuda")
-    fake = mode.from_tensor(torch.ones(3))
+@torch.library.custom_op("values::doubled", mutates_args=(), device_types="cuda")
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """An operator without a kernel for the CPU."""
+    return x * 2
 
-    def dispatch(*_: Any) -> Any:
-        fake.constant = there
-        return fake
 
-    made: Any = reading(dispatch)(mode, torch.ops.aten.lift_fresh.default, (), (torch.ones(3),))
-    assert made.constant.device.type == "cpu"
+doubled.register_fake(torch.empty_like)
+
+
+def test_an_operator_without_a_kernel_for_values_is_not_computed() -> None:
+    model = Holds(lambda m, x: x * torch.ops.values.doubled(m.n) + m.n[0].item(), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    program = pipeline.capture(model.eval(), (X,), device="cuda")
+    assert torch.ops.values.doubled.default in [node.target for node in program.graph.nodes]
+    assert dict(program.numbers) == {f"n[{i}]": i + 1.0 for i in range(4)}
 
 
 def other(number: torch.Tensor) -> torch.Tensor:
@@ -265,7 +265,7 @@ def test_a_kept_program_knows_its_numbers(tmp_path: Path) -> None:
 def test_names_are_the_models_in_dynamo_too() -> None:
     """Dynamo calls a buffer by another name."""
     model = nn.Sequential(Holds(*READ["item"])).eval()
-    with held_numbers() as reads:
+    with tracked() as reads:
         exported = _exported(model, (X,), {}, None, None, "bytecode")
     assert reads.names == {"0.n"}
     torch.testing.assert_close(exported.module()(X), model(X))

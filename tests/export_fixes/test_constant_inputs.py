@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.artifact.named_io import inputs_of
-from pipeline.export_fixes import constant_inputs
+from pipeline.export_fixes import known_values
 from pipeline.runtime import inputs as runtime_inputs
 from pipeline.runtime.inputs import Constants
 
@@ -316,8 +316,8 @@ def test_literals_on_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     place = property(lambda x: gpu if x is literal else real.__get__(x))
     monkeypatch.setattr(torch.Tensor, "device", place, raising=False)
-    follow, mode = constant_inputs.following(FakeTensorMode.dispatch), FakeTensorMode()
-    with constant_inputs.known({0: pipeline.Constant(GRID)}):
+    follow, mode = known_values.tracking(FakeTensorMode.dispatch), FakeTensorMode()
+    with known_values.tracked({0: pipeline.Constant(GRID)}):
         made: Any = follow(mode, aten.lift_fresh_copy.default, (), (literal,), {})
         written: Any = follow(mode, aten.add_.Scalar, (), (made, 1), {})
     assert made.device == gpu and written.constant.tolist() == [3, 2]

@@ -14,9 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import pipeline
 from pipeline import Compiled
-from pipeline.export_fixes import symbolic_division
-from pipeline.export_fixes.symbolic_division import LARGEST, Ratio
-from pipeline.export_fixes.symbolic_item import is_told
+from pipeline.export_fixes.known_numbers import LARGEST, RATIOS, Ratio, is_told
 from pipeline.stages.unbuilt import unbuilt
 from tests.shapes.test_sizes import Calls
 from tests.zoo.before import older_than
@@ -146,9 +144,9 @@ def test_certain_ratios_are_rounded_as_floats_are(below: int, data: st.DataObjec
     more = data.draw(st.integers(-below, below))
     rounded, name = data.draw(st.sampled_from([(torch.ceil, "ceil"), (torch.floor, "floor")]))
     exact = Ratio(near, below, 1)
-    exact = symbolic_division.RULES[torch.ops.aten.add.Tensor](exact, Ratio(more))
+    exact = RATIOS[torch.ops.aten.add.Tensor](exact, Ratio(more))
     assume(exact.is_certain)
-    whole = symbolic_division.RULES[getattr(torch.ops.aten, name).default](exact)
+    whole = RATIOS[getattr(torch.ops.aten, name).default](exact)
     assert rounded(torch.tensor(near) / torch.tensor(below) + more) == whole.above
 
 

@@ -1,32 +1,101 @@
-"""Track numbers that Python reads from tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
+"""Rules for the largest element of tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
-torch creates a new symbol for each number that is read while it traces, and no engine can compute with that. Here a
-tensor of ints that is made from sizes and numbers carries its largest element, an expression, through arithmetic and
-operators that move elements; for a tensor with one element that is the number that is read. It is kept where torch
-itself keeps numbers that were read (`FakeTensor.item_memo`), which is cleared when the tensor is written to. Numbers
-computed from floats are left to torch, because Python computes in another precision, but for `ratios`.
+torch creates a new symbol for each number that is read while it traces, and no engine can compute with that. A tensor
+of ints that is made from sizes and numbers has a largest element, an expression, which arithmetic and operators that
+move elements pass on; for a tensor with one element that is the number that is read.
+
+A tensor of one float that is made from known whole numbers has a `Ratio`. Rounded up or down it is whole again:
+``torch.ceil((n - 7) / 4).to(int)``. That holds as long as floats compute it right: where numbers are small enough that
+no rounding on the way reaches the next whole number. Other numbers computed from floats are left to torch, because
+Python computes in another precision.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.op_predicates import LIFTS
 from pipeline.aten.traits import SAME, Does, targets
-from pipeline.aten.types import Argument, Function, Target
-from pipeline.export_fixes import symbolic_division
+from pipeline.aten.types import Argument, Target
 from pipeline.program import READS_DATA
 
 aten = torch.ops.aten
 
-Number: TypeAlias = int | torch.SymInt | torch.SymBool
+LARGEST: Final = 2**22
+ROUNDINGS: Final = 3
+"""How large the numerator and denominator may be together, and how many operations may round: the error is at most
+ROUNDINGS * 2**-24 * LARGEST / denominator, less than what the ratio is apart from the next whole number."""
+
+Whole: TypeAlias = int | torch.SymInt
 Rule: TypeAlias = Callable[..., Any]
+
+
+@frozen
+class Ratio:
+    """A quotient of whole numbers that a float has, but for as many roundings."""
+
+    above: Whole
+    below: int = 1
+    roundings: int = 0
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the float is rounded to the same whole numbers as the quotient."""
+        least, most = _bounds(self.above)
+        return self.roundings <= ROUNDINGS and max(-least, most) + self.below <= LARGEST
+
+    @property
+    def whole(self) -> Whole | None:
+        """The whole number that the float is known to be."""
+        return self.above if self.below == 1 and not self.roundings else None
+
+
+Number: TypeAlias = int | torch.SymInt | torch.SymBool | Ratio
+"""The largest element of a tensor: of ints, of bools, or the one of a tensor of one float."""
+
+
+def _bounds(number: Whole) -> tuple[float, float]:
+    if isinstance(number, int):
+        return number, number
+    found = number.node.shape_env.bound_sympy(number.node.expr)
+    return float(found.lower), float(found.upper)
+
+
+def _divided(a: Ratio, b: Ratio) -> Ratio | None:
+    below = b.above
+    if not isinstance(below, int) or below <= 0 or b.below != 1:
+        return None
+    return Ratio(a.above, a.below * below, a.roundings + 1)
+
+
+def _added(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
+    if type(alpha) is not int:
+        return None
+    above = a.above * b.below + alpha * b.above * a.below
+    return Ratio(above, a.below * b.below, a.roundings + b.roundings + 1)
+
+
+def _subtracted(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
+    return _added(a, b, -alpha) if type(alpha) is int else None
+
+
+RATIOS: Mapping[object, Rule] = {
+    aten.div.Tensor: _divided,
+    aten.div.Scalar: _divided,
+    aten.add.Tensor: _added,
+    aten.add.Scalar: _added,
+    aten.sub.Tensor: _subtracted,
+    aten.sub.Scalar: _subtracted,
+    aten.ceil.default: lambda a: Ratio(-(-a.above // a.below)),
+    aten.floor.default: lambda a: Ratio(a.above // a.below),
+}
+"""The ratio of a result, of tensors of one float."""
 
 
 def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
@@ -114,51 +183,32 @@ WRITES: Mapping[object, object] = {
 RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED, **ALONE}
 
 
-def noting(dispatch: Function) -> Callable[..., object]:
-    """Wrap `FakeTensorMode.dispatch` to note the known numbers of the tensors that it makes."""
+def largest(
+    func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, numbers: Sequence[Argument]
+) -> Number | None:
+    """Return the largest element of a call's result of this dtype and rank, if it is known.
 
-    def dispatch_and_note(
-        mode: object, func: Target, types: object, args: Argument = (), kwargs: Argument = None
-    ) -> object:
-        written = _known(WRITES[func], args[0], args, kwargs or {}) if func in WRITES else None
-        made = dispatch(mode, func, types, args, kwargs or {})
-        value = _known(func, made, args, kwargs or {}) if func in RULES else written
-        if value is not None:
-            made.item_memo = value
-        else:
-            symbolic_division.note(func, made, args, kwargs or {}, number_of)
-        return made
-
-    return dispatch_and_note
-
-
-def left_out(specialize: Callable[..., object]) -> Callable[..., object]:
-    """Wrap Dynamo's search for floats that are inputs: it takes each number of a tensor for a symbol."""
-
-    def specialize_symbols(graph: Argument) -> object:
-        values = [node.meta.get("example_value") for node in graph.graph.nodes]
-        for value in values:
-            if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
-                value.item_memo = None
-        return specialize(graph)
-
-    return specialize_symbols
-
-
-def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Number | None:
-    """The largest element of a call's result, if it is known."""
-    if not isinstance(made, FakeTensor) or made.dtype not in (torch.int64, torch.int32, torch.bool):
+    numbers: the arguments, with the known numbers of tensors in place of these.
+    """
+    if dtype in (torch.float32, torch.float64):
+        return _ratio(func, kwargs, numbers) if func in RATIOS and rank == 0 and len(args) < 3 else None
+    if func not in RULES or dtype not in (torch.int64, torch.int32, torch.bool) or not _is_exact(func, args, kwargs):
         return None
-    if not _is_exact(func, args, kwargs):
-        return None
-    values = [number_of(a) if isinstance(a, torch.Tensor) else a for a in args]
+    values = [v.whole if isinstance(v, Ratio) else v for v in numbers]
     if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
         return None
     if any(isinstance(v, torch.SymBool) for v in values) and func not in ON_BOOLS:
         return None
-    value = RULES[func](*values, **kwargs)
-    kinds = (bool, torch.SymBool) if made.dtype == torch.bool else (int, torch.SymInt)
+    value: Number = RULES[func](*values, **kwargs)
+    kinds = (bool, torch.SymBool) if dtype == torch.bool else (int, torch.SymInt)
     return value if type(value) in kinds and not free_unbacked_symbols(value) else None
+
+
+def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
+    """The ratio of a result that is one float."""
+    ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in numbers]
+    made = None if None in ratios else RATIOS[func](*ratios, **kwargs)
+    return made if made is not None and made.is_certain else None
 
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
@@ -171,36 +221,6 @@ def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
         alone, first = args if func in COMPUTED else (), True
     ranked = any(isinstance(a, torch.Tensor) and a.dim() > 0 for a in alone)
     return first and not ranked and not any(isinstance(a, torch.Tensor) for a in kwargs.values())
-
-
-def number_of(tensor: torch.Tensor) -> object:
-    """The largest element of a tensor, if it is known."""
-    if tensor.is_floating_point():
-        return symbolic_division.whole(tensor)
-    constant = getattr(tensor, "constant", None)
-    return getattr(tensor, "item_memo", None) if constant is None or constant.numel() != 1 else constant.item()
-
-
-def indexing(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: index tensors are replaced by their known numbers. torch
-    would fix their value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are
-    tensors)."""
-
-    def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
-        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
-            args = (args[0], _indices(args[1]), *args[2:])
-        return override(self, func, args, kwargs)
-
-    return override_indices
-
-
-def _indices(index: Argument) -> object:
-    if isinstance(index, tuple):
-        return tuple(map(_indices, index))
-    if isinstance(index, slice):
-        return slice(_indices(index.start), _indices(index.stop), _indices(index.step))
-    known = number_of(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
-    return index.item() if isinstance(known, torch.SymInt) else index
 
 
 def is_told(node: torch.fx.Node) -> bool:

@@ -1,0 +1,305 @@
+"""Track the value beside each fake tensor, as far as it is known while a model is exported.
+
+A fake has its elements (`FakeTensor.constant`), if it is made of what has one value in all calls: literals, buffers
+that the model never writes, inputs that are a `Constant`. Or it has its largest element (`FakeTensor.item_memo`, a
+`Ratio` for floats), an expression of sizes (`known_numbers`). Where Python reads a number of either, the graph is for
+this number. Writes clear both: torch does so where it runs the operator, and elements are written as well.
+
+Each value has the names of the buffers that it comes from: with another number there the graph would be another, so the
+program has those that were read. Elements lie on the CPU, whatever device their tensors are on: values of a buffer on a
+GPU and of a `Constant` may meet, and there may be no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Final
+
+import torch
+from attrs import define, field
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from pipeline.aten.op_predicates import LIFTS
+from pipeline.aten.types import Argument, Function, Target
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.known_numbers import RATIOS, RULES, WRITES, Number, Ratio, largest
+from pipeline.inputs import Constant
+
+aten = torch.ops.aten
+
+FROM: Final = "_pipeline_buffers"
+"""The attribute of fakes with the names of the buffers that their values come from."""
+RATIO: Final = "_pipeline_ratio"
+"""The attribute of fakes with the ratio that they have, behind the count of writes to them at which they have it."""
+
+FEW: Final = 64
+"""The most elements of a tensor whose value is tracked."""
+MOST: Final = 1 << 20
+"""The same for a model with an input that is a `Constant`."""
+
+MAKING: Final = frozenset(
+    getattr(aten, name)
+    for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "tril_indices", "triu_indices", "zeros")
+)
+"""Operators that make a tensor of numbers alone."""
+READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""The tags of operators that make a number or a size of values."""
+
+
+@define
+class Known:
+    """What is known while a model is exported.
+
+    Attributes:
+        inputs: the values of inputs, by their places.
+        is_of_model: whether a model is exported, and not a graph traced again, which holds fakes.
+        names: the buffers whose number was read.
+        written: the buffers that the model writes: their number is another in each call.
+        storages: the buffers of each memory in which their fakes lie, and their values.
+        own: the model's names of each of its buffers, by the tensor's id. Dynamo has other names.
+        beside: fakes of tensors that the model holds beside its buffers, which torch forgets otherwise.
+    """
+
+    inputs: Mapping[int, torch.Tensor] = field(factory=dict)
+    is_of_model: bool = False
+    names: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    storages: dict[StorageWeakRef, frozenset[str]] = field(factory=dict)
+    own: dict[int, frozenset[str]] = field(factory=dict)
+    beside: list[FakeTensor] = field(factory=list)
+
+    @property
+    def most(self) -> int:
+        """The most elements of a tensor whose value is tracked."""
+        return MOST if self.inputs else FEW
+
+    def start(self, written: frozenset[str] = frozenset()) -> None:
+        """Forget what is known of the last export."""
+        self.is_of_model, self.names, self.written = True, frozenset(), written
+        self.storages.clear()
+        self.beside.clear()
+
+
+known: ContextVar[Known | None] = ContextVar("known values", default=None)
+
+
+def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
+    """A context in which the values of models that are exported are tracked, and inputs at these places have values."""
+    return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
+
+
+def is_tracked() -> AbstractContextManager[object]:
+    """A context of an export: its values are tracked, if those of a model around it are not already."""
+    return tracked() if known.get() is None else nullcontext()
+
+
+def is_small(tensor: torch.Tensor, most: int = FEW) -> bool:
+    """Whether a tensor has its elements in memory, and not too many."""
+    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
+
+
+def has_few(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has few elements, which Python may read as numbers."""
+    return is_small(tensor) and tensor.numel() > 0 and not tensor.is_complex()
+
+
+def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
+    """Give a fake its elements, which it loses where it is written to."""
+    fake.constant = value
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+    return fake
+
+
+def number_of(tensor: torch.Tensor) -> Number | None:
+    """Return the largest element of a tensor, if it is known."""
+    elements = getattr(tensor, "constant", None)
+    if tensor.is_floating_point() or tensor.is_complex():
+        version, ratio = vars(tensor).get(RATIO, (-1, None))
+        return ratio if version == tensor._version else None
+    if elements is not None and elements.numel() > 0:
+        return elements.max().item()  # type: ignore[no-any-return]
+    return getattr(tensor, "item_memo", None)
+
+
+def tracking(dispatch: Function) -> Function:
+    """Wrap `FakeTensorMode.dispatch`: what is computed from known values has one, and what Python reads is noted."""
+
+    def dispatch_and_track(
+        mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
+    ) -> object:
+        state = known.get()
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            return dispatch(mode, func, types, args, kwargs)
+        if state is None:
+            return _with_number(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+        if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
+            args = _beside(mode, state, args)
+        names, places = _names(args), _memories(func, args)
+        found = _computed(mode, state, func, args, kwargs)
+        if found is NotImplemented:
+            with nullcontext() if _runs_on_cpu(func) else _hidden(mode, func, args):
+                found = _with_number(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+        if names:
+            _name(state, func, names, places, args, found)
+        return found
+
+    return dispatch_and_track
+
+
+def _with_number(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
+    """Return a call's result, with its largest element, if it is known."""
+    rule = WRITES.get(func, func)
+    if rule not in RULES and rule not in RATIOS:
+        return call()
+    numbers = [number_of(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    made = call()
+    if isinstance(made, FakeTensor) and not (func in WRITES and made.is_floating_point()):
+        number = largest(rule, made.dtype, made.dim(), args, kwargs, numbers)
+        if isinstance(number, Ratio):
+            vars(made)[RATIO] = made._version, number
+        elif number is not None:
+            made.item_memo = number
+    return made
+
+
+def _computed(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
+    """Return what is computed from values alone, or filled with numbers, with its value; else NotImplemented."""
+    leaves, structure = tree_flatten((args, kwargs))
+    if not _may_be_computed(state, func, leaves):
+        return NotImplemented
+    fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
+    with no_dispatch():
+        positional, named = tree_unflatten([_on_cpu(x) for x in leaves], structure)
+        found = func(*positional, **named)
+    made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small(x, state.most)) for x in made):
+        return NotImplemented
+    device = device_of(leaves)
+    return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _faked(mode, x, device), found)
+
+
+def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
+    """Whether an operator computes from values alone, or makes a tensor of numbers, or of a literal."""
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
+        return False
+    if not tensors:
+        return bool(state.inputs) and func.overloadpacket in MAKING
+    if func in LIFTS and not isinstance(tensors[0], FakeTensor):
+        return is_small(tensors[0], state.most)
+    if not all(isinstance(x, FakeTensor) and x.constant is not None for x in tensors):
+        return False
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    return _runs_on_cpu(func) and (torch.Tag.inplace_view not in func.tags or func is aten.detach_.default)
+
+
+def _runs_on_cpu(func: OpOverload) -> bool:
+    """Whether an operator has a kernel for values, which lie on the CPU: torch's have, those of others may not."""
+    if func.namespace in ("aten", "prims", "prim"):  # those of `prim` are TorchScript's alone
+        return func.namespace != "prim"
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
+
+
+@contextmanager
+def _hidden(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
+    """A context in which the tensors of a call have no elements, with which torch would compute; they have none
+    afterwards, if the call may write to them."""
+    elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
+    for fake, value in elements.items():
+        if func._schema.is_mutable:
+            mode.fake_tensor_converter.invalidate_constant_aliases(value)
+        fake.constant = None
+    try:
+        yield
+    finally:
+        for fake, value in elements.items():
+            fake.constant = None if func._schema.is_mutable else value
+
+
+def _on_cpu(leaf: Argument) -> Argument:
+    if isinstance(leaf, FakeTensor):
+        return leaf.constant
+    if isinstance(leaf, torch.Tensor):
+        return leaf.cpu().clone()  # the graph has the literal itself, which nothing may write to
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def device_of(leaves: Sequence[object]) -> torch.device:
+    """Return the device of a result: the one that is named, or else that of the tensors, a GPU before the CPU."""
+    named = [x for x in leaves if isinstance(x, torch.device)]
+    tensors = [x.device for x in leaves if isinstance(x, torch.Tensor)]
+    return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
+
+
+def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
+    """Return a fake of a value, on the device of its tensor. On the CPU, fakes of views of one value lie in one
+    memory."""
+    if device.type == "cpu":
+        return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
+    with no_dispatch():
+        elements = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return with_value(FakeTensor(mode, elements, device), value)
+
+
+def _beside(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
+    """Return the arguments with fakes, which have values, of tensors that a model holds beside its buffers: its own, or
+    fakes of them, of another mode, on a GPU that the machine does not have."""
+
+    def faked(tensor: torch.Tensor) -> torch.Tensor:
+        value = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+        if mode.is_our_fake(tensor) or type(value) is not torch.Tensor or not has_few(value) or value.requires_grad:
+            return tensor
+        fake: FakeTensor = mode.fake_tensor_converter.from_real_tensor(mode, tensor)
+        if fake.constant is None:
+            state.beside.append(with_value(fake, value.to("cpu", copy=True)))
+        return fake
+
+    return tree_map_only(torch.Tensor, faked, args)
+
+
+def _names(args: Argument) -> frozenset[str]:
+    """The buffers that the values of a call's tensors come from, of those whose values are known."""
+    found: frozenset[str] = frozenset()
+    for arg in args:
+        if isinstance(arg, FakeTensor):
+            found |= vars(arg)[FROM] if FROM in vars(arg) and _has_value(arg) else frozenset()
+        elif type(arg) in (list, tuple):
+            found |= _names(arg)
+    return found
+
+
+def _has_value(tensor: FakeTensor) -> bool:
+    """Whether a number that is read from a tensor is known, or may be after some more operators."""
+    return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
+
+
+def _memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
+    """Where what a call writes to lies: the memory of its fake, and that of its values before the call."""
+    if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
+        return ()
+    tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
+    return tuple(StorageWeakRef(x.untyped_storage()) for x in tensors)
+
+
+def _name(
+    state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, made: Any
+) -> None:
+    """Give a call's results the names of the buffers that their values come from, and note what is read or written.
+    What is written to a tensor with a value counts as read, since its views may be."""
+    if READS.intersection(func.tags) and not free_unbacked_symbols(made):  # torch has made no symbol for it
+        state.names |= names
+    valued = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]
+    if memories:
+        state.written = state.written.union(*(state.storages.get(place, frozenset()) for place in memories))
+        state.names |= _names(args[1:]) if valued else frozenset()
+    for each in valued:
+        vars(each)[FROM] = names

@@ -1,0 +1,130 @@
+"""Wrap what torch does beside `FakeTensorMode.dispatch` with values: it makes fakes of buffers and inputs,
+reads numbers of proxies, and takes indices that are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import _ProxyTensor, get_proxy_slot, set_proxy_slot
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.types import Argument, Target
+from pipeline.errors import CaptureError
+from pipeline.export_fixes.known_values import FROM, has_few, known, number_of, with_value
+from pipeline.export_fixes.patching import Kernel
+from pipeline.inputs import Constant
+
+
+def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:
+    """Export a model, and once more where it writes a buffer whose number it reads, which then has no known number."""
+    state = known.get()
+    if state is None:
+        return export()
+    state.start()
+    state.own = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        state.own[id(buffer)] = state.own.get(id(buffer), frozenset()) | {name}
+    exported = export()
+    mutated = state.written.union(exported.graph_signature.buffers_to_mutate.values())
+    if both := state.names & mutated:
+        state.start(both)
+        exported = export()
+    return exported
+
+
+def with_numbers(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Give the fake of a tensor of few elements their values. The tensor may be a fake itself."""
+    elements = value.constant if isinstance(value, FakeTensor) else value
+    if isinstance(fake, FakeTensor) and elements is not None and has_few(elements):
+        with_value(fake, elements.detach().to("cpu", copy=True))
+
+
+def buffers(own: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
+    """Wrap torch.export's making of fake parameters and buffers: buffers of few elements have their values."""
+
+    def fakes(mode: FakeTensorMode, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        made, state = own(mode, module), known.get()
+        if state is None:
+            return made
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            fake, names = made[name], state.own.get(id(buffer), frozenset())
+            if has_few(buffer) and isinstance(fake, FakeTensor) and names:
+                state.storages[StorageWeakRef(fake.untyped_storage())] = names
+                fake.constant = None
+                if not names & state.written:
+                    with_numbers(fake, buffer)
+                    vars(fake)[FROM] = names
+                    if fake.constant is not None:  # where views of its values lie
+                        state.storages[StorageWeakRef(fake.constant.untyped_storage())] = names
+        return made
+
+    return fakes
+
+
+def inputs(own: Kernel) -> Kernel:
+    """Wrap torch.export's making of fake inputs: those of constants have their values."""
+
+    def fakes(module: object, args: object, kwargs: object, *rest: Argument, **options: Argument) -> Argument:
+        made, state = own(module, args, kwargs, *rest, **options), known.get()
+        values = state.inputs if state is not None else {}
+        for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
+            if place in values:
+                if not all(isinstance(size, int) for size in fake.shape):
+                    why = f"dynamic_shapes lets sizes vary of the input that is {Constant(values[place])!r}"
+                    raise CaptureError(why, "a Constant has one value: pass None for it")
+                with_value(fake, values[place].cpu().clone())
+        return made
+
+    return fakes
+
+
+def reading(own: Kernel) -> Kernel:
+    """Wrap torch's tracing of a call: a number that is read is what the fake holds. torch keeps a value beside the
+    proxy of a literal as well, also where the literal was written to through a view."""
+
+    def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
+        if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
+            slot = get_proxy_slot(args[0], mode.tracer, None)
+            if slot is not None and slot.constant is not None:
+                set_proxy_slot(args[0], mode.tracer, _ProxyTensor(slot.proxy, args[0].constant))
+        return own(mode, func, pre_dispatch, args, kwargs)
+
+    return proxy_call
+
+
+def left_out(specialize: Callable[..., object]) -> Callable[..., object]:
+    """Wrap Dynamo's search for floats that are inputs: it takes each number of a tensor for a symbol."""
+
+    def specialize_symbols(graph: Argument) -> object:
+        values = [node.meta.get("example_value") for node in graph.graph.nodes]
+        for value in values:
+            if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
+                value.item_memo = None
+        return specialize(graph)
+
+    return specialize_symbols
+
+
+def indexing(override: Callable[..., object]) -> Callable[..., object]:
+    """Wrap torch.export's handling of a call in the model: index tensors are replaced by their known numbers. torch
+    would fix their value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are
+    tensors)."""
+
+    def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
+            args = (args[0], _indices(args[1]), *args[2:])
+        return override(self, func, args, kwargs)
+
+    return override_indices
+
+
+def _indices(index: Argument) -> object:
+    if isinstance(index, tuple):
+        return tuple(map(_indices, index))
+    if isinstance(index, slice):
+        return slice(_indices(index.start), _indices(index.stop), _indices(index.step))
+    number = number_of(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
+    return index.item() if isinstance(number, torch.SymInt) else index
