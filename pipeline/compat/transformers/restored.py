@@ -27,12 +27,12 @@ def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], C
         ArtifactError: this transformers has no such class.
     """
     name = str(record["class"])
-    kind = getattr(transformers, name, None)
+    kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):
         why = f"transformers {transformers.__version__} has no language model {name}"
         raise ArtifactError(why, "install the version that the model was compiled with")
     with torch.device("meta"):
-        model: Any = kind(kind.config_class.from_dict(record["config"]))  # type: ignore[attr-defined]
+        model = kind(kind.config_class.from_dict(record["config"]))
     model.generation_config = GenerationConfig.from_dict(record["generation_config"])
     programs = {"decoder": decoder, **{part: other(file) for part, file in record["others"].items()}}
     runners = {part: program.module() for part, program in programs.items()}
