@@ -1,9 +1,10 @@
 """Build the sdist, and the wheel from it, in dist/; check both, the wheel in an environment that has nothing else.
 
-    python .ci/release.py [--no-install]
+    python .ci/release.py [--no-install] [FOLDER]
 
-A warning of the build is an error. The check installs the wheel with the versions of constraints.txt and runs, in an
-empty folder, the command line and the Python of README.md from top to bottom.
+FOLDER is dist/ by default, and is emptied first. A warning of the build is an error. The check installs the wheel with
+the versions of constraints.txt and runs, in an empty folder, the command line and the Python of README.md from top to
+bottom.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DIST = ROOT / "dist"
+DIST = Path(next((word for word in sys.argv[1:] if not word.startswith("-")), ROOT / "dist")).absolute()
 BUILD = "from setuptools import build_meta as b; import sys; getattr(b, sys.argv[1])(sys.argv[2])"
 IN_SDIST = ("LICENSE", "NOTICE", "constraints.txt", "CHANGELOG.md", "tests/conftest.py", "docs/index.md", ".ci/run")
 IN_WHEEL = ("pipeline/py.typed", "pipeline/viewing/assets/", "licenses/LICENSE", "licenses/NOTICE")
@@ -69,7 +70,7 @@ def install_and_try(wheel: Path, folder: Path) -> None:
     venv.create(folder / "venv", with_pip=True)
     python, empty = folder / "venv" / "bin" / "python", folder / "empty"
     empty.mkdir()
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel, cwd=empty)
+    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[test]", cwd=empty)
     print(run(folder / "venv" / "bin" / "pipeline", "--version", cwd=empty).strip())
     (empty / "readme.py").write_text(code_of(ROOT / "README.md"), encoding="utf-8")
     run(python, "readme.py", cwd=empty)
@@ -78,7 +79,7 @@ def install_and_try(wheel: Path, folder: Path) -> None:
 def main() -> None:
     """Build and check a release."""
     shutil.rmtree(DIST, ignore_errors=True)
-    DIST.mkdir()
+    DIST.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in ("first", "second", "try"):
@@ -95,7 +96,7 @@ def main() -> None:
         check(zipfile.ZipFile(wheel).namelist(), IN_WHEEL, wheel)
         if "--no-install" not in sys.argv:
             install_and_try(wheel, folder / "try")
-    print(f"dist/{sdist.name}\ndist/{wheel.name}")
+    print(f"{sdist}\n{wheel}")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import torch
 from attrs import evolve
@@ -30,7 +31,7 @@ from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.aten.naming import stack_of
 from pipeline.compiled import Compiled
-from pipeline.errors import ArtifactError, ArtifactWarning
+from pipeline.errors import ArtifactError, ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
@@ -47,7 +48,8 @@ T = TypeVar("T")
 
 
 def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
-    """Load a compiled program from a file that `Compiled.save` wrote.
+    """Load a compiled program from a file that `Compiled.save` wrote; of a language model's file or folder
+    (``save_pretrained``), the object with ``generate``, for which transformers is imported.
 
     Every byte is checked against a digest; engines and weights are memory-mapped, not read into memory. Nothing is
     imported, and no text of the file becomes code: a program calls operators of torch that only compute, and those of
@@ -65,12 +67,34 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
         ArtifactError: it is not a kept program, was truncated or altered, comes from a newer version, or calls an
             operator that this process does not have or that is not allowed; the message says which.
     """
+    place = Path(path) / FOLDER if Path(path).is_dir() else Path(path)
+    compiled = program(place, operators)
+    with opened(place) as file:
+        record = manifest_of(Reader(file, str(place))).generation
+    if not record:
+        return compiled
+    data: dict[str, Any] = json.loads(record)
+    found = [each.load() for each in entry_points(group="pipeline.saved", name=str(data.get("library")))]
+    if not found:
+        why = f"{place} is a language model of {str(data.get('library'))[:40]}, which no entry point restores"
+        raise ArtifactError(why, "pip install . in the checkout adds those of pipeline")
+    with fitting(str(place)):
+        made: Compiled = found[0](compiled, data, lambda name: program(place.with_name(Path(name).name), operators))
+    return made
+
+
+def program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
+    """Load the program of a file, as `load` does, also of a language model's decoder; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators={operators!r} is no set of namespaces: pass {{"{operators}"}}')
     compiled = loaded(path, frozenset(operators))
     if not has_gpu():
-        warnings.warn(ArtifactWarning(f"no GPU here: {path} runs on the CPU reference executor"), stacklevel=2)
+        warn(f"no GPU here: {path} runs on the CPU reference executor", ArtifactWarning)
     return compiled
+
+
+FOLDER: Final = "model.trtp"
+"""The name of a language model's file in its folder."""
 
 
 def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:

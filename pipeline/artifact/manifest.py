@@ -103,7 +103,8 @@ class Manifest:
     """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
     PyTorch; ``modules`` has the class of each module that made a node, by its path; ``source`` is the entry of the
     program that was decomposed; ``computed`` the bytes of the largest tensor that is computed as a constant;
-    ``call`` those that a call takes at most, 0 if sizes have no bound."""
+    ``generation`` the JSON that makes a language model of the program; ``call`` the bytes that a call takes at most, 0
+    if sizes have no bound."""
 
     format: str
     schema: int
@@ -139,6 +140,7 @@ class Manifest:
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
     profiles: tuple[FrozenDict[str, Range], ...] = ()
     signature: tuple[Parameter, ...] = ()
+    generation: str = ""
     source: str = ""
     computed: int = 0
     call: int = 0

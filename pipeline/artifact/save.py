@@ -54,7 +54,7 @@ Entries: TypeAlias = dict[str, tuple[Iterable[Any], int, str]]
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None:
+def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE, generation: str = "") -> None:
     """Write a compiled program to a file, from which `pipeline.load` makes it again.
 
     Args:
@@ -64,6 +64,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
             executor and PyTorch segments read, so that engines alone can run; or the path of a file for them, in the
             safetensors format, which the program finds again by its place relative to its own. Constants of the model's
             code and adapters are always inside.
+        generation: the JSON that makes a language model of the program when it is loaded.
 
     Raises:
         ArtifactError: something of the program cannot be kept; the message names it.
@@ -80,7 +81,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         stored = _stored(_checked(weights), place, *_parted(compiled.program, tensors), entries)
         ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
         begun.result()
-        described_by = manifest(stored, FrozenDict())
+        described_by = evolve(manifest(stored, FrozenDict()), generation=generation)
         check_names(described_by)
         data = codec.written(described_by, Manifest)
         ended.result()

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from pipeline.artifact.load import load
+from pipeline.artifact.load import program as load
 from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
 from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators, check_there

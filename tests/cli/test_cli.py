@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from torch import nn
 
 import pipeline
 from pipeline.cli.commands import main
-from pipeline.cli.options import setting_texts
 from pipeline.trt import CAPABILITIES
 
 ROOT = Path(__file__).parents[2]
@@ -332,18 +330,6 @@ def test_version_says_which_tensorrt_is_used(capsys: pytest.CaptureFixture[str])
 def test_help_and_version_are_no_errors(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([flag]) == 0
     assert "pipeline" in capsys.readouterr().out
-
-
-def test_every_setting_has_a_flag_with_its_documentation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compile", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in text for name in pipeline.CompilationSettings.names())
-    words = " ".join(text.split())
-    assert "Compute float64 in float32 inside engines; the results are float64 again. Default: False." in words
-    for sentence in setting_texts().values():
-        assert re.fullmatch(r"[A-Z].*\. Default: .*\.", sentence)
-        assert sentence.count("(") == sentence.count(")")
-    assert "--decisions {refuse,example}" in words
 
 
 def test_settings_that_are_words_and_paths_are_taken(folder: Path) -> None:

@@ -57,7 +57,10 @@ COMPILE = ["compile", f"{HERE}:net"]
 MISUSE: dict[str, tuple[list[str], str]] = {
     "a factory that exits": (["compile", f"{HERE}:leaving"], "leaving raised SystemExit: 7"),
     "a module as a file": (["compile", "mine.py:net"], "a module is named without .py: write mine:factory"),
-    "a file of weights": (["compile", "weights.pt", "--input", "4"], "'weights.pt' is not what torch.jit.save writes"),
+    "a file of weights": (
+        ["compile", "weights.pt", "--input", "4"],
+        "'weights.pt' is a file of torch.save",
+    ),
     "a model without weights": (["compile", f"{HERE}:on_meta"], "weight is on the meta device"),
     "memory without end": ([*COMPILE, "--workspace-size", "9" * 30], "workspace_size is an integer"),
     "streams without end": ([*COMPILE, "--max-aux-streams", "9" * 12], "max_aux_streams is an integer"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 import pipeline
 from pipeline import _PLACES
-from pipeline.cli.commands import COMMANDS
+from pipeline.cli.commands import COMMANDS, main
+from pipeline.cli.options import setting_texts
 
 LATER = ("torch._dynamo", "transformers", "pipeline.build", "pipeline.defaults")
 PROGRAM = """
@@ -63,8 +65,16 @@ def test_a_room_never_takes_a_public_names_place() -> None:
 
 
 def test_every_command_has_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.cli import main
-
     for name in COMMANDS:
         assert main([name, "--help"]) == 0
         assert f"usage: pipeline {name}" in capsys.readouterr().out
+
+
+def test_every_setting_has_a_flag_with_its_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in text for name in pipeline.CompilationSettings.names())
+    words = " ".join(text.split())
+    assert "Compute float64 in float32 inside engines; the results are float64 again. Default: False." in words
+    whole = (re.fullmatch(r"[A-Z].*\. Default: .*\.", each) for each in setting_texts().values())
+    assert all(whole) and "--decisions {refuse,example}" in words

@@ -29,7 +29,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "export_fixes/branches.py",
         ),
     ),
-    "language models of transformers": (3_350, ("compat/transformers/",)),
+    "language models of transformers": (3_550, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_300,
         (
@@ -57,7 +57,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_100, ("aten/",)),
     "sizes": (1_250, ("shapes/",)),
     "stages": (
-        3_430,
+        3_460,
         (
             "stages/",
             "compose/",

@@ -34,7 +34,8 @@ from pipeline.compat.transformers.multimodal import (
     that_are_seen,
     tokens_of,
 )
-from pipeline.compiled import Compiled, CompiledModule
+from pipeline.compat.transformers.saved import save_folder, save_model
+from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement
@@ -120,6 +121,32 @@ class CompiledGeneration:
         made = copy.copy(self)
         made.__dict__["_modules"] = {name: copy.copy(each) for name, each in self.__dict__["_modules"].items()}
         return made.over(self.compiled, runners, self.limits)
+
+    def save(self, path: StrPath, weights: StrPath = "inside") -> None:
+        """Save the model: `pipeline.load` returns an object with ``generate``, and needs transformers, but neither the
+        model's weights nor code beside it.
+
+        Args:
+            path: the file; the program of an encoder is in another beside it (``NAME.encoder.trtp``).
+            weights: as for `Compiled.save`, of the decoder.
+
+        Raises:
+            ArtifactError: the model is multimodal, or its class is not one of transformers.
+            OSError: a file cannot be written.
+        """
+        save_model(self, path, weights)
+
+    def save_pretrained(self, save_directory: StrPath) -> None:
+        """Save the model to a folder, with ``config.json`` and ``generation_config.json``, as `save` does to a file."""
+        save_folder(self, save_directory)
+
+    def __copy__(self) -> CompiledGeneration:
+        made = self.__class__.__new__(self.__class__)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a compiled language model cannot be pickled: save(path) writes a file, pipeline.load reads it")
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:

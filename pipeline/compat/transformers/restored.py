@@ -1,0 +1,41 @@
+"""Restore a saved language model from its programs and its configuration, without its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig
+
+from pipeline.compat.transformers.chunked_prefill import Limits
+from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
+from pipeline.compiled import Compiled
+from pipeline.errors import ArtifactError
+
+
+def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
+    """Return the model of a saved record.
+
+    Args:
+        decoder: its decoder's program.
+        record: what `save_model` wrote beside it.
+        other: loads a program from a file beside that of the decoder.
+
+    Raises:
+        ArtifactError: this transformers has no such class.
+    """
+    name = str(record["class"])
+    kind: Any = getattr(transformers, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):
+        why = f"transformers {transformers.__version__} has no language model {name}"
+        raise ArtifactError(why, "install the version that the model was compiled with")
+    with torch.device("meta"):
+        model = kind(kind.config_class.from_dict(record["config"]))
+    model.generation_config = GenerationConfig.from_dict(record["generation_config"])
+    programs = {"decoder": decoder, **{part: other(file) for part, file in record["others"].items()}}
+    runners = {part: program.module() for part, program in programs.items()}
+    made: CompiledGeneration = shell(model, None, None, {}, runners)
+    made.__dict__["_float"] = getattr(torch, record["dtype"])
+    return made.over(programs, runners, Limits(*record["limits"]))
