@@ -120,13 +120,13 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
     ):
         mark = handle.log.mark()
         while not (built := _written(handle, _config(handle.builder, order, names, monitor), plan)):
-            if not _rename(handle, names, handle.log.said_since(mark)):
+            if not _rename(handle, names, handle.log.messages_since(mark)):
                 break
             mark = handle.log.mark()
         plan.file.flush()
     return_free_memory()
     if not built:
-        raise refused(order, handle.log.said_since(mark))
+        raise refused(order, handle.log.messages_since(mark))
     return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
 
 

@@ -83,7 +83,7 @@ def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor
     mark = net.ctx.log.mark()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
-        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.said_since(mark)})")
+        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")
     layer.name = net.ctx.unique(f"{net.name}:attention")
     if mask is not None:
         layer.mask = mask
