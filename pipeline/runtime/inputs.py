@@ -25,8 +25,8 @@ Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
-    """Return the call's inputs in the program's order; keyword arguments and dict keys may be in any order, and arguments
-    may be passed by position or keyword, as the model takes them. It takes about 30 µs, most of it in pytree.
+    """Return the call's inputs in the program's order; keyword arguments and dict keys may be in any order, and
+    arguments may be passed by position or keyword, as the model takes them. It takes about 30 µs, most of it in pytree.
 
     Raises:
         DtypeError: an input's dtype differs from the compiled one; a subclass of `TypeError`.
