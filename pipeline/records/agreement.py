@@ -66,7 +66,7 @@ class OutputAgreement:
         if self.unjudged:
             return f"{where}not judged: {self.unjudged}"
         left_out = (
-            f"; {self.undecided} of {self.elements} elements depend on rounding and are left out"
+            f"; {self.undecided} of {self.elements} elements are decided by rounding"
             if self.undecided
             else ""
         )
