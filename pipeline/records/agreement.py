@@ -65,11 +65,7 @@ class OutputAgreement:
             return f"{where}WRONG: the program raises {self.raised}"
         if self.unjudged:
             return f"{where}not judged: {self.unjudged}"
-        left_out = (
-            f"; {self.undecided} of {self.elements} elements are decided by rounding"
-            if self.undecided
-            else ""
-        )
+        left_out = f"; {self.undecided} of {self.elements} elements are decided by rounding" if self.undecided else ""
         other, wrong = ("the captured graph's", "DIFFERS: ") if of_module else ("eager's", "WRONG: ")
         measured = f"error {self.error:.2g}, {other} {self.eager_error:.2g}, bound {self.bound:.2g}"
         if self.norm_error > self.norm_bound:
