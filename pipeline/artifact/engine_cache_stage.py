@@ -21,7 +21,7 @@ from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
-from pipeline.runtime.engine import refit
+from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build, engine
 from pipeline.stages.convert import binding_names

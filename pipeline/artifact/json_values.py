@@ -85,14 +85,6 @@ def _read_shape(data: JsonData) -> torch.Size:
         raise MalformedError("expected sizes") from None
 
 
-def _read_slice(data: JsonData) -> slice:
-    return slice(*_parts(data, 3))
-
-
-def _read_complex(data: JsonData) -> complex:
-    return complex(*(read_float(part) for part in _list_of(data, 2)))
-
-
 def _read_constant(data: JsonData) -> Constant:
     dtype, numbers = _list_of(data, 2)
     try:
@@ -113,10 +105,6 @@ def _read_dict(data: JsonData) -> dict[Any, Any]:
         return {read(key): read(value) for key, value in rows}
     except TypeError:
         raise MalformedError("a key of a dict is unhashable") from None
-
-
-def _read_operator(data: JsonData) -> object:
-    return op_names.target_of(_name(data))
 
 
 def _name(data: JsonData) -> str:
@@ -158,13 +146,13 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "layout": layout_named,
     "memory_format": lambda data: _member(torch.memory_format, data),
     "constant": _read_constant,
-    "complex": _read_complex,
-    "slice": _read_slice,
+    "complex": lambda data: complex(*(read_float(part) for part in _list_of(data, 2))),
+    "slice": lambda data: slice(*_parts(data, 3)),
     "ellipsis": lambda data: ...,
     "ref": lambda data: Ref(_name(data)),
     "node": lambda data: NodeName(_name(data)),
     "size": expressions.read,
-    "operator": _read_operator,
+    "operator": lambda data: op_names.target_of(_name(data)),
 }
 
 

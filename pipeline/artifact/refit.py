@@ -22,7 +22,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
 from pipeline.recipes import numbers_of
-from pipeline.runtime.engine import refit
+from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert

@@ -27,12 +27,6 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 
 @block
-def smooth(net: Net, kind: str, x: Value) -> ITensor:
-    """Apply an activation; integers become float32."""
-    return activation(net, kind, floating(net, x))
-
-
-@block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
     """Apply an activation with a small tail: bfloat16 in float32, rounded once, since RTX 1.4's layers lose the tail (0
     for 6.6e-36)."""

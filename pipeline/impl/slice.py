@@ -97,15 +97,12 @@ def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> I
     for shift, dim in zip(shifts, dims, strict=True):
         a = base.axis(dim, len(sizes))
         moves[a] = total([moves.get(a, 0), negative(shift)])
-    moves = {a: _start(shift, sizes[a]) for a, shift in sorted(moves.items())}
-    axes = [a for a, start in moves.items() if start != 0]
+    for a, shift in moves.items():
+        moves[a] = shift % sizes[a] if isinstance(shift, int) and isinstance(sizes[a], int) and sizes[a] else shift
+    axes = sorted(a for a, start in moves.items() if start != 0)
     if not axes or 0 in sizes:
         return x
     return sampled(net, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
-
-
-def _start(shift: Size, size: Size) -> Size:
-    return shift % size if isinstance(shift, int) and isinstance(size, int) and size else shift
 
 
 @block

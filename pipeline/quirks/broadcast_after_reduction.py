@@ -91,7 +91,7 @@ class HeldValues:
             return "reduced" if does(node.target) in (Does.REDUCES, Does.POOLS) else "behind"
         if not passes(node):
             return None
-        inputs = [x for x in node.all_input_nodes if _holds_tensors(x)]
+        inputs = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor | tuple | list)]
         roles = {x: self._roles.get(self._one(x)) for x in inputs}
         if "behind" in roles.values():
             return "behind"
@@ -145,7 +145,3 @@ class HeldValues:
 
 SEPARATE: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
 """Operators that are never fused into a reduction kernel, except matmuls over a single element."""
-
-
-def _holds_tensors(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)

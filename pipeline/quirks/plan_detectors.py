@@ -173,7 +173,11 @@ def _reads_no_batch(source: bytes) -> bool:
     for each in _INDEX.finditer(_CAST.sub(rb"\1", source)):
         name, by, within = each["name"], each["by"] or b"1", each["within"]
         size = divided.get(each["of"]) if by == b"1" else below.get(each["of"])
-        if size is not None and size != b"1" and (size == within if within else _is_less(size, by)):
+        if (
+            size is not None
+            and size != b"1"
+            and (size == within if within else size.isdigit() and by.isdigit() and int(size) <= int(by))
+        ):
             lost.add(name)
         if within:
             below[name] = within
@@ -181,10 +185,6 @@ def _reads_no_batch(source: bytes) -> bool:
             divided[name] = size
     read = b" ".join(_READ.findall(source))
     return any(re.search(rb"%b\b" % name, read) for name in lost)
-
-
-def _is_less(size: bytes, by: bytes) -> bool:
-    return size.isdigit() and by.isdigit() and int(size) <= int(by)
 
 
 _KEPT = re.compile(rb"\[\(index - threadIdx\.x\) / \d+\]( = )?")

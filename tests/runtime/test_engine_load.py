@@ -14,11 +14,11 @@ from pipeline import ExecutionError
 from pipeline.compiled import Compiled
 from pipeline.network.engine import Engine
 from pipeline.runtime import engine_cache, engine_load, program_engines
-from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, listening
 from pipeline.runtime.program_engines import Loads, load_engines
 from pipeline.stages import unbuilt
+from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.fake_engine import FakeEngine, say
 
 X = torch.arange(6.0).reshape(2, 3)

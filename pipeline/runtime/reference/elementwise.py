@@ -20,14 +20,6 @@ def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
 
 
-def _div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a / b if a.is_floating_point() else _divided(a, b, "trunc")
-
-
-def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.floor(a / b) if a.is_floating_point() else _divided(a, b, "floor")
-
-
 def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Raise to a power; integer results with a negative exponent round toward zero."""
     if a.is_floating_point():
@@ -44,9 +36,9 @@ ELEMENTWISE: Mapping[str, Binary] = {
     "MAX": lambda a, b: torch.where(b > a, b, a),
     "MIN": lambda a, b: torch.where(b < a, b, a),
     "SUB": torch.sub,
-    "DIV": _div,
+    "DIV": lambda a, b: a / b if a.is_floating_point() else _divided(a, b, "trunc"),
     "POW": _pow,
-    "FLOOR_DIV": _floor_div,
+    "FLOOR_DIV": lambda a, b: torch.floor(a / b) if a.is_floating_point() else _divided(a, b, "floor"),
     "AND": torch.logical_and,
     "OR": torch.logical_or,
     "XOR": torch.logical_xor,
@@ -87,10 +79,6 @@ def _elu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
     return torch.where(x >= 0, x, alpha * torch.expm1(x))
 
 
-def _selu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    return beta * torch.where(x > 0, x, alpha * torch.expm1(x))
-
-
 def _softplus(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
     """Compute alpha * log(1 + exp(beta * x)) without overflow."""
     return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
@@ -110,7 +98,7 @@ ACTIVATION: Mapping[str, Activation] = {
     "TANH": lambda x, alpha, beta: torch.tanh(x),
     "LEAKY_RELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * x),
     "ELU": _elu,
-    "SELU": _selu,
+    "SELU": lambda x, alpha, beta: beta * torch.where(x > 0, x, alpha * torch.expm1(x)),
     "SOFTSIGN": lambda x, alpha, beta: x / (1 + x.abs()),
     "SOFTPLUS": _softplus,
     "CLIP": lambda x, alpha, beta: x.clamp(alpha, beta),

@@ -11,11 +11,8 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
-
-__all__ = ["EngineRunner", "refit"]
 
 
 class EngineRunner:
