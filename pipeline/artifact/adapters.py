@@ -128,13 +128,13 @@ def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> Iterator[Step]
     first = step("a", "flatten.using_ints", Ref(f"{name}{A}"), 1)
     yield first
     yield (flat := step("b", "flatten.using_ints", last, 1))
-    yield (made := step("product", "mm.default", Ref(flat.name), Ref(first.name)))
-    yield (made := step("scaled", "mul.Tensor", Ref(made.name), float(scale)))
+    yield (delta := step("product", "mm.default", Ref(flat.name), Ref(first.name)))
+    yield (delta := step("scaled", "mul.Tensor", Ref(delta.name), float(scale)))
     if adapter.transposed:
-        yield (made := step("turned", "t.default", Ref(made.name)))
-    yield (made := step("shaped", "reshape_as.default", Ref(made.name), Ref(name)))
-    yield (made := step("sum", "add.Tensor", Ref(name), Ref(made.name)))
-    yield Step(f"{SUM}{name}", "aten.to.dtype", (Ref(made.name), dtype))
+        yield (delta := step("turned", "t.default", Ref(delta.name)))
+    yield (delta := step("shaped", "reshape_as.default", Ref(delta.name), Ref(name)))
+    yield (delta := step("sum", "add.Tensor", Ref(name), Ref(delta.name)))
+    yield Step(f"{SUM}{name}", "aten.to.dtype", (Ref(delta.name), dtype))
 
 
 def bare(recipe: Recipe) -> Recipe:

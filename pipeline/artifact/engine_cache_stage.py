@@ -61,12 +61,12 @@ class Wanted:
         values = {name: known[name] for name in form.weights if name in loose}
         return cls(order, handle, form, engine_key(order, form, fixed), values)
 
-    def entry(self, made: Engine) -> EngineEntry:
+    def entry(self, engine: Engine) -> EngineEntry:
         """Return the cache entry for an engine built for this."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
-        bindings = tuple(made.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
-        weights = tuple(made.weights.get(name, name) for name in self.form.weights)
-        return EngineEntry(self.key, made.library, made.digest, bindings, weights, values)
+        bindings = tuple(engine.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
+        weights = tuple(engine.weights.get(name, name) for name in self.form.weights)
+        return EngineEntry(self.key, engine.library, engine.digest, bindings, weights, values)
 
     def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
         """Return the engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
@@ -134,11 +134,11 @@ class Cached:
     ) -> list[Engine | None]:
         """Build the missing engines, except those that another process has built meanwhile."""
         found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
-        due = sorted(i for i, made in found.items() if made is None)
+        due = sorted(i for i, engine in found.items() if engine is None)
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
-        built = {i: self._saved(files, wanted[i], made) for i, made in built.items()}
-        fresh = {wanted[i].identity: (i, built.get(i) or made) for i, made in found.items()}
-        return [made or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
+        built = {i: self._saved(files, wanted[i], engine) for i, engine in built.items()}
+        fresh = {wanted[i].identity: (i, built.get(i) or engine) for i, engine in found.items()}
+        return [engine or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, engine in enumerate(engines)]
 
     def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
         """Return the engine in the store, or None. Errors of the store become warnings."""
@@ -147,7 +147,7 @@ class Cached:
             if opened is None:
                 return None
             with opened[0] as file:
-                made = wanted.engine(*unpacked(file, opened[1], wanted.key))
+                engine = wanted.engine(*unpacked(file, opened[1], wanted.key))
         except CorruptEntryError as error:
             warn(f"the entry {wanted.key} of the engine cache is dropped: {error}; {wanted.order.name} is built")
             files.drop(wanted.key)
@@ -155,19 +155,19 @@ class Cached:
         except Exception as error:
             warn(f"the engine cache failed ({type(error).__name__}: {error}); {wanted.order.name} is built")
             return None
-        if made is not None:
+        if engine is not None:
             report(done, total, f"{wanted.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
-        return made
+        return engine
 
-    def _saved(self, files: FileStore, wanted: Wanted, made: Engine) -> Engine:
+    def _saved(self, files: FileStore, wanted: Wanted, engine: Engine) -> Engine:
         if not self.keep:
-            return made
+            return engine
         try:
-            files.write(wanted.key, packed(wanted.entry(made), made.checked()))
+            files.write(wanted.key, packed(wanted.entry(engine), engine.checked()))
         except Exception as error:
             warn(f"{wanted.order.name} cannot be saved to the engine cache: {type(error).__name__}: {error}")
-        return made
+        return engine
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
@@ -175,10 +175,10 @@ def wanted_engines(converted: Converted) -> Iterator[Wanted]:
     program, names = converted.partitioned.program, converted.recipes.keys()
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _places(program, segment))
+        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _roles(program, segment))
 
 
-def _places(program: Program, segment: Segment) -> dict[str, str]:
+def _roles(program: Program, segment: Segment) -> dict[str, str]:
     """Return, by binding, the program's input, size or output that it is, or its rank among the other inputs. A network
     alone, whose inputs are in the order of their use, does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
@@ -203,11 +203,11 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
     )
 
 
-def _for_another(wanted: Sequence[Wanted], place: int, source: int, made: Engine | None) -> Engine | None:
+def _for_another(wanted: Sequence[Wanted], place: int, source: int, engine: Engine | None) -> Engine | None:
     """Return the engine of one network for another that shares it."""
-    if place == source or made is None:
-        return made
-    return serving(made, wanted[source].form, wanted[place].order.name, wanted[place].form)
+    if place == source or engine is None:
+        return engine
+    return serving(engine, wanted[source].form, wanted[place].order.name, wanted[place].form)
 
 
 def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:

@@ -31,9 +31,9 @@ def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Va
 
 
 @block
-def result(net: Net, node: torch.fx.Node, made: Value) -> Value:
+def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
     """Return the result of a node's converter, computed in a separate kernel if the node is marked so."""
-    return _unfused(net, made) if isinstance(made, trt.ITensor) and net.ctx.marks.of(node.name, "apart") else made
+    return _unfused(net, value) if isinstance(value, trt.ITensor) and net.ctx.marks.of(node.name, "apart") else value
 
 
 @block

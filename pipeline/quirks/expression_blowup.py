@@ -101,10 +101,14 @@ def summed(node: torch.fx.Node) -> int | None:
     if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
         return _few(sizes[0][-1:])
     if kind is Does.REDUCES and sizes:
-        made = node.meta["val"]
-        kept = math.prod(shape_of(made[0] if isinstance(made, tuple | list) else made))
+        value = node.meta["val"]
+        results = math.prod(shape_of(value[0] if isinstance(value, tuple | list) else value))
         total = math.prod(sizes[0])
-        return _few([total // kept]) if isinstance(total, int) and isinstance(kept, int) and kept else _few_dims(node)
+        return (
+            _few([total // results])
+            if isinstance(total, int) and isinstance(results, int) and results
+            else _few_dims(node)
+        )
     if (kind is Does.SOFTENS or "log_softmax" in str(node.target)) and sizes:
         few = _few_dims(node)
         return None if few is None else few * few

@@ -57,11 +57,11 @@ class Return:
     copied: bool = False
     again: int | None = None
     held: int | None = None
-    made: bool = field(init=False)
+    computed: bool = field(init=False)
     """Whether the program computes it, so that the caller does not hold it already."""
 
-    @made.default
-    def _is_made(self) -> bool:
+    @computed.default
+    def _is_computed(self) -> bool:
         return self.input_index is None and self.again is None and self.held is None
 
 

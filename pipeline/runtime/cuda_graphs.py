@@ -67,7 +67,7 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.fast_replay: Any = None
-        """The `FastReplay` of such calls, once made."""
+        """The `FastReplay` of such calls, once outputs."""
         self.still = tuple(still.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.available()
@@ -123,10 +123,10 @@ class CapturedCall:
             caller.wait_stream(stream)
 
     @torch.no_grad()
-    def _captured_for(self, leaves: Sequence[Leaf], made: Sequence[torch.Tensor | None]) -> Instance:
+    def _captured_for(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> Instance:
         """Return an instance that writes the large outputs directly to this memory."""
         graph = self._new_graph()
-        into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
+        into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._lane.device)):
             turn = Turn(torch.cuda.current_stream(), captured=True, into=into)
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -151,8 +151,8 @@ class CapturedCall:
             elif values[write.buffer or 0] is not value:
                 values[write.buffer or 0].copy_(value)
         given = {id(value) for value in turn.into.values()}
-        made = zip(self.layout.returns, results, strict=True)
-        found = {id(v): v for r, v in made if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
+        outputs = zip(self.layout.returns, results, strict=True)
+        found = {id(v): v for r, v in outputs if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
         return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]
 
     def _is_itself(self, output: Return, value: torch.Tensor) -> bool:
@@ -169,15 +169,16 @@ class CapturedCall:
 
     def __call__(self, leaves: Sequence[object], stream: int) -> list[Leaf]:
         """Return the outputs for these inputs, on the current stream; ``stream`` is its handle."""
-        made: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
+        outputs: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
         if self._as_made:
-            return list(made)
+            return list(outputs)
         if not self._replay.complete:
-            made = [m if m is not None else self._given(t.value) for m, t in zip(made, self.takes, strict=True)]
+            outputs = [m if m is not None else self._given(t.value) for m, t in zip(outputs, self.takes, strict=True)]
         if self.written:
             self._write(leaves)
         return [
-            leaves[given] if given is not None else value if i is None else made[i] for given, i, value in self.results
+            leaves[given] if given is not None else value if i is None else outputs[i]
+            for given, i, value in self.results
         ]
 
     @torch.no_grad()

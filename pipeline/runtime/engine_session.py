@@ -242,23 +242,23 @@ class Session:
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
         self._current = None
         with listening() as messages:
-            made = plan or self._inputs_of(inputs, loose=loose)
-            for name, memory in made.fixed:
+            current = plan or self._inputs_of(inputs, loose=loose)
+            for name, memory in current.fixed:
                 self._address(name, memory)
-            for position, memory in made.copies:
+            for position, memory in current.copies:
                 if position in self._moving:
                     self._address(self.inputs[position].name, memory)
-            self._in.shape(made.shapes, self._ranges, messages, anew=bool(self.on_host))
-            made = plan or self._outputs_of(made, loose=loose)
-            for binding, result in zip(self.outputs, made.results, strict=True):
+            self._in.shape(current.shapes, self._ranges, messages, anew=bool(self.on_host))
+            current = plan or self._outputs_of(current, loose=loose)
+            for binding, result in zip(self.outputs, current.results, strict=True):
                 if result is not None:
                     self._address(binding.name, result)
             self._in.lend(self.arena.memory)
         if plan is None:
-            self._remember(key, made)
+            self._remember(key, current)
             self._fresh = not loose
-        self._current = made
-        return made
+        self._current = current
+        return current
 
     def _remember(self, key: object, plan: EnginePlan) -> None:
         if len(self.plans) >= PLANS:

@@ -96,7 +96,7 @@ class Replays:
     """Replay a captured graph.
 
     Args:
-        graph: made with ``keep_graph=True`` if addresses of its copies can be set.
+        graph: outputs with ``keep_graph=True`` if addresses of its copies can be set.
         feeds: the inputs that it copies.
         takes: its outputs.
         random: the graph may draw random numbers, which only PyTorch's replays renew.
@@ -142,7 +142,7 @@ class Replays:
         now = self._next
         if now is None or now[2] != stream:
             now = self._following(self._own, leaves, stream)
-        instance, made, _ = now
+        instance, outputs, _ = now
         if self.feeds:
             for feed, node in zip(self.feeds, instance.reads, strict=True):
                 feed(leaves[feed.input_index], node)
@@ -155,20 +155,24 @@ class Replays:
                 self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
             except torch.OutOfMemoryError:
                 self._next = None  # the next call raises the error
-        return made
+        return outputs
 
     def _following(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
         """Return the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
-        made = tuple([None if make is None else make() for make in self._makers])
-        addresses = tuple([0 if value is None else value.data_ptr() for value in made])
+        outputs = tuple([None if make is None else make() for make in self._makers])
+        addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
         if found is None:
-            found = self._another(own, leaves, made, addresses)
+            found = self._another(own, leaves, outputs, addresses)
             found.write_to(addresses)
-        return found, made, stream
+        return found, outputs, stream
 
     def _another(
-        self, own: Instance, leaves: Sequence[object], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
+        self,
+        own: Instance,
+        leaves: Sequence[object],
+        outputs: Sequence[torch.Tensor | None],
+        addresses: tuple[int, ...],
     ) -> Instance:
         """Return an instance for new addresses: one captured for them, a new one, the oldest one, or the graph's
         own."""
@@ -176,7 +180,7 @@ class Replays:
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
             try:
-                return self._kept(again(leaves, made), addresses, CAPTURED)
+                return self._kept(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
                 log.warning("a call is not captured again for reused memory, and copies its outputs: %s", error)
                 self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured

@@ -94,7 +94,7 @@ class ProgramModule(CompiledModule):
     def _attach_state(self) -> None:
         """Create buffers with their initial values, and drop the plans that hold older ones."""
         for name, initial in self._initial.items():
-            attach(self, name, initial.made(self.device))
+            attach(self, name, initial.new_tensor(self.device))
         self._guard = guard(self.program, self)
         self._plans: dict[object, CallPlan] = {}
         self._fast_replay: FastReplay | None = None
@@ -107,12 +107,12 @@ class ProgramModule(CompiledModule):
             self._guard.clear()
 
     def new_state(self) -> ProgramModule:
-        made = self.__class__.__new__(self.__class__)
-        torch.nn.Module.__init__(made)
-        own = {*made.__dict__, "_guard", "_plans", "_fast_replay"}
-        made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
-        made._attach_state()
-        return made
+        module = self.__class__.__new__(self.__class__)
+        torch.nn.Module.__init__(module)
+        own = {*module.__dict__, "_guard", "_plans", "_fast_replay"}
+        module.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
+        module._attach_state()
+        return module
 
     def forward(self, *args: object, **kwargs: object) -> Leaf:
         if is_compiling() and self.entry is not None and (is_dynamo_compiling() or is_tracing()):
@@ -164,7 +164,7 @@ class ProgramModule(CompiledModule):
             self._workers.give(worker)
 
     def _planned(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
-        """Return the inputs in order and their plan: looked up by shapes, else made after every check."""
+        """Return the inputs in order and their plan: looked up by shapes, else created after every check."""
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
@@ -328,8 +328,8 @@ def _part(
     engine = compiled.engines[index]
     if engine.digest in loaded and not engine.stripped:
         return loaded[engine.digest].serving(engine, network)
-    made = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
-    return loaded.setdefault(engine.digest, made) if engine.digest else made
+    loaded_now = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
+    return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
 
 def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:

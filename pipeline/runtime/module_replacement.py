@@ -62,14 +62,14 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
 
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     own = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    made = _hollow(model, runner.device, {})
-    made.__class__ = type(f"Compiled{kind.__name__}", (InPlace, kind), own)
+    replacement = _hollow(model, runner.device, {})
+    replacement.__class__ = type(f"Compiled{kind.__name__}", (InPlace, kind), own)
     for name in HOOKS:  # the module's hooks are captured in the program
-        made.__dict__[name] = OrderedDict()
-    made.__dict__.pop("forward", None)
-    made.__dict__["runner"] = runner
-    _share_state(made, runner)
-    return made.eval()
+        replacement.__dict__[name] = OrderedDict()
+    replacement.__dict__.pop("forward", None)
+    replacement.__dict__["runner"] = runner
+    _share_state(replacement, runner)
+    return replacement.eval()
 
 
 def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
@@ -95,35 +95,35 @@ class Fixed(dict[str, Leaf]):
         raise ExecutionError(f"{name} cannot be removed here, which would change nothing: {WEIGHTS}", HINT)
 
 
-def _share_state(made: torch.nn.Module, runner: CompiledModule) -> None:
+def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
     """Register the runner's buffers, which the program updates, on a module."""
     for name in runner.program.buffers.values():
-        attach(made, name, buffer(runner, name))
+        attach(replacement, name, buffer(runner, name))
 
 
-def _hollow(module: M, device: torch.device, made: dict[int, Leaf]) -> M:
+def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
     """Copy a module and its submodules to a device without weights. Submodules that had weights refuse to run."""
-    if id(module) in made:
-        return made[id(module)]  # type: ignore[no-any-return]
-    copied = made[id(module)] = module.__class__.__new__(module.__class__)
+    if id(module) in copies:
+        return copies[id(module)]  # type: ignore[no-any-return]
+    copied = copies[id(module)] = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
     parameters, buffers, modules = (copied.__dict__[name] for name in ("_parameters", "_buffers", "_modules"))
-    stand_ins = {n: p if p is None else _stand_in(p, device, made) for n, p in parameters.items()}
+    stand_ins = {n: p if p is None else _stand_in(p, device, copies) for n, p in parameters.items()}
     copied.__dict__["_parameters"] = Fixed(stand_ins)
     copied.__dict__["_buffers"] = {n: b if b is None or b.is_meta else b.to(device) for n, b in buffers.items()}
-    copied.__dict__["_modules"] = Fixed({n: m if m is None else _hollow(m, device, made) for n, m in modules.items()})
+    copied.__dict__["_modules"] = Fixed({n: m if m is None else _hollow(m, device, copies) for n, m in modules.items()})
     if next(module.parameters(), None) is not None:
         copied.__dict__["_forward_pre_hooks"] = OrderedDict({0: _refuse})
     return copied
 
 
-def _stand_in(parameter: torch.nn.Parameter, device: torch.device, made: dict[int, Leaf]) -> torch.nn.Parameter:
+def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
     """Return a parameter of the same sizes and dtype, all NaN, that takes no memory."""
-    if id(parameter) not in made:
+    if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
         one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)
-        made[id(parameter)] = torch.nn.Parameter(one.expand(parameter.shape), requires_grad=False)
-    return made[id(parameter)]  # type: ignore[no-any-return]
+        copies[id(parameter)] = torch.nn.Parameter(one.expand(parameter.shape), requires_grad=False)
+    return copies[id(parameter)]  # type: ignore[no-any-return]
 
 
 def _refuse(module: torch.nn.Module, _: object) -> None:

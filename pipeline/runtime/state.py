@@ -30,7 +30,7 @@ class Initial:
         same = value.numel() > 1 and bool((value.view(-1)[1:] == value.view(-1)[0]).all())
         return cls(value.view(-1)[:1].clone() if same else value, tuple(tensor.shape))
 
-    def made(self, device: torch.device) -> torch.Tensor:
+    def new_tensor(self, device: torch.device) -> torch.Tensor:
         """Return a new tensor with this value on a device."""
         return self.write(torch.empty(self.shape, dtype=self.value.dtype, device=device))
 

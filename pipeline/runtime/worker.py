@@ -102,7 +102,7 @@ class SegmentExecutor:
         """Return the program's outputs."""
         results: list[Leaf] = []
         for output in self._returns:
-            if output.made:
+            if output.computed:
                 value = slots[output.slot]
                 if isinstance(value, torch.Tensor):
                     value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
