@@ -341,7 +341,7 @@ class Compiled:
     def __reduce__(self) -> Any:
         raise TypeError(
             "a Compiled holds engines in mapped files, and converters, and cannot be pickled: "
-            "compiled.save(path) keeps it in a file, and pipeline.load(path) makes it again"
+            "use compiled.save(path) and pipeline.load(path)"
         )
 
     def report(self, html: StrPath | None = None, *, title: str = "", profile: Profile | None = None) -> str:

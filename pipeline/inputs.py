@@ -291,5 +291,5 @@ def _printed_dim(low: int, opt: int, high: int) -> str:
 
 
 def is_input(value: object) -> bool:
-    """Whether a value describes an input instead of being one."""
+    """Return whether a value is an `Input`."""
     return isinstance(value, Input)

@@ -325,7 +325,7 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         """Return TensorRT's own errors since the mark, except those that only report that there is no GPU."""
         return tuple(m.text for m in self.messages[mark:] if "ERROR" in m.severity and not m.noise)
 
-    def said_since(self, mark: int) -> str:
+    def messages_since(self, mark: int) -> str:
         """Return the errors since the mark on one line, or a statement that there are none."""
         return "; ".join(self.errors_since(mark)) or "TensorRT gave no reason"
 

@@ -1,1 +1,1 @@
-"""Keep compiled programs: files, the engine cache, and new weights for programs."""
+"""Save and load compiled programs, cache engines, and replace weights."""

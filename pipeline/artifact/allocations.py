@@ -1,7 +1,7 @@
-"""Bound what a program from a file allocates for constants: what its recipes compute, and tensors that its graphs fill.
+"""Limit the memory of a loaded program's constants: results of recipes, and tensors that its graphs fill.
 
-A few bytes of text can ask for any size. So a file says how many bytes its largest such tensor has, `inspect` prints
-it, and a program that asks for more is not loaded. Recipes run on fake tensors, which have sizes and no memory.
+A few bytes of a malicious file can request any size. So a file states the size of its largest such tensor, `inspect`
+prints it, and a program that requests more is not loaded. Sizes of recipes' results are computed on fake tensors.
 """
 
 from __future__ import annotations
@@ -19,25 +19,22 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.recipes import CPU, Recipe, Ref, target_of
 
-LITTLE: Final = 64 << 20
-"""So many bytes need not be said."""
-
+ALWAYS_ALLOWED: Final = 64 << 20
+"""Bytes that a file need not declare."""
 FACTOR: Final = 4
-"""Recipes may widen parameters, and so many times their bytes need not be said either."""
+"""This multiple of the parameters' bytes need not be declared either, since recipes may widen them."""
 
 _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
 _SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS)
 
 
-def most_of(parameters: Iterable[int], said: int) -> int:
-    """The most bytes of a tensor that a program may compute as a constant, by the bytes of its parameters and what its
-    file says."""
-    return max(LITTLE, FACTOR * sum(parameters), said)
+def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
+    """Return the most bytes of a computed constant, by the sizes of the parameters and the file's declaration."""
+    return max(ALWAYS_ALLOWED, FACTOR * sum(parameters), declared)
 
 
 def filled(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """At least so many bytes has the tensor that a call makes of numbers alone; 0 for another call, or for sizes that
-    vary."""
+    """Return a lower bound for the bytes of the tensor that a call fills; 0 for other calls and for dynamic sizes."""
     if does(target) is not Does.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
@@ -52,7 +49,7 @@ def filled(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argu
 
 
 def largest(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
-    """The bytes of the largest tensor that computing recipes makes, by the dtypes and sizes of the parameters."""
+    """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
         if all(does(target_of(step.target)) in _SAME for step in recipe.steps):
@@ -72,7 +69,7 @@ def _normal(value: object, places: Mapping[str, int]) -> object:
 
 
 def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
-    """The bytes of each tensor that a recipe computes. What depends on data is unknown; its literal sizes count."""
+    """Yield the bytes of each tensor that a recipe computes. For a data-dependent one its literal sizes are counted."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {
             name: torch.empty(shape, dtype=dtype)
@@ -101,8 +98,8 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
 
 
 def _called(target: Callable[..., Argument], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
-    """The fake result of a call; None if it depends on data."""
+    """Return the fake result of a call; None if it depends on data."""
     try:
         return callee(target)(*args, **kwargs)
-    except Exception:  # whatever is wrong with it, evaluating it says so
+    except Exception:  # an invalid call raises its error when the recipe is evaluated
         return None

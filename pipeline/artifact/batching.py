@@ -1,4 +1,4 @@
-"""Find out whether requests can be joined to one call: whether each row of a batch is computed from that row alone."""
+"""Determine whether requests can be batched: whether each row of a batch depends on that row alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.trt import has_gpu
 from pipeline.verification.samples import sample, sizes_to_try
 
 ROWS = 3
-"""How many rows the call has that is compared with calls of each of its rows."""
+"""The rows of the batch that is compared with calls of single rows."""
 
 
 def batch_of(program: Program, ports: list[Port]) -> Range | None:
-    """The range of the first dim, if it is one size that all inputs and outputs have and that begins at 1, and a call
-    leaves nothing behind."""
+    """Return the range of the first dim if all inputs and outputs share it, its minimum is 1, and calls keep no state;
+    else None."""
     symbol = _symbol(ports)
     written = any(output.kind != "user" for output in program.outputs)
     if written or symbol is None or any(len(port.shape) < 2 for port in ports):
@@ -38,38 +38,39 @@ def _symbol(ports: list[Port]) -> sympy.Symbol | None:
 
 
 def obstacle(compiled: Compiled, ports: list[Port]) -> str:
-    """Why requests cannot be joined, from a call of a few drawn rows beside calls of each of them; empty if they can.
+    """Return why requests cannot be batched, by comparing a call of a few random rows with calls of each; empty if they
+    can.
 
     Args:
-        compiled: the program, all of whose inputs and outputs begin with one size.
+        compiled: the program, whose inputs and outputs share their first dim.
         ports: its inputs and outputs.
     """
     symbol, rows = _symbol(ports), min(ROWS, ports[0].ranges[0].max)
     if symbol is None or rows == 1:
         return ""
     try:
-        joined, *alone = _called(compiled, symbol.name, rows)
+        joined, *single = _called(compiled, symbol.name, rows)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        return f"it cannot be tried whether a row depends on others ({type(error).__name__}: {reason})"
-    apart = {name: torch.cat([row[name] for row in alone]) for name in joined}
-    wrong = [name for name, value in joined.items() if not _same(value, apart[name])]
+        return f"the test whether a row depends on others failed ({type(error).__name__}: {reason})"
+    separate = {name: torch.cat([row[name] for row in single]) for name in joined}
+    wrong = [name for name, value in joined.items() if not _same(value, separate[name])]
     return f"a row of {', '.join(wrong)} depends on the other rows of a call" if wrong else ""
 
 
 def _called(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
-    """The outputs, by name, of a call of drawn rows, and of a call of each row."""
+    """Yield the outputs, by name, of a call of random rows, and of a call of each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
     drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: rows})
     module = compiled.module()
-    for place in (slice(rows), *(slice(row, row + 1) for row in range(rows))):
-        leaves = tuple(leaf[place] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)
+    for part in (slice(rows), *(slice(row, row + 1) for row in range(rows))):
+        leaves = tuple(leaf[part] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)
         args, kwargs = evolve(drawn, leaves=leaves).arguments(program, device)
         yield outputs_by_name(program, module(*args, **kwargs))
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two outputs are one but for rounding."""
+    """Return whether two outputs are equal up to rounding."""
     if found.shape != expected.shape or not expected.is_floating_point():
         return torch.equal(found, expected)
     finite, bound = expected.isfinite(), max(1e-3, 8 * torch.finfo(expected.dtype).eps)

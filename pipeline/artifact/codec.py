@@ -1,7 +1,7 @@
-"""Write records as JSON and read them back by the types of their fields: one rule for each kind of type.
+"""Write records as JSON and read them back by the types of their fields, with one rule for each kind of type.
 
-A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: the
-result matches the record's annotations, or an error names the place that does not.
+Fields with their default value are left out, so that files stay readable as records grow. Reading checks every type:
+the result matches the record's annotations, or an error names the field that does not.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from pipeline.frozen import FrozenDict
 
 Convert: TypeAlias = Callable[[Any], Any]
 Json = typing.NewType("Json", object)
-"""JSON unchanged: for values with a form of their own, which other modules write and read."""
+"""JSON that is passed through unchanged: other modules write and read it."""
 LARGEST = 2**64
 
 
 @attrs.frozen
 class Rule:
-    """How values of a type are written and read."""
+    """Functions that write and read values of a type."""
 
     write: Convert
     read: Convert
 
 
 def written(value: object, kind: object) -> JsonData:
-    """A value of a type as JSON."""
+    """Return a value of a type as JSON."""
     return rule(kind).write(value)
 
 
 def read(data: JsonData, kind: object) -> Any:
-    """Read a value of a type from JSON. Raises `MalformedError`, which names the place."""
+    """Read a value of a type from JSON; a `MalformedError` names the field that is wrong."""
     return rule(kind).read(data)
 
 
 @cache
 def rule(kind: Any) -> Rule:
-    """The rule of a type."""
+    """Return the rule of a type."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -73,7 +73,7 @@ def _record(kind: type) -> Rule:
     fields = {field.name: field for field in attrs.fields(kind) if field.init}
     defaults = {name: _default(field) for name, field in fields.items()}
 
-    def known() -> dict[str, Rule]:  # later, since records may hold records of their own kind
+    def known() -> dict[str, Rule]:  # lazily, since records may be recursive
         if not rules:
             hints = typing.get_type_hints(kind)
             rules.update({name: rule(hints[name]) for name in fields})
@@ -98,26 +98,26 @@ def _record(kind: type) -> Rule:
         try:
             return kind(**found)
         except (TypeError, ValueError) as error:
-            raise MalformedError(f"no {kind.__name__}: {error}") from None
+            raise MalformedError(f"not a {kind.__name__}: {error}") from None
 
     return Rule(write, read)
 
 
 def _default(field: attrs.Attribute[JsonData]) -> object:
-    """The default of a field, made once; `NOTHING` of one that has none."""
+    """Return the default of a field, or `NOTHING`."""
     default: JsonData = field.default
     return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
 
 
 def _is_default(default: object, value: object) -> bool:
-    """Whether a value is the default of its field. Empty values are recognised without printing them."""
+    """Return whether a value is the default of its field."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
 def at(place: object, read: Convert, data: JsonData) -> Any:
-    """Read a part; an error says where the part is."""
+    """Read a part; an error names the place of the part."""
     try:
         return read(data)
     except ArtifactError as error:
@@ -125,14 +125,14 @@ def at(place: object, read: Convert, data: JsonData) -> Any:
 
 
 def _placed(error: ArtifactError, place: object) -> ArtifactError:
-    """The error of a part, with where the part is; an operator that is not there is missing anywhere."""
+    """Add the place of a part to its error, except for a missing operator, whose place does not matter."""
     if isinstance(error, MalformedError):
         return MalformedError(error.why, f"{place}.{error.place}" if error.place else str(place), error.hint)
     return error if isinstance(error, MissingOperatorError) else MalformedError(error.message, str(place), error.hint)
 
 
 def _each(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
-    """The parts of a list, each by its rule."""
+    """Read the elements of a list, each by its rule."""
     found = []
     try:
         for each, part in zip(rules, data, strict=False):
@@ -158,7 +158,7 @@ def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union(kinds: tuple[Any, ...]) -> Rule:
-    """One type or None; or plain types, distinguished by JSON's types; or those of a network's attributes."""
+    """Return the rule of an optional type, of plain types (distinguished by JSON's types), or of network attributes."""
     rest = [kind for kind in kinds if kind is not type(None)]
     if len(rest) == 1:
         inner = rule(rest[0])
@@ -172,7 +172,9 @@ def _union(kinds: tuple[Any, ...]) -> Rule:
 
     def read(data: JsonData) -> Any:
         if type(data) not in rules:
-            raise MalformedError(f"{_shown(data)} is of none of the types {', '.join(k.__name__ for k in rules)}")
+            raise MalformedError(
+                f"expected a value of type {' or '.join(k.__name__ for k in rules)}, not {_shown(data)}"
+            )
         return rules[type(data)].read(data)
 
     return Rule(lambda value: value, read)
@@ -196,15 +198,15 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
 
 
 def _mapping(key: Any, value: Any) -> Rule:
-    """Pairs in a list: the order of a mapping's items is part of it."""
+    """Return the rule of a mapping: a list of pairs, which keeps the order."""
     pairs = rule(tuple[tuple[key, value], ...])
 
     def read(data: JsonData) -> Any:
         found = pairs.read(data)
-        made: FrozenDict[Any, Any] = FrozenDict(found)
-        if len(made) != len(found):
-            raise MalformedError("a key is there twice")
-        return made
+        mapping: FrozenDict[Any, Any] = FrozenDict(found)
+        if len(mapping) != len(found):
+            raise MalformedError("a key occurs twice")
+        return mapping
 
     return Rule(lambda mapping: pairs.write(mapping.items()), read)
 

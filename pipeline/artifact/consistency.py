@@ -1,4 +1,4 @@
-"""Check that the parts of a manifest fit each other, and that its names are names, before anything is made of it."""
+"""Check that the parts of a manifest are consistent, and that its names are printable, before they are used."""
 
 from __future__ import annotations
 
@@ -22,81 +22,81 @@ from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Expr, Range
 
 
-def check_names(kept: Manifest) -> None:
-    """Raise an error if a name does not print on one line: names stand in reports, pages and configurations."""
-    parts: tuple[Any, ...] = (*kept.inputs, *kept.outputs, *kept.segments, *kept.engines)
+def check_names(manifest: Manifest) -> None:
+    """Raise an error if a name does not print on one line, as reports, pages and configurations need."""
+    parts: tuple[Any, ...] = (*manifest.inputs, *manifest.outputs, *manifest.segments, *manifest.engines)
     for part in parts:
         check_name(part.name)
-    for name in (*kept.parameters, *kept.shapes, *kept.libraries, *kept.modules, kept.weights.file):
+    for name in (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules, manifest.weights.file):
         check_name(name)
 
 
-def check_manifest(kept: Manifest) -> None:
-    """Raise an error if the manifest is none that `save` writes."""
-    check_names(kept)
-    if fault := next(_faults(kept), ""):
+def check_manifest(manifest: Manifest) -> None:
+    """Raise an error if `save` cannot have written the manifest."""
+    check_names(manifest)
+    if fault := next(_faults(manifest), ""):
         raise ArtifactError(fault)
 
 
-def check_weights(networks: Iterable[Network], kept: Manifest) -> None:
-    """Raise an error if a network has a weight of which the manifest does not say what it is."""
-    known = kept.refit_map.keys() | kept.literals.keys()
+def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
+    """Raise an error if a network has a weight with neither a recipe nor a literal in the manifest."""
+    known = manifest.refit_map.keys() | manifest.literals.keys()
     for network in networks:
         if absent := [weight.name for weight in network.weights if weight.name not in known]:
-            raise MalformedError(f"nothing makes the weight {absent[0][:80]!r} of network {network.name[:80]!r}")
+            raise MalformedError(f"the weight {absent[0][:80]!r} of network {network.name[:80]!r} has no recipe")
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if networks do not fit their segments, or buffers their graph."""
+    """Raise an error if networks do not match their segments, or buffers their graph."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         counts = (len(segment.inputs), len(segment.outputs)), (len(network.inputs), len(network.outputs))
         if counts[0] != counts[1]:
-            raise MalformedError(f"segment {segment.name[:80]!r} has other inputs or outputs than its network")
+            raise MalformedError(f"segment {segment.name[:80]!r} and its network differ in inputs or outputs")
     program = compiled.program
     calls = {node.name for node in program.graph.nodes if node.op in ("call_function", "get_attr")}
     for segment in compiled.partitioned.segments:
         if strange := [name for name in segment.nodes if name not in calls]:
             raise MalformedError(
-                f"segment {segment.name[:80]!r} has {strange[0][:80]!r}, which is no call of the graph"
+                f"segment {segment.name[:80]!r} has {strange[0][:80]!r}, which is not a call of the graph"
             )
         known = {*segment.nodes, *segment.constants, *(port.name for port in segment.inputs)}
-        made = {port.name for port in segment.outputs if port.kind == "tensor" or port.name not in calls}
-        if segment.kind == "torch" and (absent := sorted(made - known)):
-            raise MalformedError(f"segment {segment.name[:80]!r} does not make its output {absent[0][:80]!r}")
+        computed = {port.name for port in segment.outputs if port.kind == "tensor" or port.name not in calls}
+        if segment.kind == "torch" and (absent := sorted(computed - known)):
+            raise MalformedError(f"segment {segment.name[:80]!r} does not compute its output {absent[0][:80]!r}")
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    if why := _unmade(compiled) or _differing(compiled, values):
+    if why := _missing_value(compiled) or _type_mismatch(compiled, values):
         raise MalformedError(why)
     for name, buffer in program.buffers.items():
         value = values.get(name)
         sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
         if min(sizes, default=0) < 0 or math.prod(sizes) > program.parameters[buffer].numel():
-            raise MalformedError(f"{name[:80]!r} is no view of the buffer {buffer[:80]!r}")
+            raise MalformedError(f"{name[:80]!r} is not a view of the buffer {buffer[:80]!r}")
 
 
-def _unmade(compiled: Compiled) -> str:
-    """Why a segment or the program reads a tensor that is not there by then; empty if none does."""
+def _missing_value(compiled: Compiled) -> str:
+    """Describe a tensor that a segment or an output reads before it is computed; empty if there is none."""
     program = compiled.program
     known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
     for segment in compiled.partitioned.segments:
         for port in segment.inputs:
             if port.kind == "tensor" and port.name not in known:
-                return f"segment {segment.name[:80]!r} reads {port.name[:80]!r}, which nothing makes before it"
+                return f"segment {segment.name[:80]!r} reads {port.name[:80]!r}, which nothing computes before it"
         known |= {port.name for port in segment.outputs}
     numbers = {node.name for node in program.graph.nodes if isinstance(node.meta.get("val"), NUMBERS)}
     read = {output.value for output in program.outputs if not output.constant}
     absent = sorted(read - known - numbers)
-    return f"nothing makes its output {absent[0][:80]!r}" if absent else ""
+    return f"nothing computes its output {absent[0][:80]!r}" if absent else ""
 
 
-def _differing(compiled: Compiled, values: Mapping[str, Any]) -> str:
-    """What the graph says of a tensor that crosses between segments, if segments say something else; else nothing."""
+def _type_mismatch(compiled: Compiled, values: Mapping[str, Any]) -> str:
+    """Describe a tensor whose type in the graph differs from that of a segment's port; empty if there is none."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
             value = values.get(port.name)
             if isinstance(value, TensorType) and port.kind == "tensor":
-                said, found = (value.dtype, len(value.shape)), (port.dtype, len(port.shape))
-                if said != found and not compiled.settings.truncate_double:
-                    return f"{port.name[:80]!r} is {_shown(*said)} in the graph, {_shown(*found)} between segments"
+                in_graph, found = (value.dtype, len(value.shape)), (port.dtype, len(port.shape))
+                if in_graph != found and not compiled.settings.truncate_double:
+                    return f"{port.name[:80]!r} is {_shown(*in_graph)} in the graph, {_shown(*found)} between segments"
     return ""
 
 
@@ -104,30 +104,30 @@ def _shown(dtype: torch.dtype | None, rank: int) -> str:
     return f"{dtype} of rank {rank}"
 
 
-def _faults(kept: Manifest) -> Iterator[str]:
-    ports = (*kept.inputs, *(port for segment in kept.segments for port in (*segment.inputs, *segment.outputs)))
-    yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _of_port(port)))
-    known = kept.shapes.keys()
+def _faults(manifest: Manifest) -> Iterator[str]:
+    ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
+    yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _port_fault(port)))
+    known = manifest.shapes.keys()
     if strange := [p for p in ports if any(s.name not in known for size in p.shape for s in _symbols(size))]:
-        yield f"a size of {strange[0].name[:80]!r} is of a symbol that the manifest has not"
-    if unnamed := [each for each in kept.outputs if not each.constant and not isinstance(each.value, str)]:
-        yield f"the value of output {unnamed[0].name[:80]!r} is no name"
-    for row in (*kept.constants.items(), *kept.refit_map.items()):
-        if why := _of_recipe(row[1], kept.parameters.keys()):
-            yield f"the recipe of {row[0][:80]!r} {why}"
-    for buffer in kept.buffers.values():
-        if buffer not in kept.parameters:
-            yield f"it writes to {buffer[:80]!r}, which it has not"
+        yield f"a size of {strange[0].name[:80]!r} has a symbol that the manifest does not declare"
+    if unnamed := [each for each in manifest.outputs if not each.constant and not isinstance(each.value, str)]:
+        yield f"the value of output {unnamed[0].name[:80]!r} is not a name"
+    for name, recipe in (*manifest.constants.items(), *manifest.refit_map.items()):
+        if why := _recipe_fault(recipe, manifest.parameters.keys()):
+            yield f"the recipe of {name[:80]!r} {why}"
+    for buffer in manifest.buffers.values():
+        if buffer not in manifest.parameters:
+            yield f"it writes to {buffer[:80]!r}, which is not among its parameters"
     sizes = (
-        *(symbol.range for symbol in kept.shapes.symbols.values()),
-        *(r for p in kept.profiles for r in p.values()),
+        *(symbol.range for symbol in manifest.shapes.symbols.values()),
+        *(r for p in manifest.profiles for r in p.values()),
     )
     if any(not _is_range(each) for each in sizes):
         yield "a range of a size is empty"
 
 
-def _of_port(port: Port) -> str:
-    """What is wrong with a port; empty if nothing is."""
+def _port_fault(port: Port) -> str:
+    """Describe a fault of a port; empty if there is none."""
     if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
         return "has no dtype, or not one range for each dim"
     return "" if all(map(_is_range, port.ranges)) else "has an empty range"
@@ -141,13 +141,13 @@ def _is_range(each: Range) -> bool:
     return each.min <= each.opt <= each.max
 
 
-def _of_recipe(recipe: Recipe, parameters: Iterable[str]) -> str:
-    """What is wrong with a recipe: it reads what is not there before it."""
+def _recipe_fault(recipe: Recipe, parameters: Iterable[str]) -> str:
+    """Describe a fault of a recipe; empty if there is none."""
     known = {*parameters}
     for step in recipe.steps:
         if absent := [name for name in refs((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:
-            return f"reads {absent[0][:80]!r}, which is not there before it"
+            return f"reads {absent[0][:80]!r}, which is not defined before it"
         if step.name in known:
             return f"has two values called {step.name[:80]!r}"
         known.add(step.name)
-    return "" if recipe.result.name in known else f"gives {recipe.result.name[:80]!r}, which it does not make"
+    return "" if recipe.result.name in known else f"returns {recipe.result.name[:80]!r}, which it does not compute"

@@ -1,9 +1,9 @@
-"""The container of a kept program: a zip file whose entries begin at multiples of 4096. Text is deflated, all else is
-stored, so that it can be mapped. The inflated size of text is declared beforehand, and bounded for the whole file.
+"""The container of a saved program: a zip file whose entries begin at multiples of 4096. Text is deflated; all other
+entries are stored, so that they can be mapped. The inflated size of text is declared in advance, and limited per file.
 
-Given entries can be written in one way only, and the reader accepts no other: it compares every byte outside the
-entries' data with what the writer would have written. The archive's comment is the SHA-256 of the manifest, the last
-entry; the manifest holds those of all others. So any altered byte is found before the data is used.
+Given entries have exactly one encoding, and the reader accepts no other: it compares every byte outside the entries'
+data with the writer's output. The archive's comment is the SHA-256 of the manifest, the last entry; the manifest has
+the digests of all others. So every altered byte is detected before the data is used.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ALIGNMENT = 4096
 MANIFEST = "manifest.json"
 TEXT = ".json"
 MOST_TEXT = 1 << 22
-"""Bytes that all deflated entries of a file have together when they are inflated; text beyond that is stored. Records
-take up to 80 times the memory of their text, so a small file must not have much of it."""
+"""The most inflated bytes of all deflated entries together; text beyond that is stored. Records take up to 80 times the
+memory of their text, so a small file must not inflate to much of it."""
 NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
 
 _OF_TORCH = re.compile(rb"[^/]+/(data\.pkl|(data|code|models)/.*)", re.S)
 """The first entries of files that torch.save, torch.jit.save and torch.export.save write."""
 _SMALL, _BIG = 0xFFFFFFFF, 1 << 62
 _MOST = 1 << 16
-_DATE = 0x21  # 1980-01-01, the first day that zip knows: equal programs are equal files
+_DATE = 0x21  # 1980-01-01, the first date of zip: equal programs are equal files
 _LOCAL, _CENTRAL = struct.Struct("<IHHHHHIIIHH"), struct.Struct("<IHHHHHHIIIHHHHHII")
 _END, _END64, _LOCATOR = struct.Struct("<IHHHHIIH"), struct.Struct("<IQHHIIQQQQ"), struct.Struct("<IIQI")
 _COMMENT = 64
@@ -40,8 +40,15 @@ _COMMENT = 64
 
 @frozen
 class Entry:
-    """An entry: where its header begins, how many bytes it has in the file, the CRC-32 of its data, and how many bytes
-    the data has when it is inflated: None where it is stored."""
+    """An entry of the file.
+
+    Attributes:
+        name: its name.
+        offset: where its header begins.
+        size: the bytes of its data in the file.
+        crc: the CRC-32 of its inflated data.
+        inflated: the bytes of its inflated data; None if it is stored.
+    """
 
     name: str
     offset: int
@@ -51,42 +58,42 @@ class Entry:
 
     @property
     def data(self) -> int:
-        """Where its data begins."""
+        """The offset of its data."""
         return self.offset + len(self.header())
 
     @property
     def end(self) -> int:
-        """Where the next entry begins."""
+        """The offset of the next entry."""
         return self.data + self.size
 
     def header(self) -> bytes:
-        """The local header, padded so that the data after it is aligned."""
+        """Return the local header, padded so that the data after it is aligned."""
         name, big = self.name.encode(), self.size >= _SMALL
         wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if big else b""
         pad = -(self.offset + _LOCAL.size + len(name) + len(wide) + 6) % ALIGNMENT
         extra = wide + struct.pack("<HHH", 0xD935, 2 + pad, ALIGNMENT) + bytes(pad)
-        made_for = 45 if big else 20
-        return _LOCAL.pack(0x04034B50, made_for, *self._fields(), len(name), len(extra)) + name + extra
+        version = 45 if big else 20
+        return _LOCAL.pack(0x04034B50, version, *self._fields(), len(name), len(extra)) + name + extra
 
     def _fields(self) -> tuple[int, ...]:
-        """The fields of both the local header and the directory: flags, method, time, date, CRC-32, and the two
-        sizes."""
+        """Return the fields shared by the local header and the directory: flags, method, time, date, CRC-32, sizes."""
         size = min(self.size, _SMALL)
-        whole, method = (size, 0) if self.inflated is None else (self.inflated, 8)
-        return 0, method, 0, _DATE, self.crc, size, whole
+        inflated, method = (size, 0) if self.inflated is None else (self.inflated, 8)
+        return 0, method, 0, _DATE, self.crc, size, inflated
 
     def row(self) -> bytes:
-        """Its row in the directory at the end."""
+        """Return its row in the directory at the end."""
         name, big, far = self.name.encode(), self.size >= _SMALL, self.offset >= _SMALL
         wide = struct.pack("<QQ", self.size, self.size) * big + struct.pack("<Q", self.offset) * far
         extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
-        offset, made_for = min(self.offset, _SMALL), 45 if wide else 20
-        fields = (0x02014B50, made_for, made_for, *self._fields(), len(name), len(extra))
+        offset, version = min(self.offset, _SMALL), 45 if wide else 20
+        fields = (0x02014B50, version, version, *self._fields(), len(name), len(extra))
         return _CENTRAL.pack(*fields, 0, 0, 0, 0, offset) + name + extra
 
 
 def tail(entries: Sequence[Entry], manifest: str) -> bytes:
-    """The bytes after the entries: the directory and the archive's end, with the manifest's digest as the comment."""
+    """Return the bytes after the entries: the directory and the end of the archive, with the manifest's digest as the
+    comment."""
     start = entries[-1].end if entries else 0
     rows = b"".join(entry.row() for entry in entries)
     count, wide = len(entries), b""
@@ -98,7 +105,7 @@ def tail(entries: Sequence[Entry], manifest: str) -> bytes:
 
 
 class Writer:
-    """Writes entries one after the other to a seekable file, the manifest last. A context manager."""
+    """Write entries in order to a seekable file, the manifest last. A context manager."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.summed = file, SummedWriter(file)
@@ -113,8 +120,8 @@ class Writer:
         self.summed.__exit__(kind, *rest)
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
-        """Write an entry, whose parts have ``size`` bytes together; return the SHA-256 of its bytes in the file.
-        ``digest`` is that SHA-256, if it is known and the entry is not text."""
+        """Write an entry whose parts have ``size`` bytes in all; return the SHA-256 of its bytes in the file.
+        ``digest``: that SHA-256 if it is known and the entry is not text."""
         entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size
@@ -133,26 +140,26 @@ class Writer:
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
-        """Write the manifest and the end."""
+        """Write the manifest and the end of the archive."""
         digest = self.add(MANIFEST, [manifest], len(manifest))
         self.file.write(tail(self.entries, digest))
 
 
 class Reader:
-    """The entries of an open file, by name, after everything around their data was checked.
+    """The entries of an open file by name; the constructor checks every byte outside their data.
 
     Raises:
-        ArtifactError: the file is not a kept program, is truncated, or was altered.
+        ArtifactError: the file is not a saved program, is truncated, or was altered.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = SharedFile(file), name
         self.size, self.at = self.file.size, self.file.at
         if self.at(0, 4) != b"PK\x03\x04":
-            raise ArtifactError(f"{name} is no kept program", "compiled.save(path) writes one")
+            raise ArtifactError(f"{name} is not a saved program", "compiled.save(path) writes one")
         if _OF_TORCH.fullmatch(self.at(30, int.from_bytes(self.at(26, 2), "little"))):
             hint = "torch.load, torch.jit.load or torch.export.load reads it; compiled.save writes a compiled program"
-            raise ArtifactError(f"{name} is a file of torch, and no compiled program", hint)
+            raise ArtifactError(f"{name} is a file of torch, not a compiled program", hint)
         try:
             found, digest = self._directory()
         except (struct.error, UnicodeDecodeError, IndexError):
@@ -161,7 +168,7 @@ class Reader:
         self.manifest = self._manifest(digest)
 
     def broken(self, why: str) -> ArtifactError:
-        """The error for a file that was altered."""
+        """Return the error for an altered file."""
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy it again, or save it again")
 
     def _directory(self) -> tuple[list[Entry], str]:
@@ -175,40 +182,39 @@ class Reader:
             at -= _LOCATOR.size + _END64.size
             start = _END64.unpack(self.at(max(at, 0), _END64.size))[9]
         if end[0] != 0x06054B50 or start + length != at or length > _MOST * 128:
-            raise self.broken("it does not end as it was written")
+            raise self.broken("its end was altered")
         entries = list(_entries(self.at(start, length)))
         self._check(entries, start, digest)
         return entries, digest
 
     def _check(self, entries: Sequence[Entry], start: int, digest: str) -> None:
-        """Compare everything except the entries' data with what the writer would write."""
+        """Compare every byte except the entries' data with the writer's output."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
-            raise self.broken("the names of its entries are not those that were written")
+            raise self.broken("the names of its entries were altered")
         if sum(entry.inflated or 0 for entry in entries) > MOST_TEXT:
             raise self.broken(f"its text has more than {MOST_TEXT} bytes")
-        place = 0
+        offset = 0
         for entry in entries:
             header = entry.header()
-            if entry.offset != place or self.at(place, len(header)) != header or entry.end > start:
-                raise self.broken(f"the header of entry {entry.name} is not as it was written")
-            place = entry.end
-        if place != start or self.at(start, self.size) != tail(entries, digest):
-            raise self.broken("its directory is not as it was written")
+            if entry.offset != offset or self.at(offset, len(header)) != header or entry.end > start:
+                raise self.broken(f"the header of entry {entry.name} was altered")
+            offset = entry.end
+        if offset != start or self.at(start, self.size) != tail(entries, digest):
+            raise self.broken("its directory was altered")
 
     def _manifest(self, digest: str) -> bytes:
         entry = self.entries[MANIFEST]
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.broken("its manifest is not as it was written")
-        return self._whole(entry, data)
+            raise self.broken("its manifest was altered")
+        return self._inflated(entry, data)
 
     def verify(self, name: str, digest: str) -> Entry:
-        """The entry, after its data was read and compared with a SHA-256. Threads may verify entries at the same
-        time."""
+        """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""
         entry = self._entry(name)
         if self.file.digest(entry.data, entry.size) != digest:
-            raise self._other(name)
+            raise self._altered(name)
         return entry
 
     def _entry(self, name: str) -> Entry:
@@ -216,45 +222,45 @@ class Reader:
             raise self.broken(f"it has no entry {name}")
         return self.entries[name]
 
-    def _other(self, name: str) -> ArtifactError:
-        return self.broken(f"entry {name} is not as it was written")
+    def _altered(self, name: str) -> ArtifactError:
+        return self.broken(f"entry {name} was altered")
 
     def read(self, name: str, digest: str) -> bytes:
-        """An entry's data, verified, and inflated afterwards."""
+        """Return an entry's data, verified and inflated."""
         entry = self._entry(name)
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self._other(name)
-        return self._whole(entry, data)
+            raise self._altered(name)
+        return self._inflated(entry, data)
 
-    def _whole(self, entry: Entry, data: bytes) -> bytes:
-        """The data of an entry, inflated to no more bytes than it said beforehand."""
+    def _inflated(self, entry: Entry, data: bytes) -> bytes:
+        """Inflate the data of an entry to the size that it declares."""
         if entry.inflated is None:
             return data
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
             found = inflate.decompress(data, entry.inflated + 1)
         except zlib.error:
-            raise self._other(entry.name) from None
+            raise self._altered(entry.name) from None
         ends = inflate.eof and not inflate.unused_data and len(found) == entry.inflated
         if not ends or zlib.crc32(found) != entry.crc:
-            raise self._other(entry.name)
+            raise self._altered(entry.name)
         return found
 
 
 def _entries(rows: bytes) -> Iterator[Entry]:
-    """The entries in the rows of a directory; the other fields of the rows are compared afterwards."""
+    """Yield the entries in the rows of a directory; the caller compares the rows' other fields."""
     at = 0
     while at < len(rows):
         fields = _CENTRAL.unpack_from(rows, at)
-        method, crc, size, whole, long, extra, offset = *fields[4:5], *fields[7:12], fields[16]
+        method, crc, size, inflated, length, extra, offset = *fields[4:5], *fields[7:12], fields[16]
         at += _CENTRAL.size
-        name, wide = rows[at : at + long].decode("ascii"), rows[at + long + 4 : at + long + extra]
-        at += long + extra
+        name, wide = rows[at : at + length].decode("ascii"), rows[at + length + 4 : at + length + extra]
+        at += length + extra
         if size == _SMALL:
             size, wide = struct.unpack_from("<Q", wide)[0], wide[16:]
         if offset == _SMALL:
             offset = struct.unpack_from("<Q", wide)[0]
         if not NAME.fullmatch(name) or max(size, offset) > _BIG or (method == 8 and not name.endswith(TEXT)):
             raise IndexError(name)
-        yield Entry(name, offset, size, crc, whole if method == 8 else None)
+        yield Entry(name, offset, size, crc, inflated if method == 8 else None)

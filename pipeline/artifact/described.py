@@ -1,7 +1,7 @@
-"""Describe a kept program by the records of its file alone: for what draws and compares programs.
+"""Read a saved program without running any of it, for reports and comparisons.
 
-No operator, recipe or graph of it runs, on fake tensors either, and its tensors are not mapped: they have shapes and no
-values. Operators that this process does not have stay names. Of sizes the ranges are computed, whose cost is bounded.
+None of its operators, recipes or graphs runs, not even on fake tensors. Its tensors have shapes and no values.
+Operators that this process lacks are names. Only ranges of sizes are computed, at a bounded cost.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import op_names
-from pipeline.artifact.graphs import KeptGraph, KeptNode
+from pipeline.artifact.graphs import SavedGraph, SavedNode
 from pipeline.artifact.hashing import THREADS
 from pipeline.artifact.load import Loader
-from pipeline.artifact.manifest import KeptSegment
+from pipeline.artifact.manifest import SavedSegment
 from pipeline.artifact.manifest_file import opened
-from pipeline.artifact.tensors import Kept, Source
+from pipeline.artifact.tensors import SavedTensor, Source
 from pipeline.compiled import Compiled
 from pipeline.program import Program
 
-Graph = TypeVar("Graph", KeptGraph, KeptSegment)
+Graph = TypeVar("Graph", SavedGraph, SavedSegment)
 
 
 def described(path: Path) -> Compiled:
-    """Return a kept program that prints, and does not run. Every byte is checked against its digest.
+    """Return a saved program that prints and does not run. Every byte is checked against its digest.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ArtifactError: it is not a kept program, was truncated or altered, or comes from a newer version.
+        FileNotFoundError: the file does not exist.
+        ArtifactError: it is not a saved program, was truncated or altered, or comes from a newer version.
     """
     with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
         return _Describer(file, path, threads, op_names.ANY).compiled()
 
 
 class _Describer(Loader):
-    """Makes a program that has no tensors, and calls nothing."""
+    """A loader whose program has no tensors and calls nothing."""
 
-    def tensors(self) -> Callable[[Kept], torch.Tensor]:
+    def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         for each in self.verified.values():
             each.result()
-        self.missing = f"{self.path} was described, and not loaded"
+        self.missing = f"{self.path} was described, not loaded"
         return Source()
 
     def check_recipes(self) -> None:
@@ -53,19 +53,19 @@ class _Describer(Loader):
     def decomposed(self, program: Program) -> Program | None:
         return None
 
-    def module(self, rows: Sequence[KeptNode], segments: Sequence[KeptSegment]) -> torch.fx.GraphModule:
-        made = super().module([_named(row) for row in rows], list(map(_of_names, segments)))
-        for node, row in zip(made.graph.nodes, rows, strict=True):
+    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedSegment]) -> torch.fx.GraphModule:
+        module = super().module([_named(row) for row in rows], list(map(_without_calls, segments)))
+        for node, row in zip(module.graph.nodes, rows, strict=True):
             if row.calls and row.op == "call_function":
                 node.target = op_names.known(row.target) or node.target
-        return made
+        return module
 
 
-def _of_names(graph: Graph) -> Graph:
-    """A graph whose nodes call nothing, with those inside it."""
-    inner = tuple((path, _of_names(each)) for path, each in graph.graphs)
+def _without_calls(graph: Graph) -> Graph:
+    """Return a graph whose nodes, also in inner graphs, call nothing."""
+    inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(map(_named, graph.nodes)), graphs=inner)
 
 
-def _named(row: KeptNode) -> KeptNode:
+def _named(row: SavedNode) -> SavedNode:
     return evolve(row, calls=False)

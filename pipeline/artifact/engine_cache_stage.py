@@ -1,4 +1,4 @@
-"""cached: a stage in place of ``build`` that keeps engines in a store, and builds those that are missing."""
+"""cached: a stage in place of ``build`` that reads engines from a store, and builds and saves the missing ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
-from pipeline.runtime.engine import refit
+from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build, engine
 from pipeline.stages.convert import binding_names
@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 class Wanted:
     """An engine that a program needs: the order to build it, and its key.
 
-    ``values``: the SHA-256 of each weight that can be refitted, by name. An engine of this key may hold other values of
-    them.
+    values: the SHA-256 of each refittable weight by name; an engine of this key may hold other values.
     """
 
     order: Order
@@ -46,13 +45,15 @@ class Wanted:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Equal for two networks that one engine serves without a refit."""
+        """A key that is equal for networks that can share one engine without a refit."""
         return (self.key, *self.values.values())
 
     @classmethod
     def of(cls, order: Order, handle: NetworkHandle, refitted: Collection[str], places: Mapping[str, str]) -> Wanted:
-        """The engine of an order. ``refitted``: the weights that a refit would set. ``places``: which of the program's
-        values each input and output is."""
+        """Return the wanted engine of an order.
+
+        refitted: the weights that a refit would set. places: the program's value of each input and output.
+        """
         form = canonical(order.network, order.sizes, places)
         known = digests({name: handle.weights[name] for name in form.weights})
         loose = {name for name in form.weights if order.replaceable(name) and name in refitted}
@@ -60,36 +61,36 @@ class Wanted:
         values = {name: known[name] for name in form.weights if name in loose}
         return cls(order, handle, form, engine_key(order, form, fixed), values)
 
-    def entry(self, made: Engine) -> EngineEntry:
-        """The entry for an engine that was built for this."""
+    def entry(self, engine: Engine) -> EngineEntry:
+        """Return the cache entry for an engine built for this."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
-        bindings = tuple(made.bindings.get(name, name) for name in self.form.bindings)  # as the plan has them
-        weights = tuple(made.weights.get(name, name) for name in self.form.weights)
-        return EngineEntry(self.key, made.library, made.digest, bindings, weights, values)
+        bindings = tuple(engine.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
+        weights = tuple(engine.weights.get(name, name) for name in self.form.weights)
+        return EngineEntry(self.key, engine.library, engine.digest, bindings, weights, values)
 
     def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
-        """The engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
-        made = evolve(
+        """Return the engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
+        found = evolve(
             engine(self.order, Plan(entry.digest, entry.library), plan),
-            bindings=_of_entry(self.form.bindings, entry.bindings),
-            weights=_of_entry(self.form.weights, entry.weights),
+            bindings=_entry_names(self.form.bindings, entry.bindings),
+            weights=_entry_names(self.form.weights, entry.weights),
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
         changed = {name for name, value in self.values.items() if held[name] != value}
-        if not changed or made.stripped:
-            return made
+        if not changed or found.stripped:
+            return found
         weights = {name: self.handle.weights[name] for name in self.form.weights}
-        return refit(made, weights, changed) if has_gpu() else None
+        return refit(found, weights, changed) if has_gpu() else None
 
 
 @frozen
 class Cached:
-    """The stage: looks in a store before it calls `build`.
+    """Look engines up in a store before calling `build`.
 
-    store: where engines are kept.
+    store: the store of engines.
     build: the stage that builds missing engines.
-    reuse: take engines from the store.
-    keep: save engines that were built.
+    reuse: read engines from the store.
+    keep: save built engines.
     """
 
     store: EngineStore = field(hash=False)
@@ -101,13 +102,13 @@ class Cached:
     @store.validator
     def _check_store(self, _: object, value: object) -> None:
         if isinstance(value, type) or not isinstance(value, EngineStore):
-            raise TypeError(f"a store has the methods load(key) and save(key, data); {value!r} has not")
+            raise TypeError(f"a store has the methods load(key) and save(key, data), which {value!r} lacks")
 
     def __call__(self, converted: Converted) -> Built:
-        """The engines of all networks. Equal networks share one plan.
+        """Return the engines of all networks. Equal networks share one plan.
 
         Raises:
-            BuildError: TensorRT could not build an engine; the message names it.
+            BuildError: TensorRT cannot build an engine; the message names it.
         """
         files, wanted = as_files(self.store), list(wanted_engines(converted))
         engines = [self._found(files, each, i, len(wanted)) if self.reuse else None for i, each in enumerate(wanted)]
@@ -117,7 +118,7 @@ class Cached:
         return Built(
             partitioned=converted.partitioned,
             networks=converted.networks,
-            engines=tuple(made for made in engines if made is not None),
+            engines=tuple(engine for engine in engines if engine is not None),
             recipes=converted.recipes,
             literals=converted.literals,
             computed=converted.computed,
@@ -131,22 +132,22 @@ class Cached:
         engines: Sequence[Engine | None],
         missing: Mapping[tuple[str, ...], int],
     ) -> list[Engine | None]:
-        """Complete the engines with the missing ones, which another process may have built meanwhile."""
+        """Build the missing engines, except those that another process has built meanwhile."""
         found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
-        due = sorted(i for i, made in found.items() if made is None)
+        due = sorted(i for i, engine in found.items() if engine is None)
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
-        built = {i: self._saved(files, wanted[i], made) for i, made in built.items()}
-        fresh = {wanted[i].identity: (i, built.get(i) or made) for i, made in found.items()}
-        return [made or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
+        built = {i: self._saved(files, wanted[i], engine) for i, engine in built.items()}
+        fresh = {wanted[i].identity: (i, built.get(i) or engine) for i, engine in found.items()}
+        return [engine or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, engine in enumerate(engines)]
 
     def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
-        """The engine in the store, or None. Errors of the store become warnings."""
+        """Return the engine in the store, or None. Errors of the store become warnings."""
         try:
             opened = files.opened(wanted.key)
             if opened is None:
                 return None
             with opened[0] as file:
-                made = wanted.engine(*unpacked(file, opened[1], wanted.key))
+                engine = wanted.engine(*unpacked(file, opened[1], wanted.key))
         except CorruptEntryError as error:
             warn(f"the entry {wanted.key} of the engine cache is dropped: {error}; {wanted.order.name} is built")
             files.drop(wanted.key)
@@ -154,33 +155,32 @@ class Cached:
         except Exception as error:
             warn(f"the engine cache failed ({type(error).__name__}: {error}); {wanted.order.name} is built")
             return None
-        if made is not None:
+        if engine is not None:
             report(done, total, f"{wanted.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
-        return made
+        return engine
 
-    def _saved(self, files: FileStore, wanted: Wanted, made: Engine) -> Engine:
+    def _saved(self, files: FileStore, wanted: Wanted, engine: Engine) -> Engine:
         if not self.keep:
-            return made
+            return engine
         try:
-            files.write(wanted.key, packed(wanted.entry(made), made.checked()))
+            files.write(wanted.key, packed(wanted.entry(engine), engine.checked()))
         except Exception as error:
-            warn(f"{wanted.order.name} cannot be kept in the engine cache: {type(error).__name__}: {error}")
-        return made
+            warn(f"{wanted.order.name} cannot be saved to the engine cache: {type(error).__name__}: {error}")
+        return engine
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
-    """The engines to build from networks, in order, each with its key."""
+    """Yield the engine of each network, in order."""
     program, names = converted.partitioned.program, converted.recipes.keys()
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _places(program, segment))
+        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _roles(program, segment))
 
 
-def _places(program: Program, segment: Segment) -> dict[str, str]:
-    """Which of the program's inputs, sizes and outputs an engine's are, by binding; of its other inputs which comes
-    first. A network alone does not distinguish ``x - y`` from ``y - x``: each has its inputs in the order of their
-    use."""
+def _roles(program: Program, segment: Segment) -> dict[str, str]:
+    """Return, by binding, the program's input, size or output that it is, or its rank among the other inputs. A network
+    alone, whose inputs are in the order of their use, does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -193,7 +193,7 @@ def _places(program: Program, segment: Segment) -> dict[str, str]:
 
 
 def _part(converted: Converted, places: Sequence[int]) -> Converted:
-    """The same with some of its networks only."""
+    """Return a `Converted` with some of its networks only."""
     segments = converted.partitioned.engine_segments
     return evolve(
         converted,
@@ -203,47 +203,47 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
     )
 
 
-def _for_another(wanted: Sequence[Wanted], place: int, source: int, made: Engine | None) -> Engine | None:
-    """The engine of one network for another that it serves as well."""
-    if place == source or made is None:
-        return made
-    return serving(made, wanted[source].form, wanted[place].order.name, wanted[place].form)
+def _for_another(wanted: Sequence[Wanted], place: int, source: int, engine: Engine | None) -> Engine | None:
+    """Return the engine of one network for another that shares it."""
+    if place == source or engine is None:
+        return engine
+    return serving(engine, wanted[source].form, wanted[place].order.name, wanted[place].form)
 
 
-def _of_entry(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
+def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
     if len(ours) != len(theirs):
-        raise CorruptEntryError("it is of another network")
+        raise CorruptEntryError("it belongs to another network")
     return renames(ours, theirs)
 
 
 def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:
-    """Return a stage that looks in a store for engines, and lets another build those that are missing.
+    """Return a stage that looks engines up in a store, and lets another stage build the missing ones:
+    ``pipeline.default().replace("build", pipeline.cached(store))``.
 
-    ``pipeline.default().replace("build", pipeline.cached(store))`` keeps engines. The key of an engine covers
-    everything that reaches it: the network's layers and their arguments, shapes and ranges, weights, the builder's
-    settings, the library, its version and its targets; but not the names of nodes and sizes.
+    The key of an engine covers everything it depends on: the network's layers and their arguments, shapes and ranges,
+    weights, the builder's settings, the library, its version and its targets; but not the names of nodes and sizes.
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
             ``load(key) -> bytes | None`` and ``save(key, data)``.
-        stage: builds missing engines: ``pipeline.stages.Build(build_executor)``, say.
-        reuse: take engines from the store.
+        stage: builds missing engines, for example ``pipeline.stages.Build(build_executor)``.
+        reuse: read engines from the store.
         keep: save new engines.
 
     Raises:
         TypeError: ``store`` lacks one of the two methods, or ``stage`` compiles whole programs.
     """
     if isinstance(stage, Pipeline) and stage.takes is not Converted:
-        hint = 'pipeline.default().replace("build", pipeline.cached(store)) keeps those of a whole pipeline'
-        raise TypeError(f"a store of engines stands before the stage that builds them, not before {stage!r}: {hint}")
+        hint = 'to cache the engines of a pipeline use pipeline.default().replace("build", pipeline.cached(store))'
+        raise TypeError(f"cached takes the stage that builds engines, not {stage!r}: {hint}")
     return Cached(store, stage, reuse, keep)
 
 
 def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
-    """The stage, behind the engine cache if the settings ask for one."""
+    """Return the stage, behind the engine cache if the settings enable it."""
     reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
     if not (reuse or keep):
         return stage
-    place, size = settings.engine_cache_dir, settings.engine_cache_size
-    store = FsspecStore(place) if place is not None and "://" in place else DiskStore(place, size)
+    folder, size = settings.engine_cache_dir, settings.engine_cache_size
+    store = FsspecStore(folder) if folder is not None and "://" in folder else DiskStore(folder, size)
     return Cached(store, stage, reuse, keep)

@@ -1,4 +1,4 @@
-"""Cache entries: an engine's plan with the facts that a program needs about it, checked before use."""
+"""Cache entries: an engine's plan and its description, verified before use."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MAGIC = b"trtp-engine\n"
 _FOOT = struct.Struct(f"<Q32s{len(MAGIC)}s")
 PIECE = 1 << 22
 MOST = 1 << 26
-"""No entry has more bytes of text than this."""
+"""The most bytes of an entry's text."""
 
 
 class CorruptEntryError(PipelineError):
-    """An entry that was altered."""
+    """An entry is corrupt."""
 
 
 @frozen
 class EngineEntry:
-    """The facts that an entry states about its plan.
+    """The description of a plan.
 
     Attributes:
-        key: the key it was saved under.
+        key: the key of the entry.
         library: the library that built the plan.
         digest: the plan's SHA-256.
-        bindings: the names that the plan has for inputs and outputs, in the network's order.
-        weights: the names that it has for weights, in the order of their first use.
-        values: the SHA-256 of each weight that the plan holds and that could be refitted, in the same order; empty for
-            a plan that cannot be refitted.
+        bindings: the plan's names for inputs and outputs, in the network's order.
+        weights: the plan's names for weights, in the order of their first use.
+        values: the SHA-256 of each refittable weight in the plan, in the same order; empty for a plan that cannot be
+            refitted.
     """
 
     key: str
@@ -50,8 +50,7 @@ class EngineEntry:
 
 
 def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
-    """The parts of an entry: the plan, so that it can be mapped alone; the text; and the lengths and digests of
-    both."""
+    """Yield the parts of an entry: the plan first, so that it can be mapped; the description; lengths and digests."""
     text = json.dumps(codec.written(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
     yield text
@@ -62,22 +61,22 @@ def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | 
     """Read the entry at the start of an open file, and its plan: memory-mapped if the file is on disk.
 
     Raises:
-        CorruptEntryError: it was truncated or altered, or saved under another key.
+        CorruptEntryError: the entry was truncated, altered, or saved under another key.
     """
     if size < _FOOT.size:
         raise CorruptEntryError("it is too short")
     length, digest, magic = _FOOT.unpack(_at(file, size - _FOOT.size, _FOOT.size))
     if magic != MAGIC or length > min(MOST, size - _FOOT.size):
-        raise CorruptEntryError("its end is not as it was written")
+        raise CorruptEntryError("its end was altered")
     text = _at(file, size - _FOOT.size - length, length)
     if hashlib.sha256(text).digest() != digest:
-        raise CorruptEntryError("its description is not as it was written")
+        raise CorruptEntryError("its description was altered")
     entry = _read(text)
     if entry.key != key:
         raise CorruptEntryError(f"it was saved as {entry.key[:16]}…")
     plan = _plan(file, size - _FOOT.size - length)
     if hashlib.sha256(plan).hexdigest() != entry.digest:
-        raise CorruptEntryError("its plan is not as it was written")
+        raise CorruptEntryError("its plan was altered")
     return entry, plan
 
 
@@ -91,7 +90,7 @@ def _read(text: bytes) -> EngineEntry:
         found: EngineEntry = codec.read(json.loads(text), EngineEntry)
         return found
     except (MalformedError, ValueError, RecursionError) as error:
-        raise CorruptEntryError(f"its description is none: {error}") from None
+        raise CorruptEntryError(f"its description is malformed: {error}") from None
 
 
 def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:
@@ -99,5 +98,5 @@ def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:
         raise CorruptEntryError("it has no plan")
     try:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # io.UnsupportedOperation is both
+    except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both
         return _at(file, 0, size)

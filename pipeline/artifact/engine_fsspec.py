@@ -12,12 +12,12 @@ from pipeline.frozen import FrozenDict
 
 @frozen
 class FsspecStore:
-    """An engine cache at a URL that fsspec knows: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``.
+    """An engine cache at a URL that fsspec opens: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``.
 
-    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is not bounded: use
-    the bucket's rules for that. There are no locks: two machines may build the same engine at the same time.
+    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is unlimited: use
+    the bucket's lifecycle rules. There are no locks: two machines may build the same engine at the same time.
 
-    url: the folder. It is made when the first entry is saved.
+    url: the folder, created when the first entry is saved.
     options: arguments of fsspec's file system, such as ``{"profile": "ci"}``.
 
     Raises:
@@ -49,7 +49,7 @@ class FsspecStore:
         return data
 
     def save(self, key: str, data: bytes) -> None:
-        """Save an entry: in one step where the file system can, as object stores do; else under another name first."""
+        """Save an entry atomically: directly on object stores, else under another name that is then renamed."""
         path = self._path(key)
         if self._system.async_impl:
             self._system.pipe_file(path, data)

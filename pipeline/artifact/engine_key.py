@@ -1,4 +1,4 @@
-"""Compute the cache key of an engine: the digest of everything that reaches it, independent of names."""
+"""Compute the cache key of an engine: a digest of everything it depends on, independent of names."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from pipeline.settings import ENGINE
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 FORMAT = "engine 1"
-"""What keys and entries are made of. Another number where either changes: older entries are then never found."""
+"""The version of keys and entries. A new number makes older entries unreachable."""
 
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The SHA-256 of each tensor's bytes, computed on threads: most of what a warm compilation reads is tensors."""
+    """Return the SHA-256 of each tensor's bytes, computed on threads, since a warm compilation spends its time here."""
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(weights, threads.map(tensor_digest, weights.values()), strict=True))
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """The SHA-256 of a tensor's bytes, in hexadecimal digits. Other threads run meanwhile."""
+    """Return the SHA-256 of a tensor's bytes in hexadecimal; hashing releases the GIL."""
     return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
 
 
 def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
-    """The key of an engine, 64 hexadecimal digits.
+    """Return the key of an engine, 64 hexadecimal digits.
 
-    It changes with the layers, their arguments and wiring; shapes, ranges and dtypes; the settings that reach the
-    builder; the library, its version and its targets; the machine's platform and NVIDIA_TF32_OVERRIDE. Names of nodes,
-    tensors, weights and sizes do not change it.
+    It depends on the layers, their arguments and wiring; shapes, ranges and dtypes; the builder's settings; the
+    library, its version and its targets; the platform and NVIDIA_TF32_OVERRIDE. It does not depend on the names of
+    nodes, tensors, weights and sizes.
 
     Args:
         order: the network and its settings.
-        form: the network by structure, as `canonical` gives it.
+        form: the network's structure, as `canonical` returns it.
         values: the SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
     streams = f"streamed={order.settings.weight_streaming_budget is not None}"
-    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *around())
+    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def around() -> Iterator[str]:
-    """Everything that reaches an engine without being part of the program."""
+def environment() -> Iterator[str]:
+    """Yield everything that an engine depends on besides the program."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
     yield f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"

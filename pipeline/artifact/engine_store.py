@@ -1,4 +1,4 @@
-"""Engine stores: an interface of two methods, and a bounded folder of this machine."""
+"""Engine stores: an interface of two methods, and a local folder of limited size."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from pipeline.runtime.private import MODE, make_private, opened_private
 
 SUFFIX = ".engine"
 ABANDONED = 3600.0
-"""A part of a file that has not been written to for so many seconds belongs to a process that was killed."""
+"""Seconds without a write after which a partial file is taken to belong to a killed process."""
 _KEY = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,199}", re.ASCII)
 _DIGEST = 32
 
 
 def warn(text: str) -> None:
-    """Warn that the cache failed at something: the compilation goes on without it."""
+    """Warn of a failure of the cache; the compilation continues without it."""
     warnings.warn(ArtifactWarning(text), stacklevel=3)
 
 
 @runtime_checkable
 class EngineStore(Protocol):
-    """The two methods of a store of engines, which `pipeline.cached` calls. Keys are 64 hexadecimal digits.
+    """The methods of an engine store, which `pipeline.cached` calls. Keys are 64 hexadecimal digits.
 
-    Entries carry a digest: one that was altered is dropped with a warning, and its engine is built.
+    Entries contain a digest: an altered one is dropped with a warning, and its engine is built.
     """
 
     def load(self, key: str) -> bytes | None:
         """Return the entry of a key; None if there is none."""
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Save an entry. An existing entry of this key may be replaced or left as it is."""
+        """Save an entry. An existing entry of this key may be replaced or kept."""
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class FileStore(EngineStore, Protocol):
     """A store whose entries are files: plans are memory-mapped, and processes share it."""
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        """The entry as an open file and its size in bytes, or None."""
+        """Return the entry as an open file, and its size in bytes; None if there is none."""
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """Save an entry that comes in parts."""
@@ -62,45 +62,39 @@ class FileStore(EngineStore, Protocol):
         """Delete an entry."""
 
     def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
-        """A context manager: while it is entered, nobody else builds the engines of these keys."""
+        """Return a context in which no other process builds the engines of these keys."""
 
 
 @frozen
 class InMemory:
-    """Adapts a store of two methods to `FileStore`."""
+    """Adapt a store of two methods to `FileStore`."""
 
     store: EngineStore
 
     def load(self, key: str) -> bytes | None:
-        """As the store."""
         return self.store.load(key)
 
     def save(self, key: str, data: bytes) -> None:
-        """As the store."""
         self.store.save(key, data)
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        """The entry in memory and its size, or None."""
         data = self.load(key)
         return None if data is None else (io.BytesIO(data), len(data))
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Save the joined parts."""
         self.save(key, b"".join(parts))
 
     def drop(self, key: str) -> None:
         """Do nothing: the entry is replaced when its engine is built."""
 
     def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
-        """Do nothing: two processes may build the same engine, and the later one's is kept."""
+        """Do nothing: two processes may build the same engine, and the later one is saved."""
         return nullcontext()
 
 
 def as_files(store: EngineStore) -> FileStore:
     """Return a store as a `FileStore`."""
-    if isinstance(store, FileStore):
-        return store
-    return InMemory(store)
+    return store if isinstance(store, FileStore) else InMemory(store)
 
 
 def _folder(value: str | os.PathLike[str] | None) -> Path:
@@ -109,22 +103,21 @@ def _folder(value: str | os.PathLike[str] | None) -> Path:
 
 @frozen
 class DiskStore:
-    """An engine cache in a folder. Beyond its size, the least recently used entries are deleted.
+    """An engine cache in a folder of limited size: the least recently used entries are deleted.
 
-    Any number of threads and processes may share it. An entry appears complete or not at all, even if a process is
-    killed; one that was altered is deleted with a warning. The folder and its entries belong to the user, and nobody
-    else can write to them; otherwise a warning says so, and nothing is read. While one process builds an engine, others
-    that want the same one wait for it.
+    Threads and processes may share it. Entries are written atomically, even if a process is killed; an altered entry is
+    deleted with a warning. If another user owns the folder or can write to it, nothing is read, and a warning says so.
+    While one process builds an engine, others that need it wait.
 
     folder: its path; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
-    size: the most bytes that all entries may have together.
+    size: the most bytes of all entries together.
     """
 
     folder: Path = field(default=None, converter=_folder)
     size: int = 5 << 30
 
     def load(self, key: str) -> bytes | None:
-        """Return the bytes saved under a key; None if there are none. Altered ones are deleted, with a warning."""
+        """Return the bytes saved under a key; None if there are none. An altered entry is deleted with a warning."""
         found = self.opened(key)
         if found is None:
             return None
@@ -138,11 +131,12 @@ class DiskStore:
         return None
 
     def save(self, key: str, data: bytes) -> None:
-        """Save bytes under a key, then delete the least recently used. More bytes than ``size`` are not kept."""
+        """Save bytes under a key, and delete the least recently used entries. More bytes than ``size`` are not
+        saved."""
         self.write(key, [data])
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return an entry's file, which counts as used now, and its size; in the file, its SHA-256 follows it."""
+        """Return an entry's file and size, and mark it as used; in the file its SHA-256 follows it."""
         path = self._path(key)
         try:
             file = opened_private(path)
@@ -154,12 +148,12 @@ class DiskStore:
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Save bytes that come in parts, without joining them. A folder that cannot be written to is a warning."""
+        """Save bytes in parts, without joining them. Failure is a warning."""
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
             warn(
-                f"an engine of {size} bytes is not kept: the cache {self.folder} holds {self.size} (engine_cache_size)"
+                f"an engine of {size} bytes is not saved: the cache {self.folder} holds {self.size} (engine_cache_size)"
             )
             return
         try:
@@ -172,30 +166,29 @@ class DiskStore:
                 file.write(sha256.digest())
             self._evict(path)
         except OSError as error:
-            warn(f"an engine cannot be kept in {self.folder}: {error}")
+            warn(f"an engine cannot be saved to {self.folder}: {error}")
 
     def drop(self, key: str) -> None:
-        """Delete an entry, if it is there. One that cannot be deleted stays, and is replaced when it is saved again."""
+        """Delete an entry if possible; else it is replaced by the next save."""
         with suppress(OSError):
             self._path(key).unlink()
 
     @contextmanager
     def building(self, keys: Iterable[str]) -> Iterator[None]:
-        """Lock these keys: other threads and processes that enter with one of them wait. The lock of a process that is
-        killed is released by the system."""
+        """Lock these keys against other threads and processes. The system releases the locks of a killed process."""
         with ExitStack() as held:
-            for stripe in sorted({key[:2] for key in keys}):  # in order, so that no two wait for each other
+            for stripe in sorted({key[:2] for key in keys}):  # sorted, to avoid deadlocks
                 held.enter_context(self._lock(f"{stripe}.lock"))
             yield
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"{key[:80]!r} is no key: letters, digits, - and _ make one")
+            raise ValueError(f"{key[:80]!r} is not a key: use letters, digits, - and _")
         return self.folder / f"{key}{SUFFIX}"
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """A lock that all processes share; nothing where the folder's file system has none."""
+        """Hold a lock across processes; without file locks, warn and hold none."""
         folder = self.folder / "locks"
         lock = filelock.FileLock(folder / name)
         try:
@@ -212,7 +205,7 @@ class DiskStore:
             lock.release()
 
     def _evict(self, newest: Path) -> None:
-        """Delete the entries used longest ago until the rest fits, and what killed processes left."""
+        """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
         with self._lock("all.lock"):
             found = [(path, stat) for path in self.folder.glob(f"*{SUFFIX}") if (stat := _stat(path)) is not None]
             total = sum(stat.st_size for _, stat in found)

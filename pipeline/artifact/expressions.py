@@ -1,8 +1,8 @@
 """Sizes as JSON: a sympy expression is a list of its function's name and its arguments. Reading accepts a fixed set of
-functions, and evaluates no text.
+functions and evaluates no text.
 
-``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` is of a function
-whose arguments are left as they are, where sympy would make another expression of them.
+``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` marks an
+unevaluated function, which sympy would otherwise simplify.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pipeline.errors import ArtifactError
 
 LARGEST = 2**64
 MOST_NODES, MOST_DEPTH = 4096, 128
-"""An expression of a file has no more parts, and none within so many others."""
+"""The most parts of an expression of a file, and its greatest depth."""
 MOST_BITS = 8192
-"""No number of an expression can have more bits, whatever the sizes."""
+"""The most bits that a value inside an expression may reach at any sizes."""
 SYMBOL = 64
 POWER = MOST_BITS // 2
 DIVISIONS = ("FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "FloatTrueDiv", "Mod", "PythonMod", "ModularIndexing")
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
 NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 ASSUMPTIONS = ("integer", "nonnegative", "nonzero", "positive", "real")
-"""What torch.export assumes of its symbols."""
+"""The assumptions that torch.export makes for symbols."""
 
 IMPLIED = {"positive": ("nonnegative", "nonzero", "real"), "integer": ("real",), "nonnegative": ("real",)}
 
@@ -58,10 +58,10 @@ FUNCTIONS: Mapping[str, Any] = _functions()
 
 
 def written(expr: Any) -> JsonData:
-    """An int, float, bool or sympy expression as JSON.
+    """Return an int, float, bool or sympy expression as JSON.
 
     Raises:
-        ArtifactError: it has a function that cannot be read back.
+        ArtifactError: the expression has a function that cannot be read back.
     """
     if isinstance(expr, (bool, int, float)):
         return expr
@@ -70,14 +70,14 @@ def written(expr: Any) -> JsonData:
         return atom(expr)
     name = type(expr).__name__
     if FUNCTIONS.get(name) is not type(expr):
-        raise ArtifactError(f"the size {expr} cannot be kept: it has the function {name}")
+        raise ArtifactError(f"the size {expr} cannot be saved: it has the function {name}")
     args = list(map(written, expr.args))
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
 
 @lru_cache(1024)
 def _symbol(expr: Any) -> list[JsonData]:
-    """A symbol with its assumptions, without those that follow from others."""
+    """Return a symbol with its assumptions, without implied ones."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
 
@@ -93,75 +93,74 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def read(data: JsonData) -> Any:
-    """Read an expression from JSON; a number comes back as sympy's. Nothing is evaluated: the expression has the
-    arguments that the JSON has, in their order.
+    """Read an expression from JSON, with numbers as sympy's, without evaluating or reordering anything.
 
     Raises:
-        ArtifactError: the JSON is not an expression that this module writes, or a number of it would be too large.
+        ArtifactError: this module does not write such JSON, or a value of the expression could be too large.
     """
-    _Measure().of(data, MOST_DEPTH)
-    return _made(data)
+    _Bits().most(data, MOST_DEPTH)
+    return _expression(data)
 
 
-def _made(data: JsonData) -> Any:
+def _expression(data: JsonData) -> Any:
     if not isinstance(data, list):
         return sympy.sympify(data)
     head, *rest = data
     if head == "Symbol":
         return _read_symbol(*rest)
-    args = list(map(_made, rest))
+    args = list(map(_expression, rest))
     try:
         return sympy.Rational(*args) if head == "Rational" else FUNCTIONS[head.removesuffix("!")](*args, evaluate=False)
     except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise ArtifactError(f"{str(data)[:80]} is no expression: {type(error).__name__}") from None
+        raise ArtifactError(f"{str(data)[:80]} is not an expression: {type(error).__name__}") from None
 
 
 @lru_cache(1024)
 def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
     if not NAME.fullmatch(name) or not {*assumed} <= {*ASSUMPTIONS}:
-        raise ArtifactError(f"{name[:80]!r} is no symbol")
+        raise ArtifactError(f"{name[:80]!r} is not a symbol")
     return sympy.Symbol(name, **dict.fromkeys(assumed, True))
 
 
-class _Measure:
-    """Finds out, before anything is made of an expression, how large its numbers can become: in bits, where a symbol is
-    an int64. The power of a number is the only operation by which few bytes become many."""
+class _Bits:
+    """Compute an upper bound, in bits, for the values inside an expression before it is built; a symbol is an int64.
+    Only powers can turn few bytes into many."""
 
     def __init__(self) -> None:
         self.nodes = 0
 
-    def of(self, data: JsonData, depth: int) -> float:
-        """The most bits that the value of an expression can have."""
+    def most(self, data: JsonData, depth: int) -> float:
+        """Return the most bits of an expression's value."""
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:
-                raise ArtifactError(f"{str(data)[:40]} is no size")
+                raise ArtifactError(f"{str(data)[:40]} is too large for a size")
             return math.frexp(data)[1]
         if not isinstance(data, list) or not data or not isinstance(data[0], str):
-            raise ArtifactError(f"{str(data)[:80]} is no expression")
+            raise ArtifactError(f"{str(data)[:80]} is not an expression")
         if not depth or self.nodes > MOST_NODES:
             raise ArtifactError(f"an expression has more than {MOST_NODES} parts, or {MOST_DEPTH} levels")
         head, *rest = data
         if head == "Symbol":
             _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
             return SYMBOL
-        bits = [self.of(part, depth - 1) for part in rest]
+        bits = [self.most(part, depth - 1) for part in rest]
         found = self.combined(head.removesuffix("!"), rest, bits)
         if found > MOST_BITS:
-            raise ArtifactError(f"a number of the size {str(data)[:80]} has more than {MOST_BITS} bits")
+            raise ArtifactError(f"a value in the size {str(data)[:80]} can have more than {MOST_BITS} bits")
         return found
 
     def combined(self, head: str, args: list[JsonData], bits: list[float]) -> float:
-        """The most bits of a function's value, by those of its arguments."""
+        """Return the most bits of a function's value, given those of its arguments."""
         if head == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
             return max(bits)
         if head not in FUNCTIONS or (head == "RoundDecimal" and not _is_small(args[-1:])):
-            raise ArtifactError(f"{str([head, *args])[:80]} is no expression")
+            raise ArtifactError(f"{str([head, *args])[:80]} is not an expression")
         if head in DIVISIONS and any(arg == 0 and type(arg) is not bool for arg in args[1:]):
             raise ArtifactError(f"{str([head, *args])[:80]} divides by 0")
         if head in POWERS and len(args) == 2:
             largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(bits[1], 64)
-            if _has_symbol(args[1]):  # `pipeline.aten.calls.power` looks when it is computed
+            if _has_symbol(args[1]):  # `pipeline.aten.calls.power` checks it at run time
                 return POWER
             return bits[0] * max(largest, 1) if head != "LShift" else bits[0] + largest
         return max(bits, default=0) + len(bits) if head == "Add" else sum(bits)

@@ -1,7 +1,7 @@
-"""Write torch.fx graphs as JSON, one row a node: name, target, arguments, dtype and sizes of the result.
+"""Write torch.fx graphs as JSON, one row per node: name, target, arguments, dtype and sizes of the result.
 
-Operators that run in PyTorch are looked up again among torch's. Of operators that run in engines only the names are
-kept.
+Operators that run in PyTorch are looked up when the graph is loaded; of those that run in engines only the names are
+saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.artifact.codec import Json, at
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.json_values import NodeName
 from pipeline.artifact.malformed import MalformedError
-from pipeline.artifact.tensors import Kept, Tensors
+from pipeline.artifact.tensors import SavedTensor, Tensors
 from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
@@ -32,9 +32,9 @@ Row: TypeAlias = dict[str, JsonData]
 
 
 @frozen
-class KeptNode:
-    """A node: ``calls`` says whether its target is looked up again; ``value`` is its value, as JSON; ``module`` is
-    the path of the module whose forward made it, ``where`` the user's line."""
+class SavedNode:
+    """A node. ``calls``: whether its target is looked up; ``value``: its type as JSON; ``module``: the path of the
+    module whose forward contains it; ``where``: the user's line."""
 
     name: str
     op: str
@@ -49,27 +49,27 @@ class KeptNode:
 
 
 @frozen
-class KeptGraph:
-    """A graph of control flow: its nodes, the graphs that they run, and the tensors that they read, by attribute."""
+class SavedGraph:
+    """A graph of control flow: its nodes, and the graphs and tensors that they read, by attribute."""
 
-    nodes: tuple[KeptNode, ...]
-    graphs: tuple[tuple[str, KeptGraph], ...] = ()
-    tensors: tuple[tuple[str, Kept], ...] = ()
+    nodes: tuple[SavedNode, ...]
+    graphs: tuple[tuple[str, SavedGraph], ...] = ()
+    tensors: tuple[tuple[str, SavedTensor], ...] = ()
 
 
-def kept_node(node: torch.fx.Node, *, calls: bool) -> KeptNode:
-    """The row of a node; one whose target is not called again may have any arguments."""
+def kept_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
+    """Return the row of a node; without ``calls`` its arguments may be of any type."""
     write = json_values.written if calls else _written_or_text
     target = str(node.target)
     if node.op == "call_function":
         target = op_names.name_of(node.target) if calls else op_names.name_of_any(node.target)
     elif node.op not in ("placeholder", "get_attr", "output"):
-        raise ArtifactError(f"node {node.name} cannot be kept: it is a {node.op}")
+        raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op}")
     value = written_value(node.meta.get("val")) if "val" in node.meta else None
     library = op_names.library_of(node.target) if calls else ""
     args, kwargs = write(node.args), write(dict(node.kwargs))
     where = node.meta.get("where") or line_of(node.meta)
-    return KeptNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
+    return SavedNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
 
 
 def _written_or_text(value: object) -> JsonData:
@@ -80,7 +80,7 @@ def _written_or_text(value: object) -> JsonData:
 
 
 def written_value(value: object) -> JsonData:
-    """A node's value as JSON: a tensor by its type, a size by its expression, a tuple of these."""
+    """Return a node's value as JSON: the type of a tensor, the expression of a size, or a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
     if isinstance(value, TensorType):
@@ -105,20 +105,20 @@ def read_value(data: JsonData) -> Any:
     return json_values.read(data)
 
 
-def kept_graph(module: torch.fx.GraphModule, name: str, tensors: Tensors) -> KeptGraph:
-    """A graph of control flow, with those inside it. The node that runs it says which module and line it comes from."""
+def kept_graph(module: torch.fx.GraphModule, name: str, tensors: Tensors) -> SavedGraph:
+    """Return a graph of control flow with its inner graphs. Modules and lines are saved with the node that runs it."""
     rows = (kept_node(node, calls=True) for node in module.graph.nodes)
     nodes = tuple(evolve(row, value=None, module="", where="") for row in rows)
     graphs, held = attributes(module, module.graph.nodes, name, tensors)
-    return KeptGraph(nodes, graphs, held)
+    return SavedGraph(nodes, graphs, held)
 
 
 def attributes(
     module: torch.nn.Module, nodes: Iterable[torch.fx.Node], name: str, tensors: Tensors
-) -> tuple[tuple[tuple[str, KeptGraph], ...], tuple[tuple[str, Kept], ...]]:
-    """The graphs and the tensors that nodes read as attributes of a module."""
-    graphs: dict[str, KeptGraph] = {}
-    held: dict[str, Kept] = {}
+) -> tuple[tuple[tuple[str, SavedGraph], ...], tuple[tuple[str, SavedTensor], ...]]:
+    """Return the graphs and tensors that nodes read as attributes of a module."""
+    graphs: dict[str, SavedGraph] = {}
+    held: dict[str, SavedTensor] = {}
     for target in sorted({str(node.target) for node in nodes if node.op == "get_attr"}):
         value: object = module
         for part in target.split("."):
@@ -128,62 +128,62 @@ def attributes(
         elif isinstance(value, torch.Tensor):
             held[target] = tensors.keep(f"{name}.{target}", value)
         else:
-            raise ArtifactError(f"{name}.{target} cannot be kept: it is a {type(value).__name__}")
+            raise ArtifactError(f"{name}.{target} cannot be saved: it is a {type(value).__name__}")
     return tuple(graphs.items()), tuple(held.items())
 
 
-def check_calls(rows: Iterable[KeptNode], graphs: Iterable[tuple[str, KeptGraph]]) -> None:
-    """Raise an error if a node calls what no program from a file may call: such a file could not be loaded."""
+def check_calls(rows: Iterable[SavedNode], graphs: Iterable[tuple[str, SavedGraph]]) -> None:
+    """Raise an error if a node calls an operator that a loaded program may not call."""
     for row in rows:
         if row.calls and row.op == "call_function" and (why := op_names.refused(op_names.known(row.target))):
-            raise ArtifactError(f"node {row.name} cannot be kept: {row.target} {why}")
+            raise ArtifactError(f"node {row.name} cannot be saved: {row.target} {why}")
     for _, graph in graphs:
         check_calls(graph.nodes, graph.graphs)
 
 
-Held: TypeAlias = Callable[[Kept], torch.Tensor]
+TensorOf: TypeAlias = Callable[[SavedTensor], torch.Tensor]
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
 class GraphOfFile(torch.fx.GraphModule):
-    """A graph of a file, with the graphs and tensors that its nodes read. It is data: torch.fx would generate Python
-    source from it to run it, so it does not run. `pipeline.aten.interpreter` runs its nodes."""
+    """A graph from a file, with the graphs and tensors that its nodes read. Since torch.fx runs a graph by generating
+    Python source, it does not run; `pipeline.aten.interpreter` runs its nodes."""
 
     def recompile(self) -> Argument:
-        """Generate nothing."""
+        """Generate no code."""
 
     def forward(self, *args: object, **kwargs: object) -> Argument:
         """Raise an error."""
-        raise ArtifactError("the graph of a loaded program is data: call the program, or program.module()")
+        raise ArtifactError("the graph of a loaded program does not run: call program.module()")
 
 
 @frozen
 class Reader:
-    """Makes graphs of their rows.
+    """Build graphs from their rows.
 
-    held: gives a tensor. libraries: the namespaces of other libraries whose operators are allowed; `operators.ANY` for
-    all. most: the bytes of the largest tensor that a node may fill.
+    tensor: returns a saved tensor. libraries: the namespaces of allowed libraries; `op_names.ANY` for all. most: the
+    most bytes of a tensor that a node may fill.
     """
 
-    held: Held
+    tensor: TensorOf
     libraries: Collection[str] | None
     most: int
 
     def module(
         self,
-        rows: Sequence[KeptNode],
-        graphs: Iterable[tuple[str, KeptGraph]],
-        tensors: Iterable[tuple[str, Kept]],
+        rows: Sequence[SavedNode],
+        graphs: Iterable[tuple[str, SavedGraph]],
+        tensors: Iterable[tuple[str, SavedTensor]],
     ) -> GraphOfFile:
-        """A graph of nodes that read these graphs and tensors, by path, and nothing else.
+        """Build a graph whose nodes may read these graphs and tensors, by path.
 
         Raises:
             MissingOperatorError: an operator is missing, or its library is not allowed.
-            MalformedError: a node reads what is not there before it, or calls what no file may call.
+            MalformedError: a node reads an undefined value, or calls an operator that files may not call.
         """
         root = torch.nn.Module()
         inner = {path: self.module(each.nodes, each.graphs, each.tensors) for path, each in graphs}
-        held = {path: self.held(kept) for path, kept in tensors}
+        held = {path: self.tensor(kept) for path, kept in tensors}
         for path, module in inner.items():
             parent, name = _parent(root, path)
             parent.add_module(name, module)
@@ -203,15 +203,15 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
             root.add_module(part, torch.nn.Module())
         found = root._modules.get(part)
         if found is None or isinstance(found, torch.fx.GraphModule):
-            raise MalformedError(f"{path[:60]!r} is no name of an attribute")
+            raise MalformedError(f"{path[:60]!r} is not an attribute")
         root = found
     if not _PATH.fullmatch(path) or hasattr(root, name):
-        raise MalformedError(f"{path[:60]!r} is no name of an attribute")
+        raise MalformedError(f"{path[:60]!r} is not an attribute")
     return root, name
 
 
 def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argument]) -> str:
-    """Why an operator does not take so many arguments and these keywords; empty if it does."""
+    """Return why an operator does not take so many arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
     if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
         return f"takes {len(positional)} arguments, and is given more"
@@ -221,7 +221,7 @@ def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argumen
 
 
 class Nodes:
-    """Adds nodes to a new graph in order. ``graphs`` and ``tensors`` are the paths that nodes may read."""
+    """Add nodes to a new graph in order. ``graphs`` and ``tensors``: the paths that nodes may read."""
 
     def __init__(
         self, graphs: Collection[str], tensors: Collection[str], libraries: Collection[str] | None, most: int
@@ -230,13 +230,12 @@ class Nodes:
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
 
-    def add(self, row: KeptNode) -> None:
-        """Add a node."""
+    def add(self, row: SavedNode) -> None:
         args, kwargs = json_values.read(row.args), json_values.read(row.kwargs)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
-            raise MalformedError("its arguments are not those of a call")
+            raise MalformedError("its arguments are not a tuple and a dict with names")
         if row.name in self.env or not row.name.isidentifier():
-            raise MalformedError("its name is taken, or is none")
+            raise MalformedError("its name is taken, or is not an identifier")
         args, kwargs = map_aggregate(args, self.resolved), map_aggregate(kwargs, self.resolved)
         if row.op == "call_function":
             target = self.target(row, args, kwargs)
@@ -250,27 +249,27 @@ class Nodes:
         self.env[row.name] = node
 
     def resolved(self, value: object) -> Argument:
-        """The node that an argument names."""
+        """Replace a node's name by the node."""
         if not isinstance(value, NodeName):
             return value
         if value.name not in self.env:
-            raise MalformedError(f"it reads {value.name[:60]!r}, which is not there before it")
+            raise MalformedError(f"it reads {value.name[:60]!r}, which is not defined before it")
         return self.env[value.name]
 
-    def check_plain(self, row: KeptNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
-        """Raise an error for a node that calls nothing, and is not as it is written."""
+    def check_plain(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
+        """Raise an error if a node that calls nothing is malformed."""
         fits = {
             "placeholder": row.target.isidentifier() and not args,
             "get_attr": (row.target in self.graphs or row.target in self.tensors) and not args,
             "output": len(args) == 1,
         }
         if row.op not in fits:
-            raise MalformedError(f"{row.op[:40]!r} is no kind of node")
+            raise MalformedError(f"{row.op[:40]!r} is not a kind of node")
         if kwargs or not fits[row.op]:
-            raise MalformedError(f"{row.target[:60]!r} is not there to be read, or has other arguments than a {row.op}")
+            raise MalformedError(f"{row.target[:60]!r} does not exist, or has arguments that a {row.op} does not take")
 
-    def target(self, row: KeptNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
-        """What a node calls; a name alone where an engine runs it."""
+    def target(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
+        """Return the function that a node calls, or its name if an engine runs it."""
         if not row.calls:
             return FUNCTIONS.get(row.target) or op_names.Named(row.target)
         target = op_names.target_of(row.target, self.libraries, row.library)
@@ -280,14 +279,14 @@ class Nodes:
         if schema is not None and (why := _misfit(schema, len(args), kwargs)):
             raise MalformedError(f"{row.target} {why}")
         if (size := filled(target, args, kwargs)) > self.most:
-            raise MalformedError(f"it fills {size} bytes, and its file says that no tensor has more than {self.most}")
+            raise MalformedError(f"it fills {size} bytes, and its file declares at most {self.most} for a tensor")
         if isinstance(target, torch._ops.HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args
             if len(given) <= count or not all(self.is_graph(value) for value in given[:count]):
-                raise MalformedError(f"{row.target} runs {count} graphs of the file, and is given something else")
+                raise MalformedError(f"{row.target} takes {count} graphs of the file")
         return target
 
     def is_graph(self, value: object) -> bool:
-        """Whether an argument is a graph of the file."""
+        """Return whether an argument is a graph of the file."""
         return isinstance(value, torch.fx.Node) and value.op == "get_attr" and value.target in self.graphs

@@ -1,4 +1,4 @@
-"""Digests of large data, computed on separate threads while it is written or read."""
+"""Hash large data on separate threads while it is written or read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from functools import partial
 from typing import BinaryIO, Self
 
 PIECE = 1 << 20
-"""Bytes that are read, hashed and written at a time: what a core's cache holds."""
+"""Bytes that are read, hashed and written at a time; they fit a core's cache."""
 SMALL = PIECE >> 3
-"""Bytes of a piece that is joined with its neighbours."""
+"""Pieces of up to so many bytes are joined with their neighbours."""
 AHEAD = 16
-"""Pieces that a writer may be ahead of a digest, and so the memory that waits for it."""
+"""The most pieces that wait for a hash, which bounds memory."""
 THREADS = min(8, os.cpu_count() or 1)
-"""Threads that compute digests, each of one piece."""
+"""The number of threads that hash."""
 SYNCED = 1 << 25
-"""After this many bytes the system is asked to start writing a file to the disk."""
+"""Bytes between requests to write a file to disk."""
 
 
 def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
@@ -32,8 +32,7 @@ def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
 
 
 def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
-    """Parts in pieces of at most `PIECE` bytes. Small neighbours are joined, since each piece is a step of every thread
-    involved."""
+    """Cut parts into pieces of at most `PIECE` bytes, and join small neighbours to save work per piece."""
     small, size = list[memoryview](), 0
     for piece in (piece for part in parts for piece in pieces(part)):
         if small and (piece.nbytes > SMALL or size + piece.nbytes > PIECE):
@@ -48,28 +47,27 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
 
 
 class _Line:
-    """A thread that runs one task after the other, with a bounded queue."""
+    """A thread that runs tasks in order, with a bounded queue."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1)
         self.waiting: deque[Future[None]] = deque()
 
     def put(self, act: Callable[[], None]) -> None:
-        """Queue a task for the thread."""
         self.waiting.append(self.thread.submit(act))
         if len(self.waiting) > AHEAD:
             self.waiting.popleft().result()
 
     def done(self) -> None:
-        """Wait until all tasks are done; raise what went wrong."""
+        """Wait for all tasks, and raise their errors."""
         while self.waiting:
             self.waiting.popleft().result()
 
 
 class SummedWriter:
-    """Writes to a file while other threads compute the SHA-256 and CRC-32, and the disk stores earlier pieces.
+    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces.
 
-    A context manager: its threads end with it. The file is safely on disk once the caller has called fsync.
+    A context manager: its threads end with it. The caller still has to call fsync.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -87,11 +85,11 @@ class SummedWriter:
             for thread in (*(line.thread for line in self.lines), self.disk):
                 ends.callback(thread.shutdown, cancel_futures=True)
             if kind is None and self.syncing is not None:
-                self.syncing.result()  # what the disk could not take, a later fsync would not tell again
+                self.syncing.result()  # raise an error of the disk, which a later fsync would not report
 
     def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
-        """Write parts of ``size`` bytes together; return their SHA-256, in hexadecimal digits, and their CRC-32.
-        ``digest`` is the SHA-256 if it is known."""
+        """Write parts that have ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32.
+        ``digest``: the SHA-256 if it is known."""
         sha256, crc = hashlib.sha256(), [0]
 
         def check(piece: memoryview | bytes) -> None:
@@ -111,7 +109,7 @@ class SummedWriter:
         return digest or sha256.hexdigest(), crc[0]
 
     def _sync(self, count: int) -> None:
-        """Has the disk begin, once in a while and one time at a time: the fsync at the end waits for the rest only."""
+        """Start writing to disk every `SYNCED` bytes, so that the final fsync waits for the rest only."""
         self.unsynced += count
         if self.unsynced < SYNCED:
             return
@@ -125,21 +123,21 @@ class SummedWriter:
 
 
 class SharedFile:
-    """A file that several threads read, each at its own offset."""
+    """A file that several threads read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.lock = file, threading.Lock()
         self.size = file.seek(0, 2)
 
     def at(self, offset: int, size: int) -> bytes:
-        """Read bytes of the file, as many as there are."""
+        """Read up to ``size`` bytes."""
         with self.lock:
             self.file.seek(offset)
             return self.file.read(max(0, min(size, self.size - offset)))
 
     def digest(self, offset: int, size: int) -> str:
-        """The SHA-256 of a part of the file, or of as much as exists, in hexadecimal digits. The part is read, not
-        mapped, so that it takes no memory."""
+        """Return the SHA-256, in hexadecimal, of the existing bytes of a part. It is read, not mapped, to save
+        memory."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:
             with self.lock:

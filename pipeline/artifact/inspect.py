@@ -1,4 +1,4 @@
-"""Describe a kept program without loading it: needs no GPU, no operator and no weights."""
+"""Describe a saved program without loading it, which needs no GPU, operators or weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.program import in_bytes
 
 @frozen
 class Description:
-    """A kept program as text: its inputs and outputs, engines, operators in PyTorch, and the versions that wrote it."""
+    """A saved program as text: inputs, outputs, engines, operators in PyTorch, and the versions that wrote it."""
 
     path: str
     nbytes: int
@@ -30,11 +30,11 @@ class Description:
 
 
 def inspect(path: str | os.PathLike[str]) -> Description:
-    """Describe a kept program, after checking every byte against its digest.
+    """Describe a saved program, after checking every byte against its digest.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ArtifactError: it is not a kept program, was truncated or altered, or comes from a newer version.
+        FileNotFoundError: the file does not exist.
+        ArtifactError: it is not a saved program, was truncated or altered, or comes from a newer version.
     """
     with opened(Path(path)) as file:
         reader = Reader(file, os.fspath(path))
@@ -49,34 +49,38 @@ def inspect(path: str | os.PathLike[str]) -> Description:
         return Description(os.fspath(path), reader.size, manifest, sizes, reader.manifest.decode())
 
 
-def _lines(made: Description) -> Iterator[str]:
-    kept, versions = made.manifest, made.manifest.versions
+def _lines(description: Description) -> Iterator[str]:
+    manifest, versions = description.manifest, description.manifest.versions
     by = f"pipeline {versions.pipeline}, torch {versions.torch}, {versions.tensorrt}"
-    yield f"{made.path}: {in_bytes(made.nbytes)}, format {kept.schema}, written by {by}"
-    yield from (f"input  {port}" for port in kept.inputs)
-    yield from (f"output {line}" for line in outputs_of(kept.inputs, kept.outputs, kept.segments))
-    yield from (f"size   {row}" for row in str(kept.shapes).splitlines())
-    yield from (f"{segment.kind} {segment.name}: {len(segment.nodes)} nodes" for segment in kept.segments)
-    for engine in kept.engines:
+    yield f"{description.path}: {in_bytes(description.nbytes)}, format {manifest.schema}, written by {by}"
+    yield from (f"input  {port}" for port in manifest.inputs)
+    yield from (f"output {line}" for line in outputs_of(manifest.inputs, manifest.outputs, manifest.segments))
+    yield from (f"size   {row}" for row in str(manifest.shapes).splitlines())
+    yield from (f"{segment.kind} {segment.name}: {len(segment.nodes)} nodes" for segment in manifest.segments)
+    for engine in manifest.engines:
         targets = f", for {', '.join(versions.targets)}" if versions.targets else ""
         refit = ", refittable" * engine.refittable + ", without weights" * engine.stripped
-        yield f"engine {engine.name}: {in_bytes(made.sizes[engine.entry])}, {engine.library}{targets}{refit}"
-    yield _weights(made)
-    if kept.computed:
-        yield f"constants are computed, the largest has {in_bytes(kept.computed)}"
-    yield f"a call takes at most {in_bytes(kept.call)} on the CPU" if kept.call else "what a call takes has no bound"
-    yield from (f"in PyTorch: {fallback}" for fallback in kept.fallbacks)
-    yield from (f"needs the library {name}, imported before it is loaded" for name in kept.libraries)
+        yield f"engine {engine.name}: {in_bytes(description.sizes[engine.entry])}, {engine.library}{targets}{refit}"
+    yield _weights(description)
+    if manifest.computed:
+        yield f"constants are computed, the largest has {in_bytes(manifest.computed)}"
+    yield (
+        f"a call takes at most {in_bytes(manifest.call)} on the CPU"
+        if manifest.call
+        else "a call's memory is unbounded"
+    )
+    yield from (f"in PyTorch: {fallback}" for fallback in manifest.fallbacks)
+    yield from (f"needs the library {name}, imported before it is loaded" for name in manifest.libraries)
     if versions.gpu:
         yield f"built beside {versions.gpu}"
-    if kept.agreement is not None:
-        yield str(kept.agreement)
+    if manifest.agreement is not None:
+        yield str(manifest.agreement)
 
 
-def _weights(made: Description) -> str:
-    kept = made.manifest.weights
-    inside = in_bytes(made.sizes.get(kept.entry, 0))
-    if kept.entry and not kept.others:
+def _weights(description: Description) -> str:
+    manifest = description.manifest.weights
+    inside = in_bytes(description.sizes.get(manifest.entry, 0))
+    if manifest.entry and not manifest.others:
         return f"weights: inside, {inside}"
-    constants = f"; constants: inside, {inside}" if kept.entry else ""
-    return (f"weights: in {kept.file}, {in_bytes(kept.size)}" if kept.file else "weights: none") + constants
+    constants = f"; constants: inside, {inside}" if manifest.entry else ""
+    return (f"weights: in {manifest.file}, {in_bytes(manifest.size)}" if manifest.file else "weights: none") + constants

@@ -1,7 +1,7 @@
-"""Write plain values as JSON: arguments of operators, constants, values of any type.
+"""Write plain values as JSON: arguments of operators, constants, attributes.
 
-Values that JSON has stand for themselves; every other value is an object with one key, its kind:
-``{"tuple": [1, 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
+Values that JSON has are written as they are; every other value is an object whose key is its kind: ``{"tuple": [1,
+2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pipeline.recipes import Ref
 
 @frozen
 class NodeName:
-    """A node of a graph as an argument, before the graph is made."""
+    """A node as an argument, before the graph is built."""
 
     name: str
 
 
 def written_float(value: float) -> JsonData:
-    """A float as JSON, which has no name for infinity and NaN."""
+    """Return a float as JSON; infinities and NaN, which JSON lacks, are objects."""
     value = float(value)
     return value if math.isfinite(value) else {"float": str(value)}
 
@@ -51,19 +51,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """The dtype of a name."""
     return _member(torch.dtype, name)  # type: ignore[no-any-return]
 
 
 def layout_named(name: object) -> torch.layout:
-    """The layout of a name."""
     return _member(torch.layout, name)  # type: ignore[no-any-return]
 
 
 def _member(kind: type, name: object) -> Any:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, kind):
-        raise MalformedError(f"{str(name)[:40]!r} is no {kind.__name__} of torch")
+        raise MalformedError(f"{str(name)[:40]!r} is not a {kind.__name__} of torch")
     return found
 
 
@@ -71,7 +69,7 @@ def _read_device(data: JsonData) -> torch.device:
     try:
         return torch.device(data if isinstance(data, str) else "")
     except RuntimeError:
-        raise MalformedError(f"{str(data)[:40]!r} is no device") from None
+        raise MalformedError(f"{str(data)[:40]!r} is not a device") from None
 
 
 def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
@@ -84,15 +82,7 @@ def _read_shape(data: JsonData) -> torch.Size:
     try:
         return torch.Size(_parts(data))
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise MalformedError("these are no sizes") from None
-
-
-def _read_slice(data: JsonData) -> slice:
-    return slice(*_parts(data, 3))
-
-
-def _read_complex(data: JsonData) -> complex:
-    return complex(*(read_float(part) for part in _list_of(data, 2)))
+        raise MalformedError("expected sizes") from None
 
 
 def _read_constant(data: JsonData) -> Constant:
@@ -100,7 +90,7 @@ def _read_constant(data: JsonData) -> Constant:
     try:
         return Constant(torch.tensor(read(numbers), dtype=dtype_named(dtype)))
     except (TypeError, ValueError, RuntimeError):
-        raise MalformedError("these are no numbers of a constant") from None
+        raise MalformedError("expected the numbers of a constant") from None
 
 
 def _list_of(data: JsonData, count: int) -> list[JsonData]:
@@ -114,11 +104,7 @@ def _read_dict(data: JsonData) -> dict[Any, Any]:
     try:
         return {read(key): read(value) for key, value in rows}
     except TypeError:
-        raise MalformedError("a key of a dict cannot be one") from None
-
-
-def _read_operator(data: JsonData) -> object:
-    return op_names.target_of(_name(data))
+        raise MalformedError("a key of a dict is unhashable") from None
 
 
 def _name(data: JsonData) -> str:
@@ -160,21 +146,21 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "layout": layout_named,
     "memory_format": lambda data: _member(torch.memory_format, data),
     "constant": _read_constant,
-    "complex": _read_complex,
-    "slice": _read_slice,
+    "complex": lambda data: complex(*(read_float(part) for part in _list_of(data, 2))),
+    "slice": lambda data: slice(*_parts(data, 3)),
     "ellipsis": lambda data: ...,
     "ref": lambda data: Ref(_name(data)),
     "node": lambda data: NodeName(_name(data)),
     "size": expressions.read,
-    "operator": _read_operator,
+    "operator": lambda data: op_names.target_of(_name(data)),
 }
 
 
 def written(value: object) -> JsonData:
-    """A value as JSON.
+    """Return a value as JSON.
 
     Raises:
-        ArtifactError: it is of a type that cannot be kept.
+        ArtifactError: its type cannot be saved.
     """
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
@@ -188,19 +174,19 @@ def written(value: object) -> JsonData:
 
 @cache
 def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
-    """How values of a type are written, after the first row of the table that the type is in."""
+    """Return the name and the function that write a type: the first row of the table that it is a subclass of."""
     for kinds, name, write in _WRITE:
         if issubclass(kind, kinds):
             return name, write
-    raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept")
+    raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be saved")
 
 
 def read(data: JsonData) -> Any:
-    """Read a value from JSON. Raises `MalformedError` where it is malformed."""
+    """Read a value from JSON; raise `MalformedError` if it is malformed."""
     if isinstance(data, list):
         return _parts(data)
     if not isinstance(data, dict):
         return data
     if len(data) != 1 or (name := next(iter(data))) not in _READ:
-        raise MalformedError(f"{str(data)[:60]!r} is no value")
+        raise MalformedError(f"{str(data)[:60]!r} is not a value")
     return _READ[name](data[name])

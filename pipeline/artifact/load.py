@@ -1,4 +1,4 @@
-"""Load a compiled program from a file: engines and weights are memory-mapped, graphs are made from their rows."""
+"""Load a compiled program from a file: engines and weights are memory-mapped, graphs are built from their rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import graphs, pytrees, settings_json
-from pipeline.artifact.allocations import largest, most_of
+from pipeline.artifact.allocations import allowed_bytes, largest
 from pipeline.artifact.codec import at
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
-from pipeline.artifact.graphs import KeptNode
+from pipeline.artifact.graphs import SavedNode
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.malformed import MalformedError, MissingOperatorError
-from pipeline.artifact.manifest import KeptEngine, KeptSegment, KeptSource, KeptVerdict, Manifest
+from pipeline.artifact.manifest import SavedEngine, SavedSegment, SavedSource, SavedVerdict
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
-from pipeline.artifact.tensors import Kept, Source
+from pipeline.artifact.tensors import SavedTensor, Source
 from pipeline.aten.naming import stack_of
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning, warn
@@ -37,7 +37,6 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, version
-from pipeline.recipes import Recipe
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
@@ -51,21 +50,20 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     """Load a compiled program from a file that `Compiled.save` wrote; of a language model's file or folder
     (``save_pretrained``), the object with ``generate``, for which transformers is imported.
 
-    Every byte is checked against a digest; engines and weights are memory-mapped, not read into memory. Nothing is
-    imported, and no text of the file becomes code: a program calls operators of torch that only compute, and those of
-    ``operators``. Outputs of a class that is not imported come back as read-only records with the same positions, keys
-    and attributes.
+    Every byte is checked against a digest; engines and weights are memory-mapped. Nothing is imported, and no text of
+    the file becomes code: a program calls operators of torch that only compute, and those of ``operators``. Outputs of
+    a class that is not imported are returned as read-only records with the same positions, keys and attributes.
 
     Args:
         path: the file.
         operators: the namespaces of other libraries whose operators the program may call in PyTorch
-            (``{"torchvision"}``): it calls them with any arguments, so allow those of files that you trust. The library
-            has to be imported before.
+            (``{"torchvision"}``), with any arguments: allow them only for files that you trust. Import the library
+            first.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ArtifactError: it is not a kept program, was truncated or altered, comes from a newer version, or calls an
-            operator that this process does not have or that is not allowed; the message says which.
+        FileNotFoundError: the file does not exist.
+        ArtifactError: it is not a saved program, was truncated or altered, comes from a newer version, or calls an
+            operator that is missing or not allowed; the message names it.
     """
     place = Path(path) / FOLDER if Path(path).is_dir() else Path(path)
     compiled = program(place, operators)
@@ -86,7 +84,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 def program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
     """Load the program of a file, as `load` does, also of a language model's decoder; warn if there is no GPU."""
     if isinstance(operators, str):
-        raise TypeError(f'operators={operators!r} is no set of namespaces: pass {{"{operators}"}}')
+        raise TypeError(f'operators={operators!r} is not a set of namespaces: pass {{"{operators}"}}')
     compiled = loaded(path, frozenset(operators))
     if not has_gpu():
         warn(f"no GPU here: {path} runs on the CPU reference executor", ArtifactWarning)
@@ -98,39 +96,36 @@ FOLDER: Final = "model.trtp"
 
 
 def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
-    """Load a program without a word about GPUs; ``libraries`` are namespaces, or `operators.ANY`."""
+    """Load a program without the warning about a missing GPU; ``libraries`` are namespaces, or `op_names.ANY`."""
     with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         return Loader(file, Path(path), threads, libraries).compiled()
 
 
 class Loader:
-    """Makes the program of an open file, step by step. Threads check engines and weights against their digests while
-    the text is read; nothing is made of them before the checks end."""
+    """Build the program of an open file step by step. Threads check engines and weights against their digests while
+    the text is read; their data is used only after the checks."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None = ()) -> None:
         self.file, self.path, self.threads, self.libraries = file, path, threads, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
         self.missing, kept = "", self.manifest
-        self.most = most_of((each.nbytes for each in kept.parameters.values()), kept.computed)
-        digests = {name: self.digest(name) for name in self.long()}
-        self.opened = self.watched(file, digests)
+        self.most = allowed_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
+        large = [*filter(None, [kept.weights.entry]), *(engine.entry for engine in kept.engines)]
+        digests = {name: self.digest(name) for name in large}
+
+        def same(again: BinaryIO) -> bool:
+            return _has(Reader(again, str(path)), digests)
+
+        self.opened: tuple[OpenedFile, ...] = (_opened_file(file, path, same),)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
 
-    def watched(self, file: BinaryIO, digests: Mapping[str, str]) -> tuple[OpenedFile, ...]:
-        """The file, which notices from now on that it is overwritten."""
-        return (_opened_file(file, self.path, lambda again: _has(Reader(again, str(self.path)), digests)),)
-
-    def long(self) -> list[str]:
-        """The entries that threads check against their digests."""
-        return [*filter(None, [self.manifest.weights.entry]), *(engine.entry for engine in self.manifest.engines)]
-
     def compiled(self) -> Compiled:
-        """Return the program, after everything was checked."""
+        """Return the program after all checks."""
         kept = self.manifest
         networks = tuple(map(self.network, kept.networks))
-        self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
-        self.kept_source = self.entry(kept.source, KeptSource) if kept.source else None
+        self.segments = [self.entry(name, SavedSegment) for name in kept.graphs]
+        self.kept_source = self.entry(kept.source, SavedSource) if kept.source else None
         self.tensor = self.tensors()
         try:
             check_weights(networks, kept)
@@ -151,34 +146,40 @@ class Loader:
             raise self.reader.broken(error.message) from None
         except RecursionError:
             raise self.reader.broken("it is nested too deeply") from None
-        check_whole(compiled, self.reader)
+        _check_parts(compiled, self.reader)
         return compiled
 
     def check_recipes(self) -> None:
-        """Raise an error if a recipe calls what no file may call, or computes too much."""
-        kept = self.manifest
-        check_recipes([*kept.constants.values(), *kept.refit_map.values()], kept, self.libraries, self.most)
+        """Raise an error if a recipe calls an operator that files may not call, or computes too large a tensor."""
+        manifest = self.manifest
+        recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
+        for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
+            at("a weight's recipe", lambda name: target_of(name, self.libraries), target)
+        size = largest(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
+        if size > self.most:
+            why = f"a weight's recipe computes {size} bytes, and its file declares at most {self.most} for a tensor"
+            raise MalformedError(why)
 
     def entry(self, name: str, kind: type[T]) -> T:
-        """An entry's record."""
+        """Read an entry's record."""
         data = self.reader.read(name, self.digest(name))
         return read(self.reader, json_of(self.reader, data, name), kind, name)
 
     def network(self, name: str) -> Network:
-        """The description of an engine's network."""
+        """Read the description of an engine's network."""
         found = self.entry(name, Network)
         if why := fault(found):
             raise self.reader.broken(f"entry {name}: {why}")
         return found
 
     def digest(self, name: str) -> str:
-        """The expected SHA-256 of an entry."""
+        """Return the expected SHA-256 of an entry."""
         if name not in self.manifest.entries:
             raise self.reader.broken(f"its manifest does not list the entry {name[:80]}")
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
-        """The engines, memory-mapped."""
+        """Memory-map the engines."""
         kept = self.manifest.engines
         if not kept:
             return ()
@@ -186,8 +187,8 @@ class Loader:
         rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
         return tuple(evolve(engine_of(e, memory[at.data : at.end]), file=self.opened[0]) for e, at in rows)
 
-    def tensors(self) -> Callable[[Kept], torch.Tensor]:
-        """What gives the tensors: the file itself, and the one beside it."""
+    def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
+        """Return the function that returns saved tensors, from the file itself and the one of weights beside it."""
         kept, inside = self.manifest.weights, Source()
         if kept.entry:
             entry = self.verified[kept.entry].result()
@@ -198,7 +199,7 @@ class Loader:
         return lambda each: (inside if each.key in inside.rows else beside)(each)
 
     def beside(self) -> Source:
-        """The tensors of the file beside this one; without values where it is missing, or was never written."""
+        """Return the tensors of the file of weights; without values if it is missing, or was not written."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
             with opened(beside) as file:
@@ -211,27 +212,27 @@ class Loader:
         return Source()
 
     def mapped(self, file: BinaryIO, offset: int, size: int) -> Source:
-        """The tensors of a file."""
+        """Memory-map the tensors of a file."""
         try:
             return Source(file, offset, size)
         except ArtifactError as error:
             raise self.reader.broken(error.message) from None
 
-    def named(self, kept: Mapping[str, Kept]) -> FrozenDict[str, torch.Tensor]:
-        """Tensors by their names in the program."""
+    def named(self, kept: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
+        """Return saved tensors by their names in the program."""
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
         if self.missing:
             return AbsentWeights(found, self.missing, self.opened, self.manifest.call)
         return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
 
     def partitioned(self) -> Partitioned:
-        """The program in its segments."""
+        """Build the partitioned program."""
         kept = self.manifest
         verdicts = FrozenDict({verdict.node: _verdict(verdict) for verdict in kept.verdicts})
         return Partitioned(self.program(), kept.segments, verdicts, kept.fallbacks, kept.cuts)
 
     def program(self) -> Program:
-        """The program, with its graph."""
+        """Build the program."""
         kept, parameters = self.manifest, self.named(self.manifest.parameters)
         program = Program(
             graph_module=self.graph_module(),
@@ -255,8 +256,7 @@ class Loader:
         return evolve(program, source=self.decomposed(program))
 
     def decomposed(self, program: Program) -> Program | None:
-        """The program before `decompose`; None if it is not in the file, or calls operators that this process does not
-        have."""
+        """Build the program before `decompose`; None if it is not in the file, or calls missing operators."""
         kept = self.kept_source
         if kept is None:
             return None
@@ -268,30 +268,30 @@ class Loader:
         return evolve(program.as_source(), graph_module=module, **fields)
 
     def graph_module(self) -> torch.fx.GraphModule:
-        """The graph: the nodes of all entries in their order."""
+        """Build the graph of the nodes of all entries, in the manifest's order."""
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the nodes of its graph are not those that its manifest lists")
         return self.module([rows[name] for name in self.manifest.nodes], self.segments)
 
-    def module(self, rows: Sequence[KeptNode], segments: Sequence[KeptSegment]) -> torch.fx.GraphModule:
-        """A graph of nodes, over the graphs and tensors that segments have."""
+    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedSegment]) -> torch.fx.GraphModule:
+        """Build a graph of nodes that read the graphs and tensors of segments."""
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}
-        made = graphs.Reader(self.tensor, self.libraries, self.most).module(rows, inner.items(), tensors.items())
-        for node, row in zip(made.graph.nodes, rows, strict=True):
+        module = graphs.Reader(self.tensor, self.libraries, self.most).module(rows, inner.items(), tensors.items())
+        for node, row in zip(module.graph.nodes, rows, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
-        return made
+        return module
 
 
 def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:
-    """A file that stays open when the loader is done; ``same`` says whether it still has the same bytes."""
+    """Keep a file open beyond loading; ``same`` returns whether it still has the same bytes."""
     again = os.fdopen(os.dup(file.fileno()), "rb")
     return OpenedFile(again, str(path), lambda: same(again))
 
 
 def _has(reader: Reader, digests: Mapping[str, str]) -> bool:
-    """Whether a file has these entries."""
+    """Return whether a file has entries with these digests."""
     try:
         return all(reader.verify(name, digest) for name, digest in digests.items())
     except ArtifactError:
@@ -302,18 +302,8 @@ def _has_digest(file: BinaryIO, digest: str, size: int) -> bool:
     return SharedFile(file).digest(0, size) == digest
 
 
-def check_recipes(recipes: Sequence[Recipe], kept: Manifest, libraries: Collection[str] | None, most: int) -> None:
-    """Raise an error if a recipe calls what no file may call, or computes a tensor of more than ``most`` bytes."""
-    for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
-        at("a weight's recipe", lambda name: target_of(name, libraries), target)
-    size = largest(recipes, {name: (each.dtype, each.shape) for name, each in kept.parameters.items()})
-    if size > most:
-        why = f"a weight's recipe computes {size} bytes, and its file says that no tensor has more than {most}"
-        raise MalformedError(why)
-
-
-def check_whole(compiled: Compiled, reader: Reader) -> None:
-    """Raise an error if the parts of a program do not fit each other."""
+def _check_parts(compiled: Compiled, reader: Reader) -> None:
+    """Raise an error if the parts of a program are inconsistent."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
     fits = {
@@ -321,7 +311,8 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
         "not one engine for each network": len(compiled.engines) in (0, len(segments)),
         "other inputs than their structure": program.in_spec.num_leaves == len(program.inputs),
         "other outputs than their structure": program.out_spec.num_leaves == len(users),
-        "inputs that are no arguments": [child.type for child in children(program.in_spec)] == [tuple, dict],
+        "inputs other than positional and keyword arguments": [child.type for child in children(program.in_spec)]
+        == [tuple, dict],
     }
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")
@@ -336,7 +327,7 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
 
 @contextmanager
 def fitting(name: str) -> Iterator[None]:
-    """A context in which what is made of a file fails as that of a file whose parts do not fit each other."""
+    """Turn Python's errors inside the block into that of an altered file, whose parts are inconsistent."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
@@ -344,14 +335,13 @@ def fitting(name: str) -> Iterator[None]:
         raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy it again, or save it again") from None
 
 
-def engine_of(kept: KeptEngine, plan: Any) -> Engine:
-    """The engine of a plan."""
+def engine_of(kept: SavedEngine, plan: Any) -> Engine:
     return Engine(
         kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights, kept.stripped
     )
 
 
-def _verdict(kept: KeptVerdict) -> Verdict:
+def _verdict(kept: SavedVerdict) -> Verdict:
     return Verdict(
         kept.node, kept.target, stand_in(kept.converter) if kept.supported else None, kept.reasons, kept.where
     )

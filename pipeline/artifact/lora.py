@@ -1,4 +1,4 @@
-"""with_lora: a compiled program with low-rank adapters, or without those that it has."""
+"""with_lora: add low-rank adapters to a compiled program, or remove them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import evolve
 
-from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter, over
+from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter
 from pipeline.artifact.refit import missing, remade
 from pipeline.artifact.tensors import tensors_of
 from pipeline.compiled import Compiled, RefitMap, StrPath
@@ -25,7 +25,7 @@ def with_lora(
     scale: float = 1.0,
     fan_in_fan_out: bool | None = None,
 ) -> Compiled:
-    """Return a compiled program with these adapters in place of those that it has: see `Compiled.with_lora`."""
+    """Return a compiled program with these adapters in place of its own: see `Compiled.with_lora`."""
     if isinstance(adapters, str | os.PathLike):
         adapters = tensors_of(Path(adapters))
     if not isinstance(adapters, Mapping):
@@ -37,12 +37,22 @@ def with_lora(
     base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
     found = adapters_of(adapters, base, fan_in_fan_out)
     if wrong := missing({}, {}, program) | _tied(found, program):
-        raise RefitError(wrong, "adapters add to the weights that were compiled")
-    return _remade(compiled, found, scale)
+        raise RefitError(wrong, "adapters add to the compiled weights, each of which must be known by one name")
+    known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
+
+    def changed(recipes: Mapping[str, Recipe]) -> FrozenDict[str, Recipe]:
+        return FrozenDict({name: adapted(bare(recipe), known, scale, dtypes) for name, recipe in recipes.items()})
+
+    recipes = RefitMap(changed(compiled.refit_map), compiled.refit_map.computed)
+    both = (*compiled.refit_map.items(), *recipes.items())
+    affected = {name for name, recipe in both if any(map(is_adapter, recipe.parameters))}
+    parameters = FrozenDict({**base, **factors(found)})
+    new = evolve(program, parameters=parameters, constants=changed(program.constants))
+    return remade(compiled, new, recipes, affected)
 
 
 def _tied(adapters: list[Adapter], program: Program) -> dict[str, str]:
-    """The parameters among several names of one tensor: an adapter's name does not say which of them it means."""
+    """Return the adapted parameters whose tensor has several names, since the adapter may mean any of them."""
     tensors = program.parameters
     others = {a.parameter: [n for n, t in tensors.items() if t is tensors[a.parameter]] for a in adapters}
     return {
@@ -50,19 +60,3 @@ def _tied(adapters: list[Adapter], program: Program) -> dict[str, str]:
         for name, names in others.items()
         if len(names) > 1
     }
-
-
-def _remade(compiled: Compiled, adapters: list[Adapter], scale: float) -> Compiled:
-    program, known = compiled.program, {each.parameter: each for each in adapters}
-    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
-    dtypes = {name: tensor.dtype for name, tensor in base.items()}
-
-    def change(recipe: Recipe) -> Recipe:
-        return adapted(bare(recipe), known, scale, dtypes)
-
-    recipes = RefitMap(over(compiled.refit_map, change), compiled.refit_map.computed)
-    before = {name for name, recipe in compiled.refit_map.items() if any(map(is_adapter, recipe.parameters))}
-    after = {name for name, recipe in recipes.items() if any(map(is_adapter, recipe.parameters))}
-    parameters = FrozenDict({**base, **factors(adapters)})
-    new = evolve(program, parameters=parameters, constants=over(program.constants, change))
-    return remade(compiled, new, recipes, before | after)

@@ -1,4 +1,4 @@
-"""The errors of files whose content is wrong, before the loader says which file it is."""
+"""Errors of malformed files, before the loader adds the file's name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipeline.errors import ArtifactError
 
 
 class MalformedError(ArtifactError):
-    """Malformed data, with its place in the file: the loader turns it into the user's error."""
+    """Malformed data and its place in the file; the loader turns it into the user's error."""
 
     def __init__(self, why: str, place: str = "", hint: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why, hint)
@@ -14,4 +14,4 @@ class MalformedError(ArtifactError):
 
 
 class MissingOperatorError(ArtifactError):
-    """An operator that a program calls and this process does not have; the hint says what to import."""
+    """A program calls an operator that this process lacks; the hint says what to import."""

@@ -1,6 +1,6 @@
-"""``Manifest``: the record of everything textual in a kept program, written and read by the codec.
+"""``Manifest``: the description of a saved program, written and read by the codec.
 
-The file also has the engines, the networks' descriptions, the graph, and the weights.
+The file also has entries for engines, networks, the graph, and weights.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final
 from attrs import field, frozen
 
 from pipeline.artifact.codec import Json
-from pipeline.artifact.graphs import KeptGraph, KeptNode
-from pipeline.artifact.tensors import Kept
+from pipeline.artifact.graphs import SavedGraph, SavedNode
+from pipeline.artifact.tensors import SavedTensor
 from pipeline.aten.support import Rejection
 from pipeline.compiled import RefitMap
 from pipeline.errors import Fallback, Unreached
@@ -24,13 +24,13 @@ from pipeline.shapes.environment import Range, ShapeEnvironment
 
 FORMAT: Final = "pipeline program"
 SCHEMA: Final = 2
-"""The version of the format: 2 since text is deflated. Files of earlier versions are read; a new field with a default
-needs no new version."""
+"""The version of the format: 1 stored text, 2 deflates it. Older files can be read; a new field with a default needs no
+new version."""
 
 
 @frozen
-class KeptVerdict:
-    """A verdict with the name of the converter, which is code."""
+class SavedVerdict:
+    """A verdict, with the converter's name instead of its code."""
 
     node: str
     target: str
@@ -41,8 +41,8 @@ class KeptVerdict:
 
 
 @frozen
-class KeptEngine:
-    """An engine, and the entry that holds its plan."""
+class SavedEngine:
+    """An engine, and the entry of its plan."""
 
     name: str
     entry: str
@@ -55,9 +55,9 @@ class KeptEngine:
 
 
 @frozen
-class KeptWeights:
-    """Where the tensors are: in this file (``entry``), in another beside it (``file``, its bytes and SHA-256), or
-    nowhere. ``others``: the entry has the constants of the model's code, and the model's weights are elsewhere."""
+class SavedWeights:
+    """The location of the tensors: in this file (``entry``), in another one (``file``, its bytes and SHA-256), or not
+    saved. ``others``: the entry has only constants of the model's code; the model's weights are not in this file."""
 
     entry: str = ""
     file: str = ""
@@ -67,19 +67,19 @@ class KeptWeights:
 
 
 @frozen
-class KeptSegment:
+class SavedSegment:
     """The nodes of a segment that runs in PyTorch, and the graphs and tensors that they read as attributes."""
 
-    nodes: tuple[KeptNode, ...]
-    graphs: tuple[tuple[str, KeptGraph], ...] = ()
-    tensors: tuple[tuple[str, Kept], ...] = ()
+    nodes: tuple[SavedNode, ...]
+    graphs: tuple[tuple[str, SavedGraph], ...] = ()
+    tensors: tuple[tuple[str, SavedTensor], ...] = ()
 
 
 @frozen
-class KeptSource:
-    """The program before `decompose`, which eager PyTorch runs: its graph, inputs and outputs."""
+class SavedSource:
+    """The program before `decompose`: its graph, inputs and outputs."""
 
-    graph: KeptSegment
+    graph: SavedSegment
     inputs: tuple[Port, ...]
     outputs: tuple[Output, ...]
     constants: FrozenDict[str, Recipe]
@@ -88,8 +88,7 @@ class KeptSource:
 
 @frozen
 class Versions:
-    """The versions that wrote the file, and the GPUs that its engines are for: the requested compute capabilities, and
-    the machine's GPU, if it had one."""
+    """The versions that wrote the file, the requested compute capabilities, and the machine's GPU."""
 
     pipeline: str
     torch: str
@@ -100,17 +99,19 @@ class Versions:
 
 @frozen
 class Manifest:
-    """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
-    PyTorch; ``modules`` has the class of each module that made a node, by its path; ``source`` is the entry of the
-    program that was decomposed; ``computed`` the bytes of the largest tensor that is computed as a constant;
-    ``generation`` the JSON that makes a language model of the program; ``call`` the bytes that a call takes at most, 0
-    if sizes have no bound."""
+    """A compiled program without its engines, networks, graph and weights.
+
+    ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
+    by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
+    constant. ``generation``: the JSON that makes a language model of the program.
+    ``call``: the most bytes that a call takes; 0 if sizes are unbounded.
+    """
 
     format: str
     schema: int
     versions: Versions
     entries: FrozenDict[str, str]
-    weights: KeptWeights
+    weights: SavedWeights
     inputs: tuple[Port, ...]
     outputs: tuple[Output, ...]
     in_spec: Json
@@ -118,13 +119,13 @@ class Manifest:
     shapes: ShapeEnvironment
     settings: FrozenDict[str, Json]
     segments: tuple[Segment, ...]
-    engines: tuple[KeptEngine, ...]
+    engines: tuple[SavedEngine, ...]
     networks: tuple[str, ...]
     constants: FrozenDict[str, Recipe]
     refit_map: RefitMap
-    parameters: FrozenDict[str, Kept]
-    literals: FrozenDict[str, Kept]
-    verdicts: tuple[KeptVerdict, ...]
+    parameters: FrozenDict[str, SavedTensor]
+    literals: FrozenDict[str, SavedTensor]
+    verdicts: tuple[SavedVerdict, ...]
     graphs: tuple[str, ...]
     nodes: tuple[str, ...]
     buffers: FrozenDict[str, str] = field(factory=FrozenDict)

@@ -1,4 +1,4 @@
-"""Read the manifest of a saved program's file: light to import, since `pipeline inspect` needs no more."""
+"""Read the manifest of a saved program's file. This module is light to import, for `pipeline inspect`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open the file. Errors of the operating system become ours, except for a missing file."""
+    """Open the file. Errors of the system except a missing file become `ArtifactError`."""
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -29,11 +29,11 @@ def manifest_of(reader: Reader) -> Manifest:
     """Read the manifest of an open file.
 
     Raises:
-        ArtifactError: it comes from a newer version, or is not a manifest.
+        ArtifactError: the manifest comes from a newer version, or is malformed.
     """
     data = json_of(reader, reader.manifest, "manifest.json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(f"{reader.name} is no kept program", "compiled.save(path) writes one")
+        raise ArtifactError(f"{reader.name} is not a saved program", "compiled.save(path) writes one")
     schema = data.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         by = data.get("versions")

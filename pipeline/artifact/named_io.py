@@ -1,4 +1,4 @@
-"""Call programs by the names of inputs and outputs, as files, servers and command lines do."""
+"""Call programs by the names of inputs and outputs, for files, servers and the command line."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pipeline.program import Output, Port, Program
 
 
 def inputs_of(program: Program) -> tuple[Port, ...]:
-    """The inputs that a caller gives: tensors and numbers. Constants are part of the program."""
+    """Return the inputs that a caller passes: tensors and numbers, without constants."""
     return tuple(port for port in program.inputs if port.kind != "constant")
 
 
 def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
-    """The outputs that a caller gets, each with its name."""
+    """Return the user's outputs with their names."""
     users = [output for output in program.outputs if output.kind == "user"]
     return tuple((output.name or f"output.{i}", output) for i, output in enumerate(users))
 
 
 def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
-    """The results of a call by the outputs' names, without those that are None."""
+    """Return the results of a call by the outputs' names, without those that are None."""
     rows = zip(named_outputs(program), tree_leaves(result), strict=True)
     return {name: value for (name, _), value in rows if value is not None}
 
 
 def call_by_name(program: Program, given: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
-    """The arguments of a call, from tensors and numbers by the inputs' names."""
+    """Return the arguments of a call from tensors and numbers by the inputs' names."""
     leaves = [leaf_of(port.value) if port.kind == "constant" else given[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs
 
 
 def called_by_name(program: Program, call: Function, given: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """Call a program with tensors and numbers by its inputs' names; gives its outputs by theirs."""
+    """Call a program with tensors and numbers by its inputs' names; return its outputs by theirs."""
     args, kwargs = call_by_name(program, given)
     return outputs_by_name(program, call(*args, **kwargs))

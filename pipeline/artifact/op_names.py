@@ -1,8 +1,7 @@
 """Look operators up by name: ``aten.add.Tensor``, ``higher_order.cond``, ``operator.add``, ``torch.sym_max``.
 
-A program from a file calls operators that only compute (`pipeline.aten.effects`), those of other libraries that the
-caller of `load` allows, four that run graphs of the file itself, and arithmetic on sizes. Looking a name up imports
-nothing.
+A loaded program may call operators that only compute (`pipeline.aten.effects`), those of libraries that the caller of
+`load` allows, four that run graphs of the file, and arithmetic on sizes. Looking a name up imports nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from pipeline.aten.effects import SPACES, refusal
 from pipeline.errors import ArtifactError
 
 ANY: Final = None
-"""In the place of allowed libraries: all that this process has."""
-
+"""Allow the operators of all libraries."""
 GRAPHS: Final[Mapping[str, int]] = {"cond": 2, "while_loop": 2, "map_impl": 1, "scan": 1}
-"""The operators that run graphs, and how many of their arguments are graphs; ``cond`` has its condition before them."""
+"""The operators that run graphs, and the number of graphs among their first arguments (after the condition of
+``cond``)."""
 
 
 @frozen
 class Named:
-    """An operator of an engine, which nobody calls any more: only its name is kept."""
+    """The name of an operator that runs in an engine."""
 
     name: str
 
@@ -35,8 +34,7 @@ class Named:
         return self.name
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Raise an error: the operator is part of an engine."""
-        raise ArtifactError(f"{self.name} runs in an engine of this program; only its name was kept")
+        raise ArtifactError(f"{self.name} runs in an engine of this program; only its name was saved")
 
     @property
     def __name__(self) -> str:
@@ -44,19 +42,21 @@ class Named:
 
 
 def name_of(target: object) -> str:
-    """The name of an operator or function.
+    """Return the name of an operator or function.
 
     Raises:
-        ArtifactError: it cannot be looked up again.
+        ArtifactError: it cannot be looked up by name.
     """
     name = name_of_any(target)
     if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator, Named)) or name in FUNCTIONS:
         return name
-    raise ArtifactError(f"{name} cannot be kept: it is no operator of torch", "make it one: torch.library.custom_op")
+    raise ArtifactError(
+        f"{name} cannot be saved: it is not an operator of torch", "register it with torch.library.custom_op"
+    )
 
 
 def name_of_any(target: object) -> str:
-    """A readable name for anything that a node calls."""
+    """Return a readable name for any target of a node."""
     if isinstance(target, Named):
         return target.name
     if isinstance(target, torch._ops.HigherOrderOperator):
@@ -65,7 +65,7 @@ def name_of_any(target: object) -> str:
 
 
 def known(name: str) -> Any:
-    """The operator or function of a name, whatever it does; None where this process has none."""
+    """Return the operator or function of a name, allowed or not; None if this process lacks it."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     space, _, short = name.partition(".")
@@ -73,7 +73,7 @@ def known(name: str) -> Any:
 
 
 def target_of(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
-    """The operator or function of a name that a file calls.
+    """Return an operator or function that a file may call.
 
     Args:
         name: its name.
@@ -81,14 +81,13 @@ def target_of(name: str, libraries: Collection[str] | None = (), library: str = 
         library: the module that defines the operator, for the error.
 
     Raises:
-        MissingOperatorError: this process has no such operator, or its library is not allowed; the hint says how to go
-            on.
-        MalformedError: no program may call it.
+        MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
+        MalformedError: no loaded program may call it.
     """
     target, space = known(name), name.partition(".")[0]
     if target is None:
         raise MissingOperatorError(
-            f"the operator {name[:80]} is not there",
+            f"this process has no operator {name[:80]}",
             f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else "",
         )
     if why := refused(target, libraries):
@@ -100,16 +99,16 @@ def target_of(name: str, libraries: Collection[str] | None = (), library: str = 
 
 
 def refused(target: Any, libraries: Collection[str] | None = ANY) -> str:
-    """Why a file may not call an operator or function; empty if it may."""
+    """Return why a file may not call an operator or function; empty if it may."""
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return "" if target.name() in GRAPHS else "runs graphs in a way that no file may"
+        return "" if target.name() in GRAPHS else "runs graphs, and is not one of those that files may call"
     if not isinstance(target, torch._ops.OpOverload):
-        return "" if qualified_name(target) in FUNCTIONS else "is no operator of torch"
+        return "" if qualified_name(target) in FUNCTIONS else "is not an operator of torch"
     return refusal(target, (target.namespace,) if libraries is ANY else libraries)
 
 
 def library_of(target: object) -> str:
-    """The Python module, or else the namespace, that defines an operator; empty for torch's own."""
+    """Return the Python module, or else the namespace, that defines an operator; empty for torch's own."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim"):
         return ""
     definition = torch._library.custom_ops.OPDEFS.get(target._schema.name)

@@ -1,7 +1,7 @@
-"""A compiled program as one operator of torch's, ``pipeline::run``, which torch.compile and torch.export can trace.
+"""A compiled program as an operator of torch, ``pipeline::run``, which torch.compile and torch.export can trace.
 
-Its fake implementation computes the shapes of the results from expressions that are passed as text. The real one finds
-the module by a key, or, in a process that loaded the graph, makes it from the bytes of a kept program.
+Its fake implementation computes result shapes from expressions that are passed as text. The real one finds the module
+by a key, or, in a process that loaded the graph, makes it from the bytes of a saved program.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pipeline.runtime.module import ProgramModule
 from pipeline.shapes.environment import shape_of
 
 _MODULES: Final[weakref.WeakValueDictionary[str, CompiledModule]] = weakref.WeakValueDictionary()
-"""The modules that graphs of this process call, as long as someone holds them."""
+"""The modules that graphs of this process call, while they are alive."""
 
 _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] = weakref.WeakKeyDictionary()
-"""The modules made of a kept program's bytes, as long as the graph holds those."""
+"""The modules made from the bytes of saved programs, while a graph holds the bytes."""
 
 
 class Entry:
-    """How a graph calls a compiled module: made with the module, so that tracing has nothing left to do."""
+    """The traced call of a compiled module; everything that tracing needs is computed in advance."""
 
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -53,51 +53,52 @@ class Entry:
         self.refusal = _refusal(program, self.plain)
         self.key = uuid.uuid4().hex
         self.facts = "" if self.refusal else _facts(program, values, self.key)
-        self.kinds = tuple(map(_given_as, program.inputs))
+        self.kinds = tuple(map(_kind, program.inputs))
         self.compiled = weakref.ref(compiled)
         _MODULES[self.key] = module
 
     def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
-        """The call of the operator in the graph that is traced, and the structure around its results."""
+        """Call the operator, and put its results into the model's structure."""
         if self.refusal:
-            raise ExecutionError(self.refusal, "call the module outside of what is traced")
+            raise ExecutionError(self.refusal, "call the module outside of the traced function")
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
         sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
-        kept = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _bytes(self)
-        results = iter(torch.ops.pipeline.run(kept, tensors, sizes, self.facts))
+        saved = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _bytes(self)
+        results = iter(torch.ops.pipeline.run(saved, tensors, sizes, self.facts))
         return module._rebuilt([next(results) if is_tensor else value for is_tensor, value in self.plain])
 
 
-def _given_as(port: Port) -> str:
-    """What an input is to the operator, which checks constants that are tensors."""
+def _kind(port: Port) -> str:
+    """Return the kind of an input as the operator sees it: it is also passed constant tensors, and checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
 def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
-    """Why a program cannot be a call in a graph; empty if it can. The graph would not know what it changes."""
+    """Return why a program cannot be called in a graph, which must know all mutations; empty if it can."""
     if program.buffers:
-        return f"the compiled program updates {next(iter(program.buffers.values()))}, which no graph around it sees"
+        name = next(iter(program.buffers.values()))
+        return f"the compiled program updates {name}, which a graph around it cannot express"
     if any(o.kind == "input" for o in program.outputs):
-        return "the compiled program writes to its inputs, which no graph around it sees"
+        return "the compiled program writes to its inputs, which a graph around it cannot express"
     users = (o for o in program.outputs if o.kind == "user")
     numbers = [o.name for o, (is_tensor, _) in zip(users, plain, strict=True) if not is_tensor and not o.constant]
-    return f"the compiled program gives {numbers[0]}, a number that varies" if numbers else ""
+    return f"the compiled program returns {numbers[0]}, a number that varies" if numbers else ""
 
 
 def _plain(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
-    """Whether an output is a tensor, and its value where it is a constant."""
+    """Return whether an output is a tensor, and its value if it is a constant."""
     if output.constant:
         return False, output.value
     return isinstance(values[output.value], torch.Tensor | TensorType), None
 
 
 def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
-    """What the fake implementation knows: the key, the inputs' sizes, the results' dtypes and sizes."""
+    """Return the facts for the fake implementation as JSON: key, sizes of inputs, dtypes and sizes of results."""
     tensors = [
         [written(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
-        if _given_as(port) == "tensor"
+        if _kind(port) == "tensor"
     ]
     sizes = [written(port.value) for port in program.inputs if port.kind == "symint"]
     given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
@@ -107,11 +108,11 @@ def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
 
 
 def _bytes(entry: Entry) -> torch.Tensor:
-    """The kept program, for an exported graph, which outlives this process."""
+    """Return the saved program's bytes, for an exported graph, which outlives this process."""
     compiled = entry.compiled()
     if compiled is None:
-        hint = "keep what pipeline.default() or pipeline.load gave until torch.export is done"
-        raise ArtifactError("the compiled program that the module was made of is gone, and an export keeps it", hint)
+        hint = "hold the Compiled that pipeline.default() or pipeline.load returned until torch.export is done"
+        raise ArtifactError("an export needs the compiled program of the module, which was deleted", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)
@@ -125,25 +126,24 @@ def run(
     module = _module(program, _key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
-    leaves = [next(given[_given_as(port)]) if _given_as(port) in given else port.value for port in ports]
+    leaves = [next(given[_kind(port)]) if _kind(port) in given else port.value for port in ports]
     args, kwargs = tree_unflatten(leaves, module.program.in_spec)
     results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
-    return _apart(results, inputs)
+    return _unaliased(results, inputs)
 
 
 @lru_cache(maxsize=256)
 def _key(facts: str) -> str:
-    """The key of a call's module."""
     return str(json.loads(facts)["key"])
 
 
 def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
-    """The module of this process, or the one that the bytes are of."""
+    """Return the module of this process with the key, or one made from the bytes."""
     if (known := _MODULES.get(key)) is not None:
         return known
     if program is None:
         hint = "keep compiled.module() alive; to use a graph in another process, export it with strict=False"
-        raise ExecutionError("the compiled module that the graph calls is gone", hint)
+        raise ExecutionError("the compiled module that the graph calls was deleted", hint)
     storage = program.untyped_storage()
     if storage not in _LOADED:
         _LOADED[storage] = _loaded(program).module()
@@ -151,16 +151,15 @@ def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
 
 
 def _loaded(program: torch.Tensor) -> Compiled:
-    """The compiled program of its bytes; what is mapped stays when the file is gone. The graph around it calls any
-    operator that this process has, and so may the program."""
+    """Load a program from its bytes; the mapping outlives the file. Any operator is allowed, as in the graph around."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         path.write_bytes(program.cpu().numpy().tobytes())
         return loaded(path, ANY)
 
 
-def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results in separate memory, as an operator must return them."""
+def _unaliased(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Clone results that share memory with inputs or one another, which an operator must not return."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     found = []
     for result in results:
@@ -181,7 +180,7 @@ def fake(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> li
 
 
 def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
-    """A size by those of the inputs; one that data decides is new."""
+    """Return a size given those of the inputs; a data-dependent one is a new symbol."""
     if isinstance(expr, int):
         return expr
     for symbol in expr.free_symbols - known.keys():
@@ -191,7 +190,7 @@ def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
 
 @lru_cache(maxsize=64)
 def _expressions(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
-    """The facts of a call, read."""
+    """Parse the facts of a call."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [read(size) for size in shape]) for dtype, shape in data["results"]]
     return [[read(s) for s in shape] for shape in data["tensors"]], [read(s) for s in data["sizes"]], results

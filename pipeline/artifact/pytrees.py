@@ -1,5 +1,5 @@
-"""The structure of inputs and outputs as JSON. Classes are kept by name, and looked up among those already imported; a
-class that is not imported becomes a `Record`."""
+"""Write pytree structures as JSON. Classes are saved by name and looked up among the imported ones; for a class that is
+not imported, a `Record` takes its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
 from pipeline.runtime.inputs import children
 
-_leaf: Any = getattr(pytree, "treespec_leaf", pytree.LeafSpec)  # torch 2.11 and earlier have the class alone
+_leaf: Any = getattr(pytree, "treespec_leaf", pytree.LeafSpec)  # torch up to 2.11 has only the class
 CONTAINERS: Mapping[str, object] = {
     **{kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, deque)},
     **{kind.__name__: kind for kind in (immutable_dict, immutable_list)},
@@ -29,9 +29,9 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class Shape:
-    """The class that a `Record` stands for: its name, the names of its parts, and those of its fields that are None.
+    """The class that a `Record` replaces: its name, the names of its elements, and of its fields that are None.
 
-    kind: what the class is: a named tuple, a mapping (as the outputs of transformers' models are), or neither.
+    kind: a named tuple, a mapping (as outputs of transformers' models), or neither.
     """
 
     cls: str
@@ -41,8 +41,8 @@ class Shape:
 
 
 class Record:
-    """A read-only object in place of one whose class this process does not have: its parts are found by position
-    (``r[0]``), key (``r["logits"]``) and attribute (``r.logits``), as in the original."""
+    """A read-only object whose class this process lacks. Its elements are available by position (``r[0]``), key
+    (``r["logits"]``) and attribute (``r.logits``), as in the original."""
 
     __slots__ = ("_shape", "_values")
     _shape: Shape
@@ -74,23 +74,19 @@ class Record:
         return item in self._shape.names
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the parts."""
         return self._shape.names
 
     def values(self) -> tuple[Any, ...]:
-        """The parts in order."""
         return self._values
 
     def items(self) -> tuple[tuple[str, Any], ...]:
-        """The parts with their names."""
         return tuple(zip(self._shape.names, self._values, strict=False))
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The parts in order, as the outputs of transformers' models give them."""
+        """Return the elements in order, as outputs of transformers' models do."""
         return self._values
 
     def get(self, key: str, default: object = None) -> Any:
-        """A part by its name, or the default."""
         return self[key] if key in self._shape.names else default
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -114,10 +110,10 @@ pytree.register_pytree_node(
 
 
 def written(spec: Spec) -> JsonData:
-    """A structure as JSON; a leaf is None.
+    """Return a structure as JSON; a leaf is None.
 
     Raises:
-        ArtifactError: a class has data besides its parts that cannot be kept.
+        ArtifactError: a class has data besides its elements that cannot be saved.
     """
     if spec.type is None:
         return None
@@ -127,7 +123,7 @@ def written(spec: Spec) -> JsonData:
     if spec.type is defaultdict:
         factory, keys = spec.context
         if factory is not None and FACTORIES.get(factory.__name__) is not factory:
-            raise ArtifactError(f"a defaultdict of {factory!r} cannot be kept")
+            raise ArtifactError(f"a defaultdict of {factory!r} cannot be saved")
         context = [getattr(factory, "__name__", None), values.written(keys)]
         return {"type": "defaultdict", "context": context, "children": parts}
     return {"type": "class", **_written_class(spec), "children": parts}
@@ -147,11 +143,11 @@ def _written_context(spec: Spec, shape: Shape) -> JsonData:
     try:
         return values.written(spec.context)
     except ArtifactError as error:
-        raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be kept: {error.message}") from None
+        raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be saved: {error.message}") from None
 
 
 def _shape(spec: Spec) -> Shape:
-    """The facts about a class in the structure of one of its objects."""
+    """Return the class of an object's structure."""
     kind, context = spec.type, spec.context
     if kind is namedtuple:
         return Shape(_class_name(context), "namedtuple", tuple(context._fields))
@@ -173,7 +169,7 @@ def _class_name(cls: type) -> str:
 
 
 def read(data: JsonData) -> Any:
-    """Read a structure from JSON. Raises `MalformedError` where it is malformed."""
+    """Read a structure from JSON; raise `MalformedError` if it is malformed."""
     if data is None:
         return _leaf()
     if not isinstance(data, dict) or not isinstance(data.get("children"), list):
@@ -184,7 +180,7 @@ def read(data: JsonData) -> Any:
     if kind == "defaultdict":
         return pytree.TreeSpec(defaultdict, _default_context(data.get("context"), len(parts)), parts)
     if kind not in CONTAINERS:
-        raise MalformedError(f"{kind[:60]!r} is no container")
+        raise MalformedError(f"{kind[:60]!r} is not a container")
     return pytree.TreeSpec(CONTAINERS[kind], _context(kind, data.get("context"), len(parts)), parts)
 
 
@@ -197,7 +193,7 @@ def _context(kind: str, data: JsonData, count: int) -> Any:
     else:
         wrong = context is not None
     if wrong:
-        raise MalformedError(f"a {kind} of {count} parts has no {str(context)[:60]}")
+        raise MalformedError(f"a {kind} of {count} elements cannot have the context {str(context)[:60]}")
     return context
 
 
@@ -211,12 +207,12 @@ def _is_key(value: object) -> bool:
 
 def _default_context(data: JsonData, count: int) -> Any:
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
-        raise MalformedError(f"{str(data)[:60]!r} is no defaultdict")
+        raise MalformedError(f"{str(data)[:60]!r} is not a defaultdict")
     return [FACTORIES.get(str(data[0])), _context("dict", data[1], count)]
 
 
 def _class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
-    """The class with its context where it is imported and known to torch, else a record."""
+    """Return the class and its context if it is imported and registered with torch, else a record."""
     shape = _read_shape(data, count)
     found = _imported(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
@@ -230,14 +226,14 @@ def _read_shape(data: Mapping[str, JsonData], count: int) -> Shape:
     cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
     lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
     if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):
-        raise MalformedError(f"{str(cls)[:60]!r} is no class")
+        raise MalformedError(f"{str(cls)[:60]!r} is not a class")
     if names and len(names) != count:
-        raise MalformedError(f"{cls[:60]} has {count} parts and {len(names)} names")
+        raise MalformedError(f"{cls[:60]} has {count} elements and {len(names)} names")
     return Shape(cls, kind, tuple(names or ()), tuple(absent or ()))
 
 
 def _imported(name: str) -> Any:
-    """The class of a name, if its module is imported: nothing is imported for it."""
+    """Return the class of a name if its module is already imported."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

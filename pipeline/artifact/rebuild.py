@@ -1,4 +1,4 @@
-"""Rebuild the engines of a loaded program from network descriptions, since its converters are not kept."""
+"""Rebuild the engines of a loaded program from network descriptions, since files have no converters."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from pipeline.stages.build import engine
 
 
 class NotKept:
-    """Stands for the converter of a node of a loaded program: converters are code, and files have only their names."""
+    """Stand-in for the converter of a node of a loaded program, of which the file has only the name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__name__ = name.rpartition(".")
         self.__qualname__ = self.__name__
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        raise ArtifactError("a program that was loaded has engines and networks, and no converters")
+        raise ArtifactError("a loaded program has no converters: compile the model to convert it again")
 
 
 @cache
 def stand_in(name: str) -> Choice:
-    """A stand-in for the converter of this name, for nodes of a loaded program that run in an engine."""
+    """Return the stand-in for the converter of this name."""
     return Choice(ConverterSupport(NotKept(name)))
 
 
 def is_loaded(compiled: Compiled) -> bool:
-    """Whether a program comes from a file."""
+    """Return whether a program was loaded from a file."""
     choices = (verdict.choice for verdict in compiled.partitioned.verdicts.values())
     return any(isinstance(c.support.converter_implementation, NotKept) for c in choices if c is not None)
 
@@ -64,7 +64,7 @@ def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
 
 
 class Values(Mapping[str, torch.Tensor]):
-    """The weights of a network, each evaluated when it is asked for."""
+    """The weights of a network, evaluated on access."""
 
     def __init__(self, network: Network, value: Callable[[str], torch.Tensor]) -> None:
         self.names, self.value = [weight.name for weight in network.weights], value

@@ -1,4 +1,4 @@
-"""Refit a compiled program with new weights: a new ``Compiled``; the old one stays as it is."""
+"""Replace the weights of a compiled program, which returns a new ``Compiled``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
 from pipeline.recipes import numbers_of
-from pipeline.runtime.engine import refit
+from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
@@ -36,26 +36,26 @@ Weights: TypeAlias = torch.nn.Module | ExportedProgram | Mapping[str, torch.Tens
 def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     """Return the same program with other weights.
 
-    Engines that can be refitted (``immutable_weights=False``, built on a GPU) are refitted; others are built anew from
-    their networks, which gives the same result and takes TensorRT's build time. The new program has no ``agreement``,
-    since it was not verified with these weights.
+    Refittable engines (``immutable_weights=False``, built on a GPU) are refitted; others are rebuilt from their
+    networks, with the same result, in TensorRT's build time. The new program has no ``agreement``, since it was not
+    verified with these weights.
 
     Args:
-        compiled: what to refit; it is not changed.
+        compiled: the program; it is not changed.
         new_weights: a module of the same architecture, an ExportedProgram of it, or tensors by parameter and buffer
-            name. A module or export has to have every parameter and buffer of the compiled one, and no other; names
-            that a mapping lacks keep their weights. A tensor with two names (tied weights) is given by either.
+            name. A module or export must have exactly the parameters and buffers of the compiled one; a mapping may
+            omit names, which keep their weights. Tied weights may be passed under either name.
 
     Raises:
-        RefitError: some weights do not fit (missing, unknown, of another shape or dtype, one of two tied weights that
-            differ, or computed by a converter without a recipe); the message names each, with the reason.
+        RefitError: weights are missing, unknown, of another shape or dtype, tied but different, or computed by a
+            converter without a recipe; the message names each, with the reason.
     """
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is a {type(compiled).__name__}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
     if wrong := missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
-        raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
+        raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
     copies = _copies(given, program)
     parameters = FrozenDict({**program.parameters, **copies})
     changed = _made_of(_moved(program, parameters), compiled)
@@ -64,21 +64,21 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
 
 def _made_of(parameters: Set[str], compiled: Compiled) -> set[str]:
-    """The engine weights that are made of any of these parameters."""
+    """Return the engine weights that are computed from any of these parameters."""
     return {name for name, recipe in compiled.refit_map.items() if not parameters.isdisjoint(recipe.parameters)}
 
 
 def remade(
     compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str], unknown: Collection[str] = ()
 ) -> Compiled:
-    """Return a compiled program over other parameters or constants: engines are refitted if they can be, else rebuilt.
+    """Return a compiled program with other parameters or constants; engines are refitted if possible, else rebuilt.
 
     Args:
-        compiled: what was compiled.
+        compiled: the compiled program.
         program: its program with other parameters, or other recipes for its constants.
-        recipes: how each engine weight is made from those.
-        changed: the engine weights that have another value now.
-        unknown: those that may have: the new value is that of the model's own tensor, and torch does not count all
+        recipes: the recipe of each engine weight.
+        changed: the engine weights whose values differ.
+        unknown: those whose values may differ: the new value is the model's own tensor, and torch does not count all
             writes to it (``weight.data.add_(…)``). TensorRT may have folded them away, as it may unchanged ones.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
@@ -90,21 +90,21 @@ def remade(
         return evolve(compiled, partitioned=new, refit_map=recipes, agreement=None)  # engines read the others in place
     if refits:
         return _refitted(evolve(compiled, refit_map=recipes), new, changed)
-    log.info("the engines cannot be refitted (immutable_weights=True): building them anew")
+    log.info("the engines cannot be refitted (immutable_weights=True), and are rebuilt")
     if loaded:
         return rebuilt(evolve(compiled, refit_map=recipes), new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
 
 
 def _refittable(compiled: Compiled) -> bool:
-    """Whether every engine that has weights can be given others."""
+    """Return whether all engines with weights are refittable."""
     engines = zip(compiled.engines, compiled.networks, strict=True)
     have = [engine.refittable for engine, network in engines if network.weights]
     return bool(have) and all(have)
 
 
 def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
-    """The new weights by name, with tensors of a module that are neither parameter nor buffer, and literals."""
+    """Return the new weights by name, including a module's plain tensor attributes and an export's literals."""
     if isinstance(weights, torch.nn.Module):
         named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
         plain = {name: value for name in program.written if (value := _attribute(weights, name)) is not None}
@@ -124,7 +124,7 @@ def _literals(exported: ExportedProgram) -> Iterator[str]:
 
 
 def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
-    """The tensor that a module or one of its parts has as an attribute; None for what its code spells out."""
+    """Return the tensor attribute of a module or submodule; None if there is none."""
     try:
         value = attrgetter(path)(module)
     except AttributeError:
@@ -133,8 +133,8 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
 
 
 def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
-    """The names that a module or export lacks: one that lacks any has another architecture. A mapping may leave out
-    weights that keep the compiled value."""
+    """Return the names that a module or export lacks, with the reason. A mapping lacks only weights without a compiled
+    value to keep."""
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
         tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}
@@ -142,14 +142,14 @@ def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progra
             return dict.fromkeys(empty, "it was loaded without its value, and new_weights does not have it")
         changed = [name for name in absent if name not in tied and _is_trained(program, name)]
         return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
-    spelled = program.written if isinstance(weights, torch.nn.Module) else ()
-    given_once = {name for name in absent if name in spelled or is_adapter(name)}
-    due = [name for name in absent if name not in given_once or program.parameters[name].is_meta]
+    literal = program.written if isinstance(weights, torch.nn.Module) else ()
+    fixed = {name for name in absent if name in literal or is_adapter(name)}
+    due = [name for name in absent if name not in fixed or program.parameters[name].is_meta]
     return dict.fromkeys(due, "new_weights has no parameter or buffer of this name")
 
 
 def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """The names that the program does not have, then those whose tensors are of another kind."""
+    """Return the names that the program lacks, and those whose tensors have another type, with the reason."""
     known = program.parameters.keys() | program.aliases
     unknown = [name for name in given if name not in known]
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
@@ -158,22 +158,22 @@ def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str
     read = {place.partition("[")[0] for place in program.numbers} & (given.keys() - found.keys())
     new = {place: number for name in read for place, number in numbers_of(name, given[name])}
     return found | {
-        place: f"it is {new[place]}, and the graph was captured for {number}, which Python read: compile anew"
+        place: f"it is {new[place]}, and the model's code read {number} during capture: compile again"
         for place, number in program.numbers.items()
         if new.get(place, number) != number
     }
 
 
 def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """The names of each tensor that has several, in order."""
+    """Return the names of each tensor with several names."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
-    return [each for each in names.values() if len(each) > 1]
+    return [group for group in names.values() if len(group) > 1]
 
 
 def _untied(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """The names of a tensor that has several for which the new weights have not one value."""
+    """Return the names of tied weights whose new values differ."""
     groups = ([name for name in names if name in given] for names in _groups(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
@@ -184,24 +184,25 @@ def _untied(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, st
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same values; NaN is the same only in the same memory."""
+    """Return whether two tensors of one shape and dtype have equal values; NaN equals itself only in the same
+    memory."""
     return _is_the_same(a, b) or torch.equal(a.detach().cpu(), b.detach().cpu())
 
 
 def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are one tensor, or one memory."""
+    """Return whether two tensors of one shape and dtype are one tensor, or one memory."""
     return a is b or (a.layout == torch.strided and a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
 
 
 def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
-    """The names of the parameters that are given themselves, by either name of those that have two."""
+    """Return the names of the parameters that are passed themselves, by either name of those that have two."""
     pairs = ((parameters[name], tensor) for name, tensor in given.items() if name in parameters)
     same = {id(old) for old, new in pairs if _is_the_same(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    """Copies of the new weights, one for all names of a tensor."""
+    """Return copies of the new weights, one for all names of a tensor."""
     copies = {name: tensor.detach().clone() for name, tensor in given.items() if name in program.parameters}
     for names in _groups(program.parameters):
         if found := [name for name in names if name in copies]:
@@ -210,7 +211,7 @@ def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, to
 
 
 def _mismatch(value: object, old: torch.Tensor) -> str:
-    """Why a value cannot take the place of a weight; empty if it can."""
+    """Return why a value cannot replace a weight; empty if it can."""
     if not isinstance(value, torch.Tensor):
         return f"it is a {type(value).__name__}, expected a torch.Tensor"
     if is_lazy(value):
@@ -227,7 +228,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
-    """Supply every weight, including literal ones: TensorRT combines weights, and needs all that it combined."""
+    """Refit all engines with every weight, including literals, since TensorRT combines weights."""
     parameters = partitioned.program.parameters
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
@@ -240,7 +241,7 @@ def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[
 
 
 def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """The parameters that have another value than when the engines were made; NaN is never the same."""
+    """Return the parameters whose values differ from those in the engines; NaN always differs."""
     return frozenset(name for name, tensor in program.parameters.items() if not _same(program, name, tensor, new[name]))
 
 
@@ -249,6 +250,6 @@ def _same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> 
 
 
 def _is_trained(program: Program, name: str) -> bool:
-    """Whether a weight was written to since it was compiled: the program has the model's own tensors."""
+    """Return whether a weight, which is the model's own tensor, was written to since compiling."""
     tensor = program.parameters[name]
     return version(tensor) != program.versions.get(name, version(tensor))

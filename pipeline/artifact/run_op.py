@@ -1,5 +1,5 @@
-"""``pipeline::run``, the operator of torch's that a compiled program is in a graph: ``import pipeline`` defines it, and
-what runs it is imported at its first call."""
+"""``pipeline::run``, the operator that calls a compiled program in a graph. ``import pipeline`` defines it; its
+implementation is imported at the first call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(
     """Run a compiled program; return its tensors in order.
 
     program: the bytes of the saved program, in an exported graph.
-    inputs, sizes: its inputs that are tensors, and those that are integers.
+    inputs, sizes: its tensor and integer inputs.
     facts: the key of the module, and the shapes of inputs and results.
     """
     from pipeline.artifact import program_op

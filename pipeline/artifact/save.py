@@ -1,4 +1,4 @@
-"""Save a compiled program to a file, which is written under another name and moved into place in one step."""
+"""Save a compiled program to a file, atomically."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pipeline.artifact.json_data import encoded
 from pipeline.artifact.manifest import (
     FORMAT,
     SCHEMA,
-    KeptEngine,
-    KeptSegment,
-    KeptSource,
-    KeptVerdict,
-    KeptWeights,
     Manifest,
+    SavedEngine,
+    SavedSegment,
+    SavedSource,
+    SavedVerdict,
+    SavedWeights,
     Versions,
 )
 from pipeline.artifact.tensors import Tensors
@@ -50,41 +50,41 @@ INSIDE, NONE = "inside", "none"
 WEIGHTS = "weights.safetensors"
 SOURCE = "source.json"
 Entries: TypeAlias = dict[str, tuple[Iterable[Any], int, str]]
-"""The parts of each entry, their bytes together, and their SHA-256 where it is known."""
+"""The parts of each entry, their size in bytes, and their SHA-256 if it is known."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE, generation: str = "") -> None:
-    """Write a compiled program to a file, from which `pipeline.load` makes it again.
+    """Write a compiled program to a file, which `pipeline.load` reads.
 
     Args:
         compiled: the program.
-        path: the file, by custom ``NAME.trtp``. One that is there is replaced in one step, when the new one is whole.
-        weights: ``"inside"``; ``"none"``: without the model's parameters and buffers, which a refit, the reference
-            executor and PyTorch segments read, so that engines alone can run; or the path of a file for them, in the
-            safetensors format, which the program finds again by its place relative to its own. Constants of the model's
-            code and adapters are always inside.
+        path: the file, usually ``NAME.trtp``. An existing file is replaced atomically.
+        weights: ``"inside"``; ``"none"``: without the model's parameters and buffers, which refits, the reference
+            executor and PyTorch segments need, so that only engines can run; or the path of a file for them, in the
+            safetensors format, which the program finds by its relative path. Constants of the model's code and adapters
+            are always inside.
         generation: the JSON that makes a language model of the program when it is loaded.
 
     Raises:
-        ArtifactError: something of the program cannot be kept; the message names it.
+        ArtifactError: a part of the program cannot be saved; the message names it.
         OSError: the file cannot be written.
     """
     check_files(compiled.program.parameters)
-    place, tensors, entries = Path(path), Tensors(), dict[str, Any]()
-    size = lambda: sum(size for _, size, _ in entries.values())  # noqa: E731 - known when it is asked
-    with replacing(place, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
-        plans = _kept_engines(compiled)[1]
-        begun = thread.submit(_add_all, writer, plans)
+    file_path, tensors, entries = Path(path), Tensors(), dict[str, Any]()
+    size = lambda: sum(size for _, size, _ in entries.values())  # noqa: E731 - the entries are added below
+    with replacing(file_path, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
+        plans = _saved_engines(compiled)[1]
+        first = thread.submit(_add_all, writer, plans)
         manifest, found = described(compiled, tensors)
         entries.update(found)
-        stored = _stored(_checked(weights), place, *_parted(compiled.program, tensors), entries)
-        ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
-        begun.result()
-        described_by = evolve(manifest(stored, FrozenDict()), generation=generation)
-        check_names(described_by)
-        data = codec.written(described_by, Manifest)
-        ended.result()
+        stored = _stored(_checked(weights), file_path, *_split(compiled.program, tensors), entries)
+        rest = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
+        first.result()
+        record = evolve(manifest(stored, FrozenDict()), generation=generation)
+        check_names(record)
+        data = codec.written(record, Manifest)
+        rest.result()
         data["entries"] = codec.written(FrozenDict(writer.digests), FrozenDict[str, str])
         writer.finish(encoded(data))
 
@@ -97,23 +97,23 @@ def _add_all(writer: Writer, entries: Entries) -> None:
 def _checked(weights: PathLike) -> str:
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
-        raise ArtifactError(f"weights={given!r} is no place", 'pass "inside", "none", or the path of a file')
+        raise ArtifactError(f"weights={given!r} is not a place", 'pass "inside", "none", or the path of a file')
     return given
 
 
-def _parted(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """The model's weights, which it can give again; and the constants of its code and adapters, which it has not."""
+def _split(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Split tensors into the model's weights, and the constants of its code and adapters."""
     weights = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     rows = tensors.by_key.items()
     return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
 
 
-def _stored(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> KeptWeights:
-    """Where the tensors are kept; those in the file itself are its last entry but one."""
+def _stored(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> SavedWeights:
+    """Return the location of the tensors, and add those inside the file as its last entry but one."""
     if weights == NONE:
-        kept, inside = KeptWeights(), _valued(constants)
+        kept, inside = SavedWeights(), _valued(constants)
     elif weights == INSIDE:
-        kept, inside = KeptWeights(), Tensors({**model.by_key, **constants.by_key})
+        kept, inside = SavedWeights(), Tensors({**model.by_key, **constants.by_key})
     else:
         kept, inside = _weights_beside(Path(weights), place, _present(model)), constants
     if not inside.by_key:
@@ -124,12 +124,12 @@ def _stored(weights: str, place: Path, model: Tensors, constants: Tensors, entri
 
 
 def _valued(tensors: Tensors) -> Tensors:
-    """Those that have values: a file of an earlier version that was saved without weights has no constants either."""
+    """Return the tensors with values; a program loaded from an old file without weights also lacks constants."""
     return Tensors({key: tensor for key, tensor in tensors.by_key.items() if not tensor.is_meta})
 
 
 def _present(tensors: Tensors) -> Tensors:
-    """The tensors, all of which have to have values."""
+    """Return the tensors, and raise an error if one has no value."""
     if empty := [key for key, tensor in tensors.by_key.items() if tensor.is_meta]:
         raise ArtifactError(
             f"{empty[0]} has no value: it was loaded without its weights",
@@ -143,15 +143,15 @@ def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
     yield from tensors.parts()
 
 
-def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
+def _weights_beside(path: Path, program: Path, tensors: Tensors) -> SavedWeights:
     if path.resolve() == program.resolve():
-        raise ArtifactError(f"{path} is the program's own file", 'weights="inside" has them in it')
+        raise ArtifactError(f"{path} is the program's own file", 'weights="inside" saves them in it')
     header = tensors.header()
     size = len(header) + tensors.nbytes
     with replacing(path, size=lambda: size) as file, SummedWriter(file) as summed:
         sha256, _ = summed.write(_chain(header, tensors), size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
-    return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
+    return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
 _COMPILED = ("inputs", "outputs", "shapes", "constants", "buffers", "aliases", "written", "numbers", "unreached")
@@ -160,18 +160,18 @@ SAME: Final = (*_COMPILED, "profiles", "signature")
 
 
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
-    """The manifest, without the location of the weights and the digests of the entries; and the entries."""
+    """Return the entries, and a function that makes the manifest from the location of weights and the digests."""
     program, partitioned = compiled.program, compiled.partitioned
-    engines, entries = _kept_engines(compiled)
+    engines, entries = _saved_engines(compiled)
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
         _add_json(entries, name, network, Network)
     segments = _segments(compiled, tensors)
     for name, segment in segments.items():
-        _add_json(entries, name, segment, KeptSegment)
+        _add_json(entries, name, segment, SavedSegment)
     if (source := _source(program, tensors)) is not None:
-        _add_json(entries, SOURCE, source, KeptSource)
-    made = partial(
+        _add_json(entries, SOURCE, source, SavedSource)
+    make = partial(
         Manifest,
         FORMAT,
         SCHEMA,
@@ -199,33 +199,33 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
-    return lambda weights, digests: made(weights=weights, entries=digests), entries
+    return lambda weights, digests: make(weights=weights, entries=digests), entries
 
 
-def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
-    """The manifest's records of the engines, and their entries, which come first."""
+def _saved_engines(compiled: Compiled) -> tuple[tuple[SavedEngine, ...], Entries]:
+    """Return the manifest's records of the engines, and their entries, which come first."""
     entries: Entries = {}
     plans = [engine.digest or str(id(engine.plan)) for engine in compiled.engines]
     rows = zip(plans, compiled.engines, strict=True)
     return tuple(_engine(plans.index(plan), engine, entries) for plan, engine in rows), entries
 
 
-def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
-    """The manifest's record of an engine, whose plan becomes an entry, one for all engines that have it."""
-    name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
+def _engine(index: int, engine: Engine, entries: Entries) -> SavedEngine:
+    """Return the manifest's record of an engine, and add its plan, which equal engines share, to the entries."""
+    name, known = f"engines/{index}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
     entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
     names = engine.bindings, engine.weights, engine.stripped
-    return KeptEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
+    return SavedEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
 
 
 def _modules(program: Program) -> Iterator[tuple[str, str]]:
-    """The class of each module that made a node, by its path."""
+    """Yield the path and class of each module that has nodes."""
     for each in filter(None, (program, program.source)):
         yield from (row for node in each.graph.nodes for row in module_stack(node.meta))
 
 
-def _source(program: Program, tensors: Tensors) -> KeptSource | None:
-    """The program that was decomposed; None where it has something that no file keeps."""
+def _source(program: Program, tensors: Tensors) -> SavedSource | None:
+    """Return the program before `decompose`; None if a part of it cannot be saved."""
     source = program.source
     if source is None:
         return None
@@ -236,17 +236,17 @@ def _source(program: Program, tensors: Tensors) -> KeptSource | None:
         graphs.check_calls(rows, inner)
     except ArtifactError:
         return None
-    graph = KeptSegment(rows, inner, held)
-    return KeptSource(graph, source.inputs, source.outputs, source.constants, source.buffers)
+    graph = SavedSegment(rows, inner, held)
+    return SavedSource(graph, source.inputs, source.outputs, source.constants, source.buffers)
 
 
-def _verdict(verdict: Verdict) -> KeptVerdict:
+def _verdict(verdict: Verdict) -> SavedVerdict:
     converter = verdict.choice.support.name if verdict.choice is not None else ""
-    return KeptVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
+    return SavedVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
 
 
 def _computed(compiled: Compiled) -> int:
-    """The bytes of the largest tensor that the program computes as a constant, where that is worth saying."""
+    """Return the bytes of the largest computed constant; 0 if they are always allowed."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
@@ -255,8 +255,8 @@ def _computed(compiled: Compiled) -> int:
         graphs = (m.graph for m in each.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
         nodes = (node for graph in graphs for node in graph.nodes if node.name not in engines or each is not program)
         found = max([found, *(allocations.filled(n.target, n.args, n.kwargs) for n in nodes)])
-    needs_no_word = allocations.most_of((tensor.nbytes for tensor in program.parameters.values()), 0)
-    return found if found > needs_no_word else 0
+    allowed = allocations.allowed_bytes((tensor.nbytes for tensor in program.parameters.values()), 0)
+    return found if found > allowed else 0
 
 
 def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:
@@ -273,19 +273,19 @@ def _versions(program: Program) -> Versions:
 
 
 def _unchanged(program: Program, name: str) -> torch.Tensor:
-    """A parameter, if it still has the compiled value."""
+    """Return a parameter, and raise an error if it was changed since compiling."""
     tensor = program.parameters[name]
     if version(tensor) != program.versions.get(name, version(tensor)):
         raise ArtifactError(
-            f"{name} changed in place after compiling, so the engines no longer have its value",
-            "save before changing the model, or save what pipeline.refit_module_weights gives",
+            f"{name} changed in place after compiling, so the engines have an older value",
+            "save before changing the model, or save the result of pipeline.refit_module_weights",
         )
     return tensor
 
 
-def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, KeptSegment]:
-    """The nodes of each segment that runs in PyTorch; and, in the last entry, all others: inputs, arithmetic on sizes,
-    and what runs in engines, of which the names are kept."""
+def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedSegment]:
+    """Return the nodes of each PyTorch segment, and, in the last entry, all others: inputs, arithmetic on sizes, and
+    the nodes of engines, of which only the names are saved."""
     program = compiled.program
     home: dict[str, int] = {}
     for i, segment in enumerate(compiled.partitioned.segments):
@@ -300,8 +300,8 @@ def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, KeptSegment]:
     return {**kept, "graph.json": _segment(program, rest, engines, tensors)}
 
 
-def _segment(program: Program, nodes: list[torch.fx.Node], engines: Collection[str], tensors: Tensors) -> KeptSegment:
+def _segment(program: Program, nodes: list[torch.fx.Node], engines: Collection[str], tensors: Tensors) -> SavedSegment:
     rows = tuple(kept_node(node, calls=node.name not in engines) for node in nodes)
     inner, held = graphs.attributes(program.graph_module, nodes, "graph", tensors)
     graphs.check_calls(rows, inner)
-    return KeptSegment(rows, inner, held)
+    return SavedSegment(rows, inner, held)

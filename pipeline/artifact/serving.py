@@ -1,4 +1,4 @@
-"""Write a kept program as a model repository of NVIDIA Triton's Inference Server (``serve-config``)."""
+"""Write a saved program as a model repository for NVIDIA Triton Inference Server (``serve-config``)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ TYPES = {
     torch.float32: "TYPE_FP32",
     torch.float64: "TYPE_FP64",
 }
-"""Triton's names of dtypes; it has none of complex numbers and of 8-bit floats."""
+"""Triton's names of dtypes; it has none for complex and 8-bit floating-point numbers."""
 
 
 @frozen
 class Row:
-    """An input or output as Triton has it: -1 for a size that varies, [1] for a number or a tensor without dims."""
+    """An input or output for Triton: -1 for a dynamic size, [1] for a number or a tensor of rank 0."""
 
     name: str
     dtype: torch.dtype
@@ -57,9 +57,12 @@ class Row:
 
 @frozen
 class ServeConfig:
-    """What config.pbtxt says. ``batch`` is the range of the batch if requests can be joined, else None; ``ranges`` are
-    those of every size that varies, by input and dim (``x.0``); ``obstacle`` says why requests with a batch are not
-    joined; ``operators`` are the libraries whose operators the program may call."""
+    """The content of config.pbtxt.
+
+    ``batch``: the range of the batch if requests can be batched, else None. ``ranges``: those of dynamic sizes, by
+    input and dim (``x.0``). ``obstacle``: the reason why requests are not batched. ``operators``: the libraries whose
+    operators the program may call.
+    """
 
     name: str
     inputs: tuple[Row, ...]
@@ -70,7 +73,7 @@ class ServeConfig:
     operators: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The text of config.pbtxt."""
+        """Return the text of config.pbtxt."""
         return "\n".join(_lines(self)) + "\n"
 
 
@@ -87,18 +90,18 @@ def serve_config(
         path: a file that `Compiled.save` wrote.
         folder: the repository, created if missing; other models in it stay.
         name: the model's name; None for the file's.
-        batching: whether requests are joined where all inputs and outputs begin with one size; None to run the program
-            on drawn rows, and join requests if each row's results are the same beside another row.
+        batching: batch requests if all inputs and outputs share their first dim; None to decide by running the program
+            on random rows: requests are batched if a row's results do not depend on other rows.
         operators: as in `load`; the server allows the same.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ArtifactError: it cannot be loaded, its weights are in a file elsewhere, or Triton has no such dtype.
+        FileNotFoundError: the file does not exist.
+        ArtifactError: it cannot be loaded, its weights are in a file outside its folder, or Triton lacks a dtype.
     """
     path = Path(path)
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise ArtifactError(f"{name!r} is no name of a model", "take letters, digits, _, - and .")
+        raise ArtifactError(f"{name!r} is not a model's name", "use letters, digits, _, - and .")
     found = evolve(config_of(load(path, operators), name, batching), operators=tuple(sorted(operators)))
     weights = _weights(path)
     version = Path(folder, name, "1")
@@ -111,7 +114,7 @@ def serve_config(
 
 
 def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> ServeConfig:
-    """What Triton is told of a program; see `serve_config`."""
+    """Return the configuration of a program; see `serve_config`."""
     program = compiled.program
     given = named_io.inputs_of(program)
     results = list(_results(compiled))
@@ -130,7 +133,7 @@ def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> Se
 
 
 def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
-    """The outputs that are tensors or numbers, by name. Constants of the program are in its code, and not sent."""
+    """Yield the outputs that are tensors or numbers, by name; constants are not sent."""
     program, segments = compiled.program, compiled.partitioned.segments
     ports = {p.name: p for p in (*program.inputs, *(p for segment in segments for p in segment.outputs))}
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
@@ -149,13 +152,13 @@ def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
 def _row(name: str, port: Port, batch: Range | None) -> Row:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
-        raise ArtifactError(f"{name} is {str(dtype).removeprefix('torch.')}, and Triton has no such dtype")
+        raise ArtifactError(f"{name} is {str(dtype).removeprefix('torch.')}, a dtype that Triton lacks")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
     return Row(name, dtype, sizes or (1,))
 
 
 def _weights(path: Path) -> list[tuple[Path, str]]:
-    """The file of weights beside a program, and where the program finds it."""
+    """Return the file of weights beside a program, and its relative path; empty if there is none."""
     with opened(path) as file:
         kept = manifest_of(Reader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
@@ -169,20 +172,20 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(old, new, 1 << 22)
 
 
-def _lines(made: ServeConfig) -> Iterator[str]:
-    yield f"name: {_text(made.name)}"
+def _lines(config: ServeConfig) -> Iterator[str]:
+    yield f"name: {_text(config.name)}"
     yield 'backend: "python"'
-    if made.obstacle:
-        yield f"# requests are not joined: {' '.join(made.obstacle.split())}"
-    yield f"max_batch_size: {made.batch.max if made.batch else 0}"
-    yield "input [\n" + ",\n".join(map(str, made.inputs)) + "\n]"
-    yield "output [\n" + ",\n".join(map(str, made.outputs)) + "\n]"
-    if made.batch:
-        yield f"dynamic_batching {{ preferred_batch_size: [ {made.batch.opt} ] }}"
+    if config.obstacle:
+        yield f"# requests are not joined: {' '.join(config.obstacle.split())}"
+    yield f"max_batch_size: {config.batch.max if config.batch else 0}"
+    yield "input [\n" + ",\n".join(map(str, config.inputs)) + "\n]"
+    yield "output [\n" + ",\n".join(map(str, config.outputs)) + "\n]"
+    if config.batch:
+        yield f"dynamic_batching {{ preferred_batch_size: [ {config.batch.opt} ] }}"
     yield "instance_group [ { kind: KIND_GPU } ]"
-    yield from (_parameter(f"range.{place}", str(found)) for place, found in made.ranges)
-    if made.operators:
-        yield _parameter("ALLOW_OPERATORS", " ".join(made.operators))
+    yield from (_parameter(f"range.{place}", str(found)) for place, found in config.ranges)
+    if config.operators:
+        yield _parameter("ALLOW_OPERATORS", " ".join(config.operators))
     yield _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
 
 
@@ -191,14 +194,14 @@ def _parameter(key: str, value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A string of protobuf's text format."""
+    """Quote a string for protobuf's text format."""
     plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return f'"{"".join(plain)}"'
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """Convert Triton's tensor to the program's input: in Triton, numbers and tensors without dims are [1], and bools
-    are bytes."""
+    """Convert Triton's tensor to the program's input: numbers and tensors of rank 0 are [1] there, and bools are
+    bytes."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor

@@ -1,4 +1,4 @@
-"""Write settings that differ from the default. Predicates are code, and are kept by name alone."""
+"""Write settings that differ from the default. Predicates, which are code, are saved by name."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from pipeline.settings import CompilationSettings
 
 EXECUTED = "torch_executed_ops"
 PLACES = ("engine_cache_dir", "runtime_cache")
-"""Settings that may name a folder: of this machine and this user, and no file chooses where others write."""
+"""Settings that may name a folder, which is not saved: a file must not choose where its reader writes."""
 
 
 class Predicate:
-    """Stands for a predicate, or for a missing operator: prints as its name."""
+    """Stand-in for a predicate or a missing operator, which prints as its name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
 
     def __call__(self, path: str) -> bool:
-        """Raise an error: the predicate's code is not kept."""
-        raise ArtifactError(f"{self.name} of torch_executed_ops is code, of which a file keeps the name alone")
+        raise ArtifactError(
+            f"torch_executed_ops has the predicate {self.name}: a saved program has its name, not its code"
+        )
 
     @property
     def name(self) -> str:
-        """The name it was kept by."""
+        """Its saved name."""
         return f"{self.__module__}.{self.__qualname__}"
 
 
 def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
-    """The settings that differ from the default, as JSON by name."""
+    """Return the settings that differ from the default, as JSON by name."""
     default = CompilationSettings()
     given = ((name, getattr(settings, name)) for name in settings.names())
     changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
@@ -56,12 +57,12 @@ def _executed(entry: object) -> object:
 
 
 def read(rows: Mapping[str, object]) -> CompilationSettings:
-    """Read settings from JSON. Raises `MalformedError` where it is malformed."""
+    """Read settings from JSON; raise `MalformedError` if it is malformed."""
     fields = {name: json_values.read(row) for name, row in rows.items() if name != EXECUTED}
     fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
     executed = rows.get(EXECUTED, [])
     if not isinstance(executed, list):
-        raise MalformedError(f"{str(executed)[:60]!r} is no list of operators")
+        raise MalformedError(f"{str(executed)[:60]!r} is not a list of operators")
     try:
         return CompilationSettings(**fields, torch_executed_ops=map(_read_executed, executed))
     except (TypeError, ValueError) as error:
@@ -73,6 +74,6 @@ def _read_executed(data: JsonData) -> Any:
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
     if kind not in ("operator", "predicate") or not isinstance(name, str):
-        raise MalformedError(f"{str(data)[:60]!r} is no operator")
+        raise MalformedError(f"{str(data)[:60]!r} is not an operator")
     found = op_names.known(name) if kind == "operator" else None
     return found or Predicate(name if kind == "predicate" else f"torch.ops.{name}")

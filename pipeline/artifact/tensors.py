@@ -1,4 +1,4 @@
-"""Read and write tensors in the safetensors format; tensors are memory-mapped, not read."""
+"""Write tensors in the safetensors format, and memory-map them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ DTYPES: Mapping[torch.dtype, str] = {
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
 }
-"""The names that safetensors has; tensors of other dtypes are kept as the bytes they are."""
+"""safetensors' names of dtypes; tensors of other dtypes are saved as bytes."""
 
 
 @frozen
-class Kept:
-    """A kept tensor as the program describes it: the key of its bytes, its dtype and sizes."""
+class SavedTensor:
+    """A saved tensor: the key of its bytes, its dtype and shape."""
 
     key: str
     dtype: torch.dtype
@@ -50,29 +50,28 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @define(eq=False)
 class Tensors:
-    """The tensors that a program keeps, each once: the same tensor gets the same key wherever it is used."""
+    """The tensors to save, each once: the same tensor has the same key wherever it is used."""
 
     by_key: dict[str, torch.Tensor] = field(factory=dict)
-    _keys: dict[int, Kept] = field(factory=dict)
+    _keys: dict[int, SavedTensor] = field(factory=dict)
 
-    def keep(self, name: str, tensor: torch.Tensor) -> Kept:
+    def keep(self, name: str, tensor: torch.Tensor) -> SavedTensor:
         """Add a tensor, under a unique name."""
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
-                raise ArtifactError(f"{name} cannot be kept: it is {kind}, and files hold dense tensors")
+                raise ArtifactError(f"{name} cannot be saved: it is {kind}, and files have dense tensors only")
             self.by_key[name] = tensor
-            self._keys[id(tensor)] = Kept(name, tensor.dtype, tuple(tensor.shape))
+            self._keys[id(tensor)] = SavedTensor(name, tensor.dtype, tuple(tensor.shape))
         return self._keys[id(tensor)]
 
     def header(self) -> bytes:
-        """The length of the header, and the header, padded so that the tensors begin at a page."""
+        """Return the header with its length, padded so that the tensors begin at a page."""
         rows, at = {}, 0
         for key, tensor in self._ordered():
             known = DTYPES.get(tensor.dtype)
@@ -85,16 +84,16 @@ class Tensors:
 
     @property
     def nbytes(self) -> int:
-        """The size of all tensors in bytes."""
+        """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.by_key.values())
 
     def parts(self) -> Iterator[memoryview | bytes]:
-        """The bytes of the tensors in order, from where they lie."""
+        """Yield the bytes of the tensors in order, without copies where possible."""
         for _, tensor in self._ordered():
             yield _bytes(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg())
 
     def _ordered(self) -> list[tuple[str, torch.Tensor]]:
-        """Wide elements first, so that every tensor is aligned to its elements without gaps."""
+        """Sort by element size, the widest first, which aligns every tensor without gaps."""
         return sorted(self.by_key.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
 
 
@@ -112,14 +111,14 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
         try:
             source = Source(file, 0, path.stat().st_size)
             rows = {name: row for name, row in source.rows.items() if name != "__metadata__"}
-            return {n: source(Kept(n, dtypes[row["dtype"]], tuple(row["shape"]))) for n, row in rows.items()}
+            return {n: source(SavedTensor(n, dtypes[row["dtype"]], tuple(row["shape"]))) for n, row in rows.items()}
         except (ArtifactError, KeyError, TypeError) as error:
             why = f"{path} is no safetensors file: {worded(error)}"
             raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """The memory of a contiguous CPU tensor, without a copy."""
+    """Return the memory of a contiguous CPU tensor."""
     if not tensor.nbytes:
         return b""
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
@@ -128,10 +127,8 @@ def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 class Source:
-    """The source of a loaded program's tensors: a mapped file, or nothing (``size`` 0), in which case they have no
-    values.
-
-    They are views of the file; writes to them stay in this process.
+    """The tensors of a mapped file, or, without one (``size`` 0), meta tensors. They are views of a private mapping:
+    writes to them do not reach the file.
     """
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
@@ -144,11 +141,11 @@ class Source:
             self.rows, start = _header(memoryview(self.memory)[down:])
             self.start = start + down
 
-    def __call__(self, kept: Kept) -> torch.Tensor:
-        """A tensor; the same one for the same key.
+    def __call__(self, kept: SavedTensor) -> torch.Tensor:
+        """Return a tensor, the same one for the same key.
 
         Raises:
-            ArtifactError: the file does not have such a tensor.
+            ArtifactError: the file lacks the tensor.
         """
         if kept.key not in self.found:
             self.found[kept.key] = self._tensor(kept)
@@ -157,9 +154,9 @@ class Source:
             raise ArtifactError(f"tensor {kept.key} is declared with two types")
         return found
 
-    def _tensor(self, kept: Kept) -> torch.Tensor:
+    def _tensor(self, kept: SavedTensor) -> torch.Tensor:
         if min((0, *kept.shape)) < 0 or kept.nbytes >= 1 << 62:
-            raise ArtifactError(f"tensor {kept.key} has no sizes {list(kept.shape)}")
+            raise ArtifactError(f"tensor {kept.key} cannot have the sizes {list(kept.shape)}")
         if self.memory is None:
             return torch.empty(kept.shape, dtype=kept.dtype, device="meta")
         row = self.rows.get(kept.key)

@@ -1,7 +1,7 @@
-"""A kept program as a model of NVIDIA Triton's Python backend: loads ``model.trtp``, which lies beside this file.
+"""A saved program as a model of NVIDIA Triton's Python backend; it loads ``model.trtp`` in this file's folder.
 
-``pipeline serve-config`` copies this file to a model repository. Requests that arrive together become one call if
-config.pbtxt has a ``max_batch_size``.
+``pipeline serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a
+``max_batch_size``.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class TritonPythonModel:
     """One instance of the model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the program: on the GPU that the instance is given, or on the CPU reference executor."""
+        """Load the program on the instance's GPU, or on the CPU reference executor."""
         config = json.loads(args["model_config"])
         self.batched = int(config["max_batch_size"]) > 0
         self.outputs = [output["name"] for output in config["output"]]
         operators = config.get("parameters", {}).get("ALLOW_OPERATORS", {}).get("string_value", "")
         on_gpu = args["model_instance_kind"] == "GPU"
         self.device = int(args["model_instance_device_id"]) if on_gpu else -1
-        with torch.cuda.device(self.device):  # nothing, where it is -1
+        with torch.cuda.device(self.device):  # -1 changes nothing
             self.compiled = load(Path(__file__).with_name("model.trtp"), operators.split())
             self.module = self.compiled.module("tensorrt" if on_gpu else "reference")
         self.inputs = inputs_of(self.compiled.program)
 
     def execute(self, requests: list[Leaf]) -> list[Leaf]:
-        """A response for each request, in order."""
+        """Return a response for each request, in order."""
         responses: list[Leaf] = []
         for _, group in groupby(((request, self._inputs(request)) for request in requests), self._alike):
             rows = [values for _, values in group]
@@ -53,17 +53,17 @@ class TritonPythonModel:
         del self.module, self.compiled
 
     def _inputs(self, request: Leaf) -> dict[str, Leaf]:
-        """The tensors and numbers of a request, by name."""
+        """Return the tensors and numbers of a request, by name."""
         given = {port.name: pb_utils.get_input_tensor_by_name(request, port.name) for port in self.inputs}
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
     def _alike(self, row: tuple[Leaf, dict[str, Leaf]]) -> Leaf:
-        """Equal for requests that can be one call; of its own for each where nothing is batched."""
+        """Return a key that is equal for requests that can be batched."""
         request, values = row
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
     def _called(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
-        """The outputs of each request."""
+        """Return the outputs of each request."""
         with torch.cuda.device(self.device):
             if len(rows) == 1:
                 return [called_by_name(self.compiled.program, self.module, rows[0])]

@@ -44,13 +44,13 @@ def first_equal(
     return found
 
 
-def serving(made: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
+def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
     """Return the engine of a network as the engine of another with the same structure, under that one's names."""
     return evolve(
-        made,
+        engine,
         name=name,
-        bindings=renames(other.bindings, (made.bindings.get(each, each) for each in form.bindings)),
-        weights=renames(other.weights, (made.weights.get(each, each) for each in form.weights)),
+        bindings=renames(other.bindings, (engine.bindings.get(each, each) for each in form.bindings)),
+        weights=renames(other.weights, (engine.weights.get(each, each) for each in form.weights)),
     )
 
 

@@ -32,7 +32,7 @@ def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], b
 
 
 def _check(program: Program, segment: Segment, port: Port) -> None:
-    """Raise where TensorRT takes no profile of an input's sizes, which are 32-bit numbers."""
+    """Raise `BuildError` if an input's size may exceed 32 bits, TensorRT's limit."""
     sizes = zip(port.shape, _narrowed(port, symbols_of(program, segment)), strict=True) if port.kind == "tensor" else ()
     for size, range in sizes:
         if range.max >= 2**31:

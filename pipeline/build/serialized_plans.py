@@ -120,13 +120,13 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
     ):
         mark = handle.log.mark()
         while not (built := _written(handle, _config(handle.builder, order, names, monitor), plan)):
-            if not _rename(handle, names, handle.log.said_since(mark)):
+            if not _rename(handle, names, handle.log.messages_since(mark)):
                 break
             mark = handle.log.mark()
         plan.file.flush()
     return_free_memory()
     if not built:
-        raise refused(order, handle.log.said_since(mark))
+        raise refused(order, handle.log.messages_since(mark))
     return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
 
 
@@ -147,8 +147,8 @@ def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
         raise BuildError(f"{what} cannot be written: {full(error, place, size)}", hint) from error
 
 
-def refused(order: Order, said: str) -> BuildError:
-    """Return the error for an engine that TensorRT did not build; ``said`` is its message."""
+def refused(order: Order, message: str) -> BuildError:
+    """Return the error for an engine that TensorRT did not build, with its message."""
     cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
     settings = order.settings
     asked = {
@@ -158,8 +158,8 @@ def refused(order: Order, said: str) -> BuildError:
         "refit_identical_engine_weights": settings.refit_identical_engine_weights,
     }
     named = " and ".join(name for name, value in asked.items() if value)
-    hint = NO_REFIT.format(named) if cannot and order.refit_flags and NOT_FOR_THIS_GPU in said else ""
-    return BuildError(f"{order.name}: {said}", hint)
+    hint = NO_REFIT.format(named) if cannot and order.refit_flags and NOT_FOR_THIS_GPU in message else ""
+    return BuildError(f"{order.name}: {message}", hint)
 
 
 def _name_in_plan(net: Any) -> None:
@@ -173,10 +173,10 @@ def _name_in_plan(net: Any) -> None:
 _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
 
 
-def _rename(handle: NetworkHandle, names: dict[str, str], said: str) -> bool:
+def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
     """Rename an input or output whose name TensorRT reported as a duplicate, and return whether there was one. RTX 1.4
     to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
-    tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(said)
+    tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(message)
     if found is None or found[1] not in tensors:
         return False
     given = {plan: name for name, plan in names.items()}.get(found[1], found[1])
@@ -311,12 +311,10 @@ def _add_profile(
 ) -> None:
     profile = builder.create_optimization_profile()
     for name, low, opt, high in given.ranges:
-        tell = profile.set_shape_input if name in order.sizes else profile.set_shape
+        set_range = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
-            tell(names.get(name, name), low, opt, high)
+            set_range(names.get(name, name), low, opt, high)
         except RuntimeError as error:
-            raise BuildError(
-                f"{order.name}: TensorRT takes no sizes of {name} from {low} to {high}: {error}"
-            ) from error
+            raise BuildError(f"{order.name}: TensorRT refused sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:
         raise BuildError(f"{order.name}: TensorRT refused the profile {given}")

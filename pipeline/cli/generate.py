@@ -77,7 +77,7 @@ def _ids(text: str) -> list[int]:
     except ValueError:
         raise UsageError(f"--prompt-ids is {text!r}; expected integers separated by commas") from None
     if any(token < 0 for token in found):
-        raise UsageError(f"--prompt-ids is {text!r}; ids are not negative")
+        raise UsageError(f"--prompt-ids is {text!r}; expected ids of 0 or more")
     return found
 
 

@@ -1,7 +1,7 @@
-"""Decompose the attention operators of the devices' own kernels.
+"""Decompose device-specific attention operators (flash, efficient and cuDNN attention).
 
-Each is scaled dot product attention with its own arguments, and the log-sum-exp if it is read. Results that only a
-backward pass reads are None.
+Each becomes scaled dot product attention, and the log-sum-exp if it is read. Results that only a backward pass reads
+are None.
 """
 
 from __future__ import annotations

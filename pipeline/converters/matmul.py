@@ -59,7 +59,7 @@ def _are_weights(product: torch.fx.Node | None) -> bool:
 def addmm(net: Net, *operands: Value) -> ITensor:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     summand, a, b, *coefficients = operands
-    return impl.plus_product(net, summand, *_factors(net, (a, b), 1), *coefficients)
+    return impl.add_matmul(net, summand, *_factors(net, (a, b), 1), *coefficients)
 
 
 @converts(aten.linear.default)

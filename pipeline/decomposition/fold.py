@@ -20,7 +20,7 @@ from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.quantized_forms import FORMS
-from pipeline.decomposition.sizes import read_from
+from pipeline.decomposition.sizes import read_sizes_from
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
@@ -62,7 +62,7 @@ def fold(program: Program) -> Program:
             recipes.add(placeholder.name, node)
             node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
     inputs = {port.name for port in program.inputs} | set(program.buffers)
-    read_from([node for node in graph.nodes if node.name in inputs], graph)
+    read_sizes_from([node for node in graph.nodes if node.name in inputs], graph)
     _drop_dead(graph, inputs)
     alive = {n.name for n in graph.nodes}
     constants = FrozenDict({n: r for n, r in recipes.known.items() if n in alive})

@@ -23,8 +23,8 @@ from pipeline.shapes.lines import line_of
 aten = torch.ops.aten
 
 
-def read_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
-    """Change a graph so that no operator is computed for its sizes alone, if the inputs determine these."""
+def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
+    """Compute sizes from the inputs' sizes in place of operators of which only the size is read."""
     places = _size_sources(inputs)
     live, sizes = _live(graph, places)
     for node in sizes:

@@ -1,4 +1,4 @@
-"""When torch's functions are replaced while it traces: contexts over `TABLE`."""
+"""Contexts that replace functions of torch while it traces a model, by the rows of `TABLE`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation functions: one layer if TensorRT's is right for NaN and near zero, else computed in float32 and rounded
+"""Activation functions: TensorRT's layer if it is right for NaN and near zero, else float32 arithmetic, rounded
 once."""
 
 from __future__ import annotations
@@ -17,94 +17,85 @@ from pipeline.trt import trt
 
 @block
 def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None) -> ITensor:
-    """One activation layer, by the name of its ``trt.ActivationType``."""
-    made = net.add("activation", x, trt.ActivationType.__members__[kind])
+    """Add an activation layer, by the name of its ``trt.ActivationType``."""
+    layer = net.add("activation", x, trt.ActivationType.__members__[kind])
     if alpha is not None:
-        made.alpha = alpha
+        layer.alpha = alpha
     if beta is not None:
-        made.beta = beta
-    return made.get_output(0)
-
-
-@block
-def smooth(net: Net, kind: str, x: Value) -> ITensor:
-    """An activation of floats; integers become float32."""
-    return activation(net, kind, floating(net, x))
+        layer.beta = beta
+    return layer.get_output(0)
 
 
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
-    """An activation with a small tail: bfloat16 is computed in float32 and rounded once, since RTX 1.4's own layers
-    lose the tail (0 for 6.6e-36)."""
+    """Apply an activation with a small tail: bfloat16 in float32, rounded once, since RTX 1.4's layers lose the tail (0
+    for 6.6e-36)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
-    return base.cast(net, activation(net, kind, base.cast(net, x, _tail_dtype(dtype))), dtype)
-
-
-def _tail_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype == torch.bfloat16 else dtype
+    compute = torch.float32 if dtype == torch.bfloat16 else dtype
+    return base.cast(net, activation(net, kind, base.cast(net, x, compute)), dtype)
 
 
 @block
 def relu(net: Net, x: Value) -> ITensor:
-    """``max(x, 0)``; of integers as well."""
+    """``max(x, 0)``, also of integers."""
     dtype = base.dtype_of(x)
     given = base.tensor(net, x, arithmetic(dtype))
-    return base.cast(net, activation(net, "RELU", _behind_product(net, given)), dtype)
+    return base.cast(net, activation(net, "RELU", _behind_matmul(net, given)), dtype)
 
 
-def _behind_product(net: Net, x: ITensor) -> ITensor:
-    return behind_product(net, x) if is_marked(net, "biases-of-matmuls") else x
+def _behind_matmul(net: Net, x: ITensor) -> ITensor:
+    return behind_matmul(net, x) if is_marked(net, "biases-of-matmuls") else x
 
 
 @block
-def behind_product(net: Net, x: ITensor) -> ITensor:
-    """What a product with a bias gives, for ReLU or GELU. RTX 1.6.1 makes the bias and these part of the product, for
-    which there is no kernel on an H100 that adds it; behind a barrier, it is added."""
+def behind_matmul(net: Net, x: ITensor) -> ITensor:
+    """Separate a matmul with a bias from a ReLU or GELU by a barrier: RTX 1.6.1 fuses the three into a kernel that does
+    not exist on an H100."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 
 @block
 def erf(net: Net, x: Value) -> ITensor:
-    """The error function; TensorRT may take it for a part of GELU."""
-    return base.unary(net, "ERF", _behind_product(net, floating(net, x)))
+    """The error function, which TensorRT may recognize as a part of GELU."""
+    return base.unary(net, "ERF", _behind_matmul(net, floating(net, x)))
 
 
 @block
 def tanh(net: Net, x: Value) -> ITensor:
-    """The hyperbolic tangent; TensorRT may take that of a multiple for a part of GELU."""
-    return activation(net, "TANH", _behind_product(net, floating(net, x)))
+    """The hyperbolic tangent, which TensorRT may recognize as a part of GELU."""
+    return activation(net, "TANH", _behind_matmul(net, floating(net, x)))
 
 
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
-    """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation; in float32, which in
-    the kernel of a matmul of halves is faster than halves are, too (docs/notes/2026-11-29-real-sizes.md)."""
+    """GELU, by erf or the tanh approximation, in float32, which is also faster than halves in the kernel of a matmul
+    (docs/notes/2026-11-29-real-sizes.md)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
-    given = x if dtype == torch.bfloat16 else _behind_product(net, x)
+    given = x if dtype == torch.bfloat16 else _behind_matmul(net, x)
     kind = "GELU_TANH" if approximate == "tanh" else "GELU_ERF"
     return base.cast(net, activation(net, kind, base.cast(net, given, torch.float32)), dtype)
 
 
 @block
 def silu(net: Net, x: Value) -> ITensor:
-    """``x * sigmoid(x)``, in float32: for x below -10 the sigmoid of a half has few bits left."""
+    """``x * sigmoid(x)`` in float32, since the sigmoid of a half below -10 has few bits."""
     x = base.cast(net, base.tensor(net, x), torch.float32)
     return base.elementwise(net, "PROD", x, activation(net, "SIGMOID", x))
 
 
 @block
 def leaky_relu(net: Net, x: Value, negative_slope: float) -> ITensor:
-    """``x``, times a slope below zero."""
-    if negative_slope <= 0:  # the layer gives -0 its own sign
+    """``x`` above zero, ``negative_slope * x`` below."""
+    if negative_slope <= 0:  # the layer's -0 has another sign
         return prelu(net, x, negative_slope)
     return activation(net, "LEAKY_RELU", base.tensor(net, x), negative_slope)
 
 
 @block
 def prelu(net: Net, x: Value, weight: Value) -> ITensor:
-    """``x``, times a slope of its channel below zero; the slopes broadcast."""
+    """``x`` above zero, ``weight * x`` below; the weight broadcasts."""
     x = base.tensor(net, x)
     above = layer(net, "GREATER", x, 0.0, base.dtype_of(x))
     return where(net, above, x, binary(net, "PROD", x, weight))
@@ -126,7 +117,7 @@ def _times(net: Net, x: ITensor, factor: float) -> ITensor:
 
 @block
 def hard_sigmoid(net: Net, x: Value) -> ITensor:
-    """``x + 3`` between 0 and 6, over 6: TensorRT's layer multiplies first, which loses digits near -3."""
+    """``clamp(x + 3, 0, 6) / 6``; TensorRT's layer multiplies first, which loses digits near -3."""
     shifted = layer(net, "SUM", widened(net, x), 3.0, torch.float32)
     return layer(net, "DIV", clamp(net, shifted, 0.0, 6.0), 6.0, torch.float32)
 
@@ -136,8 +127,8 @@ def hard_swish(net: Net, x: Value) -> ITensor:
     """``x * hard_sigmoid(x)``."""
     x = widened(net, x)
     shifted = layer(net, "SUM", x, 3.0, torch.float32)
-    product = base.elementwise(net, "PROD", x, clamp(net, shifted, 0.0, 6.0))
-    return layer(net, "DIV", product, 6.0, torch.float32)
+    scaled = base.elementwise(net, "PROD", x, clamp(net, shifted, 0.0, 6.0))
+    return layer(net, "DIV", scaled, 6.0, torch.float32)
 
 
 @block
@@ -160,7 +151,7 @@ def mish(net: Net, x: Value) -> ITensor:
 
 @block
 def log_sigmoid(net: Net, x: Value) -> ITensor:
-    """``log(1 / (1 + exp(-x)))``, as ``min(x, 0) - log(1 + exp(-|x|))``, which overflows on neither side."""
+    """``log(sigmoid(x))``, as ``min(x, 0) - log(1 + exp(-|x|))``, which cannot overflow."""
     x = widened(net, x)
     decay = base.unary(net, "EXP", base.unary(net, "NEG", absolute(net, x)))
     return base.elementwise(net, "SUB", clamp(net, x, None, 0.0), log1p(net, decay))
@@ -168,7 +159,7 @@ def log_sigmoid(net: Net, x: Value) -> ITensor:
 
 @block
 def soft_shrink(net: Net, x: Value, bound: float) -> ITensor:
-    """``x`` moved toward zero by a bound, and zero inside it."""
+    """``x`` moved toward zero by ``bound``; zero where ``|x| <= bound``."""
     x = base.tensor(net, x)
     dtype = base.dtype_of(x)
     result = where(net, is_nan(net, x), x, 0.0, dtype)

@@ -1,5 +1,5 @@
-"""Scaled dot product attention: as one kernel, by TensorRT's layer or by what TensorRT fuses, and plain where there is
-no such kernel."""
+"""Scaled dot product attention: in one kernel, by TensorRT's layer or a pattern that it fuses, else as separate
+layers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,14 @@ from pipeline.quirks import applies
 from pipeline.trt import trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
-"""Of the four dims of attention those that a tensor of fewer does not have: the heads, and then the batch."""
-
-KEPT = trt.MatrixOperation.NONE
-"""Not transposed."""
-
-MANY = 128
-"""Keys from which one query's attention is several kernels, where queries share heads of keys. With 4 heads for 32, on
-an H100 (RTX 1.4, float16, 16 attentions in a row), the kernel for a whole attention took 11.4 µs and several 9.7 (128
-keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). Fewer keys were not measured. TensorRT
-makes one kernel anyway where there are as many heads of keys."""
-
-SCORES = 1 << 25
-"""Scores of a row of the batch up to which queries that may be one, and many, are products. They lie in memory."""
+"""The dims (batch, heads) that an attention of lower rank lacks, by rank."""
+MANY_KEYS = 128
+"""The fewest keys from which single-query attention with grouped heads uses separate kernels. With 4 key heads for 32
+query heads on an H100 (RTX 1.4, float16, 16 attentions in a row) the fused kernel took 11.4 µs and separate ones 9.7
+(128 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal numbers of heads TensorRT
+fuses anyway."""
+MAX_SCORES = 1 << 25
+"""The most scores per batch element, which are in memory, for separate kernels if the number of queries is dynamic."""
 
 
 @block
@@ -49,8 +44,8 @@ def fused(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """One kernel, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to nothing
-    gives 0. ``some``: the mask is known to leave something to attend to in every row."""
+    """Attention in one kernel, under the conditions of ``attention_limits``; a query whose keys are all masked returns
+    0. ``some``: every row of the mask is known to leave a key."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.kernel_width(base.dims(query)[-1], own)
     query, key, value = (_fitted(net, x, width) for x in (query, key, value))
@@ -58,57 +53,55 @@ def fused(
     if limits.BY_LAYER:
         result = _layer(net, _scaled(net, query, scale), key, value, bias, causal=causal)
     else:
-        result = _spelled(net, query, key, value, bias, causal=causal, scale=scale)
+        result = _pattern(net, query, key, value, bias, causal=causal, scale=scale)
     if bias is not None and not some:
-        result = _alive(net, result, bias)
+        result = _zero_if_masked(net, result, bias)
     if own != base.dims(result)[-1]:
         result = sampled(net, result, [3], [0], [own])
     return base.squeeze(net, result, ABSENT[rank])
 
 
 def _fitted(net: Net, x: ITensor, width: int | None) -> ITensor:
-    """Four dims, and a head dim of the kernel's width: less is padded with zeros."""
+    """Raise to four dims, and pad the head dim with zeros to the kernel's width."""
     x = _raised(net, x)
     return x if width in (None, base.dims(x)[-1]) else sampled(net, x, [3], [0], [width], mode="FILL")
 
 
 def _raised(net: Net, x: ITensor) -> ITensor:
-    """Four dims: what has no heads has one."""
     return base.unsqueeze(net, x, ABSENT[base.rank(x)])
 
 
 def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
-    """TensorRT's attention layer."""
     norm = trt.AttentionNormalizationOp.SOFTMAX
     mark = net.ctx.log.mark()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
-        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.said_since(mark)})")
+        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")
     layer.name = net.ctx.unique(f"{net.name}:attention")
     if mask is not None:
         layer.mask = mask
     return layer.get_output(0)
 
 
-def _spelled(
+def _pattern(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
 ) -> ITensor:
-    """Products of halves and a softmax in float32, as TensorRT fuses them. Masks of bools are best added as numbers, 0
-    and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
-    kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
-    if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
+    """Matmuls of halves and a softmax in float32, the pattern that TensorRT fuses. Bool masks are added as 0 and -inf
+    of the query's dtype, and causality as a mask of positions counted in the network, which the kernel recognizes. If
+    scores are selected instead, RTX 1.4 drops the causality."""
+    if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
         return first_row(net, _repeated(net, value, base.dims(query)[1]))
     if not causal and _in_rows(net, query, key, value):
-        fraction, exponent = np.frexp(scale)  # halves times a power of two are exact
+        fraction, exponent = np.frexp(scale)  # scaling halves by a power of two is exact
         exact = scale if fraction == 0.5 else 2.0**exponent
         return _by_rows(net, _scaled(net, query, exact), key, value, mask, scale / exact)
-    return _products(net, _scaled(net, query, scale), key, value, mask, gqa=True, causal=causal)
+    return _matmuls(net, _scaled(net, query, scale), key, value, mask, gqa=True, causal=causal)
 
 
-def _products(
+def _matmuls(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
 ) -> ITensor:
-    """Two products, of the dtype given, and a softmax in float32 between them."""
+    """Two matmuls in the operands' dtype, and a softmax in float32 between them."""
     if gqa and not causal and _in_rows(net, query, key, value):
         return _by_rows(net, query, key, value, mask)
     if gqa:
@@ -122,46 +115,47 @@ def _products(
 
 
 def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
-    """The softmax of scores in float32, where the mask allows, rounded to a dtype."""
+    """Softmax of masked scores in float32, rounded to a dtype."""
     if mask is not None:
         scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
     return base.plain_cast(net, softmax(net, scores, -1), dtype)
 
 
 def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
-    """The product of weights and values, inside the kernel for a whole attention.
+    """The matmul of weights and values, inside the fused attention kernel.
 
-    Of float16 with a mask it is one of float32, rounded, which TensorRT-RTX takes for halves summed in float32. Else
-    the kernel sums in float16 and rounds after every 32 keys, also where the mask leaves none of them. One query has
-    another kernel (`masked-attention-sums`).
+    For float16 with a mask it is written as a float32 matmul that is rounded, which TensorRT-RTX runs as halves
+    accumulated in float32. Else the kernel accumulates in float16 and rounds after every 32 keys, masked or not. A
+    single query has another kernel (`masked-attention-sums`).
     """
     widened = masked and base.dtype_of(value) == torch.float16 and applies("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
         return matmul(net, weights, value, empty=False)
     wide = [base.cast(net, x, torch.float32) for x in (weights, value)]
-    product = net.add("matrix_multiply", wide[0], KEPT, wide[1], KEPT).get_output(0)
-    return net.add("cast", product, trt.float16).get_output(0)
+    plain = trt.MatrixOperation.NONE
+    summed = net.add("matrix_multiply", wide[0], plain, wide[1], plain).get_output(0)
+    return net.add("cast", summed, trt.float16).get_output(0)
 
 
 @fact
 def _in_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Whether queries share heads of keys and have many keys, and the kernel for a whole attention is slower, since
-    they may be one, or does not exist."""
+    """Return whether grouped query heads with many keys run faster in separate kernels: there may be a single query, or
+    there is no fused kernel."""
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
     length = _length(net, query)
-    if length is None or keys < MANY or not 0 < base.dims(key)[1] < heads:
+    if length is None or keys < MANY_KEYS or not 0 < base.dims(key)[1] < heads:
         return False
     if base.dtype_of(query) not in limits.HALVES:
         return True
     least, most = bounds_of(net, expression(length))
-    return least <= 1 and heads * most * keys <= SCORES
+    return least <= 1 and heads * most * keys <= MAX_SCORES
 
 
 @fact
 def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Whether keys and values have equal heads, and each the query's batch, or one for all."""
+    """Return whether keys and values have equal heads, and the query's batch or a batch of 1."""
     batch = base.known_sizes(net, query)[0]
     others = [base.known_sizes(net, x)[0] for x in (key, value)]
     equal = base.dims(key)[1:3] == base.dims(value)[1:3]
@@ -170,28 +164,28 @@ def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
 
 @fact
 def _length(net: Net, query: ITensor) -> Size | None:
-    """How many queries there are: 1 where the segment's profile says so, though the program has a symbol."""
+    """Return the number of queries: 1 if the segment's profile fixes it, though the program has a symbol."""
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
 
 def _by_rows(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, scale: float = 1.0
 ) -> ITensor:
-    """Matmuls with the queries that share a head of keys as rows, and a softmax between them, in kernels of their own:
-    those for a whole attention go through the keys one after the other.
+    """Attention in separate kernels, with the queries of a key head as rows; the fused kernel would process keys
+    sequentially.
 
-    Scores are multiplied by ``scale`` in float32. Keys and values are read once and not repeated: for one query as the
-    first operand, since TensorRT-RTX 1.4 transposes the second in a kernel of its own, and in four dims, since it
-    copies what it sees in three.
+    Scores are multiplied by ``scale`` in float32. Keys and values are not repeated. For a single query keys are the
+    first operand, since RTX 1.4 transposes the second in an extra kernel; and operands have four dims, since it copies
+    those of three.
     """
     _, heads, _, width = base.dims(query)
     batch, length = base.size(net, query, 0), _length(net, query)
-    assert length is not None, "asked for by `_in_rows`"
+    assert length is not None, "`_in_rows` checks it"
     own, keys = base.dims(key)[1:3]
     grouped: list[Size] = [batch, own, product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
-    apart = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
-    even = length == 1 and not apart
+    by_head = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
+    even = length == 1 and not by_head
     rows = _even(net, rows) if even else rows
     if length == 1:
         scores = base.permute(net, transposed(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
@@ -200,27 +194,26 @@ def _by_rows(
     scores = base.cast(net, scores, torch.float32)
     if scale != 1:
         scores = base.elementwise(net, "PROD", scores, base.constant(net, scale, torch.float32, rank=4))
-    scores = base.reshape(net, scores, [batch, heads, length, keys]) if apart else scores
+    scores = base.reshape(net, scores, [batch, heads, length, keys]) if by_head else scores
     weights = _weights(net, scores, mask, base.dtype_of(query))
-    weights = base.reshape(net, weights, [*grouped, keys]) if apart else weights
+    weights = base.reshape(net, weights, [*grouped, keys]) if by_head else weights
     result = matmul(net, weights, value, empty=False)
     result = narrow(net, result, 2, 0, heads // own) if even else result
     return base.reshape(net, result, [batch, heads, length, base.dims(value)[-1]])
 
 
 def _even(net: Net, rows: ITensor) -> ITensor:
-    """An even number of rows, the last one perhaps of zeros. Without it TensorRT-RTX adds one in a kernel, and cuts it
-    off in another (docs/tensorrt.md, "Numbers")."""
+    """Pad to an even number of rows, which TensorRT-RTX would do in two extra kernels."""
     count = base.dims(rows)[2]
     return rows if count % 2 == 0 else sampled(net, rows, [2], [0], [count + 1], mode="FILL")
 
 
 @block
 def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
-    """A query, or the weights of its keys, twice if it is one row in each of several batches; and whether it is.
+    """Return a query, duplicated if it is a single row in each of several batches, and whether it was duplicated.
 
-    For one row TensorRT-RTX has a kernel, `_gemv_mha`, that reads keys and values batch by batch. Between attentions
-    RTX 1.4 and 1.6 keep them row by row, so that it takes those of other batches (`lone-queries`).
+    TensorRT-RTX's kernel for single rows, `_gemv_mha`, reads keys and values batch by batch, and RTX 1.4 and 1.6 may
+    store them row by row between attentions, so that it reads those of other batches (`lone-queries`).
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
@@ -232,12 +225,12 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
 
 @block
 def first_row(net: Net, x: ITensor) -> ITensor:
-    """The first of the rows, as a matrix of one."""
+    """Return the first row as a matrix."""
     return sampled(net, x, [base.rank(x) - 2], [0], [1])
 
 
 def _in_numbers(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
-    """What a mask adds to scores, in float32."""
+    """Return what a mask adds to scores, in float32; cached."""
     known = net.ctx.mask_numbers
     if id(mask) not in known:
         bools = base.dtype_of(mask) == torch.bool
@@ -259,36 +252,36 @@ def plain(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
+    """Attention in float32, as eager computes halves; a query whose keys are all masked returns 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
-    query = _scaled(net, query, scale) if exact else query  # see there why not in float32 alone
+    query = _scaled(net, query, scale) if exact else query  # see `_scaled` for the dtype
     query, key, value = (
-        base.noted(net, base.cast(net, x, torch.float32), base.known_sizes(net, x)) for x in (query, key, value)
+        base.with_sizes(net, base.cast(net, x, torch.float32), base.known_sizes(net, x)) for x in (query, key, value)
     )
     query = query if exact else _scaled(net, query, scale)
     bias = None if mask is None else base.tensor(net, mask, rank=max(map(base.rank, (query, key))))
-    result = _products(net, query, key, value, bias, gqa=gqa, causal=causal)
+    result = _matmuls(net, query, key, value, bias, gqa=gqa, causal=causal)
     if bias is not None and not some:
-        result = _alive(net, result, bias)
+        result = _zero_if_masked(net, result, bias)
     return base.cast(net, result, dtype)
 
 
 def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
-    """The query times the scale, in float32 for halves and rounded again, though it be a power of two: RTX 1.4 loses
-    masks that a kernel computes (causality) if it makes a scale part of the kernel, which it does with those."""
+    """Scale the query, for halves in float32 and rounded again, even by a power of two: RTX 1.4 drops masks that a
+    kernel computes (causality) if it fuses the scale."""
     if scale == 1:
         return query
     wide = base.cast(net, query, torch.float32)
     factor = base.constant(net, scale, torch.float32, rank=base.rank(query))
     scaled = base.plain_cast(net, base.elementwise(net, "PROD", wide, factor), base.dtype_of(query))
-    return base.noted(net, scaled, base.known_sizes(net, query))
+    return base.with_sizes(net, scaled, base.known_sizes(net, query))
 
 
 def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
-    """Keys or values with as many heads as the query: each serves a group of them, which lie side by side.
+    """Repeat each head of keys or values for the query heads of its group, which are adjacent.
 
-    One head of one row is repeated over its own dim: RTX 1.4 may not build a reshape of it behind a cache's update
-    (docs/tensorrt.md). For several rows that would be more kernels.
+    A single head of batch 1 is expanded in its own dim, since RTX 1.4 may not build a reshape after a cache update. For
+    larger batches that would take more kernels.
     """
     rank, own = base.rank(x), _heads(net, x)
     if own == heads:
@@ -302,20 +295,19 @@ def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
 
 
 def _heads(net: Net, x: ITensor) -> Size:
-    """The number of heads, an expression where the program knows it."""
+    """Return the number of heads, as an expression if the program knows it."""
     known = base.known_sizes(net, x)[-3]
     return base.size(net, x, -3) if known is None else known
 
 
 def _quotient(net: Net, size: Size, by: Size) -> Size:
-    """How often a size has another."""
     if all(isinstance(s, (int, SymbolicInt)) for s in (size, by)):
         return as_size(expression(size) // expression(by))
     return base.elementwise(net, "FLOOR_DIV", *(base.shape_tensor(net, [s]) for s in (size, by)))
 
 
 def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
-    """Whether a key is not after the query, counted from the upper left."""
+    """Return the causal mask aligned to the upper left."""
     rank = base.rank(scores)
     rows = _counted(net, base.size(net, scores, rank - 2), rank, rank - 2)
     columns = _counted(net, base.size(net, scores, rank - 1), rank, rank - 1)
@@ -323,7 +315,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 
 def _counted(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """0, 1, 2 … along a dim."""
+    """Return 0, 1, 2 … along a dim; cached."""
     key = (size if isinstance(size, int) else id(size), rank, dim)
     if key not in net.ctx.counted:
         net.ctx.counted[key] = _count(net, size, rank, dim), size
@@ -331,7 +323,7 @@ def _counted(net: Net, size: Size, rank: int, dim: int) -> ITensor:
 
 
 def _count(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Counted by a layer though the size be known: TensorRT does not see through a constant."""
+    """Count with a layer even if the size is static: TensorRT does not recognize a constant."""
     layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
     if not isinstance(size, int):
         layer.set_input(0, base.size_tensor(net, size))
@@ -342,14 +334,14 @@ def _count(net: Net, size: Size, rank: int, dim: int) -> ITensor:
 
 @fact
 def lets_all_attend(net: Net, mask: Value | None) -> bool:
-    """Whether a mask is known to leave something to attend to in every row, and stays as it is."""
+    """Return whether a mask is constant, and every row leaves a key."""
     if not isinstance(mask, torch.Tensor) or not net.ctx.compilation_settings.immutable_weights:
         return False
     return bool((mask if mask.dtype == torch.bool else mask > float("-inf")).any(-1).all())
 
 
-def _alive(net: Net, result: ITensor, mask: ITensor) -> ITensor:
-    """0 where the mask leaves nothing to attend to, which would be NaN."""
+def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
+    """Replace the NaN of rows whose keys are all masked by 0."""
     known = net.ctx.masks_with_some
     if id(mask) not in known:
         known[id(mask)] = _has_any(net, mask), mask
@@ -357,7 +349,7 @@ def _alive(net: Net, result: ITensor, mask: ITensor) -> ITensor:
 
 
 def _has_any(net: Net, mask: ITensor) -> ITensor:
-    """Whether a row of the mask lets anything through."""
+    """Return which rows of the mask leave a key."""
     bools = base.dtype_of(mask) == torch.bool
     wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
     rank = base.rank(mask)

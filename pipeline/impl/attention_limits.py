@@ -1,5 +1,5 @@
-"""The conditions under which TensorRT computes an attention in one kernel: one table, read by the converter, and by the
-tests, which check each row both ways; and whether to ask for it by the attention layer."""
+"""The conditions under which TensorRT computes an attention in one kernel: a table for the converter and the tests,
+which check each row both ways."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from pipeline.trt import CAPABILITIES
 
 HALVES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = range(9, 257)
-"""For which there are fused kernels (TensorRT-RTX 1.4)."""
-
-
+"""The head dims with fused kernels (TensorRT-RTX 1.4)."""
 BY_LAYER = CAPABILITIES.flavour == "tensorrt"
-"""Whether attention becomes TensorRT's attention layer. TensorRT-RTX fuses products and a softmax into the same kernel,
-and better: its layer sums up scores in float16, does not build in all cases, and leaves a kernel behind that copies its
-result. See docs/tensorrt.md."""
+"""Whether to use TensorRT's attention layer. TensorRT-RTX fuses matmuls and a softmax into the same kernel, and better:
+its layer accumulates scores in float16, does not build in all cases, and adds a kernel that copies the result."""
 
 
 @frozen
 class Case:
-    """An attention: shapes of ints, and of expressions for sizes known only at run time."""
+    """An attention. Sizes are ints, or expressions if dynamic."""
 
     dtype: torch.dtype
     query: tuple[Any, ...]
@@ -38,7 +35,7 @@ class Case:
 
 @frozen
 class Condition:
-    """A condition of the layer, and whether a case meets it."""
+    """A condition of the kernel, and whether a case meets it."""
 
     needs: str
     holds: Callable[[Case], bool]
@@ -73,11 +70,11 @@ CONDITIONS = (
 
 
 PADDED_HEAD = 16
-"""Heads too small for a kernel are padded with zeros to this size, which changes no product."""
+"""The head dim that smaller heads are padded to with zeros."""
 
 
 def fitted(case: Case) -> Case:
-    """The case as it reaches the kernel: with one head if it has no dim for heads, and head dims padded to one size."""
+    """Return the case that reaches the kernel: with a dim for heads, and head dims padded to one size."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
@@ -88,8 +85,7 @@ def fitted(case: Case) -> Case:
 
 
 def kernel_width(query: Any, value: Any) -> int | None:
-    """The head dim that queries, keys and values are padded to: the greater of two, and one that has kernels; None
-    where an expression or nothing at all is among the two."""
+    """Return the head dim that queries, keys and values are padded to; None if one is dynamic or 0."""
     if not all(isinstance(size, int) and size > 0 for size in (query, value)):
         return None
     return PADDED_HEAD if max(query, value) < HEAD_DIMS[0] else max(query, value)
@@ -101,5 +97,5 @@ def _fitted(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
 
 
 def unmet(case: Case) -> Condition | None:
-    """The first condition that does not hold; None if the layer can compute it."""
+    """Return the first condition that does not hold; None if there is a fused kernel."""
     return next((condition for condition in CONDITIONS if not condition.holds(case)), None)

@@ -1,4 +1,4 @@
-"""Barriers: layers that change no value, and keep what is before and behind them out of one kernel."""
+"""Barriers: layers that change no value, and keep TensorRT from fusing the layers before and after them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipeline.trt import trt
 
 @block
 def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """The arguments of a node, positional and by name, from the values of its inputs; those that its marks name are
-    repeated first, as in the node's result."""
+    """Return the arguments of a node, positional and by name. Inputs that its marks name are first expanded to the
+    result's shape."""
     names = {name for mark in net.ctx.marks.of(node.name, "expanded") for name in mark.names}
     wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))
@@ -31,37 +31,36 @@ def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Va
 
 
 @block
-def result(net: Net, node: torch.fx.Node, made: Value) -> Value:
-    """The result of a node's converter, computed in a kernel of its own if a mark says so."""
-    return _alone(net, made) if isinstance(made, trt.ITensor) and net.ctx.marks.of(node.name, "apart") else made
+def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
+    """Return the result of a node's converter, computed in a separate kernel if the node is marked so."""
+    return _unfused(net, value) if isinstance(value, trt.ITensor) and net.ctx.marks.of(node.name, "apart") else value
 
 
 @block
 def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """`base.barrier` in one dim, so that nothing else is computed in the kernel of the product or transposed
-    convolution that makes ``x``."""
+    """Add `base.barrier` on a flat view, so that nothing is fused into the matmul or transposed convolution that
+    computes ``x``."""
     if not applies(quirk):
         return x
-    made = base.sizes(net, x)
-    return base.reshape(net, base.barrier(net, base.reshape(net, x, [-1]), quirk), made)
+    sizes = base.sizes(net, x)
+    return base.reshape(net, base.barrier(net, base.reshape(net, x, [-1]), quirk), sizes)
 
 
 @fact
 def is_marked(net: Net, quirk: str, name: str = "") -> bool:
-    """Whether the node at hand is marked by a row of the table of faults, and, if given, the mark has this name."""
+    """Return whether the current node is marked for a kernel fault, and, if given, with this name."""
     marks = net.ctx.marks.of(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not name or name in mark.names) for mark in marks)
 
 
 def _repeated(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node) -> Value:
-    """The value of an input of a node, repeated as in its result; constants are kept by no kernel, and stay."""
+    """Expand an input to the shape of a node's result; constants stay as they are."""
     if not isinstance(value, trt.ITensor):
         return value
     sizes = repeated(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])
 
 
-def _alone(net: Net, value: ITensor) -> ITensor:
-    """The running sum along a new dim of size 1, which has a kernel of its own."""
-    made = cumulative_sum(net, base.unsqueeze(net, value, [0]), 0, base.dtype_of(value))
-    return base.squeeze(net, made, [0])
+def _unfused(net: Net, value: ITensor) -> ITensor:
+    """Return the running sum along a new dim of size 1, which is never fused."""
+    return base.squeeze(net, cumulative_sum(net, base.unsqueeze(net, value, [0]), 0, base.dtype_of(value)), [0])

@@ -1,4 +1,4 @@
-"""Helpers that every building block needs: constants, casts, ranks, shapes, and dtypes by eager's rules.
+"""Helpers of all building blocks: constants, casts, ranks, shapes, and dtypes by eager's rules.
 
 A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python number; a *size* may be an int, a
 ``SymbolicInt`` or a 1-element ``ITensor``.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.expression import operation, solution, whole
+from pipeline.impl.expression import operation, solution, source_of
 from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name
 from pipeline.network.net import Net
@@ -30,9 +30,9 @@ INTEGERS: Final = "rounded-integers"
 
 @block
 def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """A constant layer for a tensor, array or number, of at least ``rank`` (leading dims of size 1); made once.
+    """Return a constant of at least ``rank`` (leading dims of size 1); equal constants share a layer.
 
-    Numbers are written in ``dtype``; tensors are cast by a layer, since a weight stays as the model has it.
+    Numbers are stored in ``dtype``; tensors are cast by a layer, since a weight keeps the model's dtype.
     """
     given = isinstance(value, torch.Tensor)
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
@@ -48,7 +48,7 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
 
 @block
 def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """Any value as an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
+    """Return any value as an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
         value = scalar_of(net, value)
     if not isinstance(value, trt.ITensor):
@@ -59,11 +59,11 @@ def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: in
 
 @block
 def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
-    """``x`` in another dtype; ``x`` itself if it has it already.
+    """Cast ``x``; return it as it is if it has the dtype.
 
-    A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does
-    (`halves-behind-matmuls`). So a barrier follows in that kernel, and the cast comes before the dims of a convolution
-    are squeezed again. Some products are cast in the next kernel: see `matmul`.
+    A cast from float32 to bfloat16 must not end the kernel of a matmul or convolution (`halves-behind-matmuls`). So a
+    barrier follows it, and it precedes the squeeze after a convolution. The results of some matmuls are cast in the
+    next kernel: see `matmul`.
 
     An integer is cast to halves through float32 and a barrier (`rounded-integers`).
     """
@@ -81,21 +81,21 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
         return squeeze(net, cast(net, given, dtype), added)
     dtypes, quirk, _ = net.ctx.rounded_apart.get(id(x), ((), "", x))
     x = barrier(net, x, quirk) if dtype in dtypes else x
-    made = plain_cast(net, x, dtype)
-    return barrier(net, made, ROUNDED) if rounds and dtype == torch.bfloat16 else made
+    result = plain_cast(net, x, dtype)
+    return barrier(net, result, ROUNDED) if rounds and dtype == torch.bfloat16 else result
 
 
 @block
 def plain_cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
-    """``x`` in another dtype by a single layer, as a part of patterns that TensorRT recognises."""
+    """Cast by a single layer, as in patterns that TensorRT recognizes."""
     wanted = to_trt(network_dtype(dtype))
     return x if x.dtype == wanted else net.add("cast", x, wanted).get_output(0)
 
 
 @block
 def is_zero(net: Net, x: ITensor) -> ITensor:
-    """Where a tensor is zero, or False; NaN is not. Bools are made by a comparison with zero, never by a cast: RTX 1.4
-    drops the two casts from int32 to bool and back, and 3 stays 3."""
+    """Return whether elements are zero or False. Bools come from comparisons, never from casts: RTX 1.4 drops a pair of
+    casts from int32 to bool and back, so that 3 stays 3."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
         return unary(net, "NOT", x)
@@ -104,7 +104,7 @@ def is_zero(net: Net, x: ITensor) -> ITensor:
 
 
 def dtype_of(value: Value) -> torch.dtype:
-    """The torch dtype of a tensor or number (Python numbers: bool, int64, float32's default)."""
+    """Return the torch dtype of a tensor or number (Python numbers: bool, int64, the default float dtype)."""
     if isinstance(value, trt.ITensor):
         return to_torch(value.dtype)
     if isinstance(value, torch.Tensor):
@@ -115,14 +115,14 @@ def dtype_of(value: Value) -> torch.dtype:
 
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a network has for a torch dtype: its own, but float32 for float64 (``truncate_double``), and int32
-    for uint8, which TensorRT takes at a network's border only (``byte`` makes its values wrap)."""
+    """Return the dtype of a torch dtype in networks: float32 for float64 (``truncate_double``), and int32 for uint8,
+    which TensorRT takes only as a network's input and output (``byte`` wraps its values)."""
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 
 @block
 def byte(net: Net, x: ITensor) -> ITensor:
-    """Integers or floats as uint8 holds them: whole, and modulo 256."""
+    """Convert numbers to the values of uint8: integers modulo 256."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
         return cast(net, x, torch.int32)
@@ -133,7 +133,7 @@ def byte(net: Net, x: ITensor) -> ITensor:
 
 
 def dims(x: Value) -> tuple[int, ...]:
-    """Sizes of a tensor, -1 where dynamic. TensorRT infers shapes at this point: an ill-formed network raises an
+    """Return the sizes of a tensor, -1 for dynamic ones. TensorRT infers shapes here: an invalid network raises an
     error."""
     try:
         return tuple(x.shape)
@@ -142,25 +142,21 @@ def dims(x: Value) -> tuple[int, ...]:
 
 
 def rank(x: Value) -> int:
-    """The number of dims; 0 for a Python number."""
     return len(dims(x)) if isinstance(x, (trt.ITensor, torch.Tensor)) else 0
 
 
 def axis(dim: int, rank: int) -> int:
-    """A dim counted from the end as one counted from the start."""
+    """Return a dim as a non-negative number."""
     return dim + rank if dim < 0 else dim
 
 
 def axes_mask(axes: Sequence[int], rank: int) -> int:
-    """Dims as the bit mask that TensorRT takes."""
-    mask = 0
-    for a in axes:
-        mask |= 1 << axis(a, rank)
-    return mask
+    """Return dims as TensorRT's bit mask."""
+    return sum(1 << a for a in {axis(a, rank) for a in axes})
 
 
 def result_type(*values: Value) -> torch.dtype:
-    """eager's type promotion: tensors before 0-d tensors before Python numbers, and only across categories."""
+    """Promote types as eager does: tensors before 0-d tensors before Python numbers, and only across categories."""
     return promoted([_stand_in(v) for v in values])
 
 
@@ -172,37 +168,37 @@ def _stand_in(value: Value) -> Any:
 
 @block
 def raise_rank(net: Net, x: ITensor, to: int) -> ITensor:
-    """``x`` with leading dims of size 1 up to a rank, for broadcasting."""
+    """Add leading dims of size 1 up to a rank."""
     missing = to - rank(x)
     return unsqueeze(net, x, range(missing)) if missing > 0 else x
 
 
 @block
 def unsqueeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """``x`` with dims of size 1 at the given places of the result; right for dynamic and zero sizes."""
+    """Add dims of size 1 at these positions of the result."""
     if not axes:
         return x
     result = list(known_sizes(net, x))
     places = constant(net, np.array(list(axes), dtype=np.int64))
     for place in sorted(axis(a, rank(x) + len(axes)) for a in axes):
         result.insert(place, 1)
-    return noted(net, net.add("unsqueeze", x, places).get_output(0), result)
+    return with_sizes(net, net.add("unsqueeze", x, places).get_output(0), result)
 
 
 @block
 def squeeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """``x`` without the given dims, which have size 1."""
+    """Remove dims of size 1."""
     if not axes:
         return x
     places = constant(net, np.array(list(axes), dtype=np.int64))
     gone = {axis(a, rank(x)) for a in axes}
     result = [s for i, s in enumerate(known_sizes(net, x)) if i not in gone]
-    return noted(net, net.add("squeeze", x, places).get_output(0), result)
+    return with_sizes(net, net.add("squeeze", x, places).get_output(0), result)
 
 
 @block
 def size(net: Net, x: ITensor, dim: int) -> Size:
-    """The size of a dim: an int where it is static, else a 1-element tensor."""
+    """Return the size of a dim: an int if it is static, else a 1-element tensor."""
     static = dims(x)[dim]
     if static >= 0:
         return static
@@ -217,7 +213,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
 
 @fact
 def known_sizes(net: Net, x: Value) -> list[Size]:
-    """The sizes of a tensor without a layer: expressions where the program knows them, None where it does not."""
+    """Return the sizes of a tensor without adding layers: ints, expressions, or None where the program knows none."""
     _, shape = net.ctx.shapes.get(id(x), (x, None))
     if shape is None:
         return [s if s >= 0 else None for s in dims(x)]
@@ -225,8 +221,8 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
 
 
 @fact
-def noted(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
-    """Remember the sizes of ``x``, if they are ints and ``SymbolicInt``s; return ``x``."""
+def with_sizes(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
+    """Record the sizes of ``x`` if all are ints or ``SymbolicInt``s, and return ``x``."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
         net.ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
@@ -234,7 +230,6 @@ def noted(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
 
 @block
 def sizes(net: Net, x: ITensor) -> list[Size]:
-    """All sizes of a tensor, as ``size`` gives them."""
     return [size(net, x, d) for d in range(rank(x))]
 
 
@@ -251,7 +246,7 @@ def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
 
 @block
 def shape_tensor(net: Net, shape: Sequence[Size]) -> ITensor:
-    """A shape as a 1-d int64 tensor."""
+    """Return a shape as a 1-d int64 tensor."""
     if all(isinstance(s, int) for s in shape):
         return constant(net, np.array(shape, dtype=np.int64))
     parts = [size_tensor(net, s) for s in shape]
@@ -264,7 +259,7 @@ def shape_tensor(net: Net, shape: Sequence[Size]) -> ITensor:
 
 @block
 def size_tensor(net: Net, value: Size) -> ITensor:
-    """A size as a 1-element int64 tensor."""
+    """Return a size as a 1-element int64 tensor."""
     if isinstance(value, trt.ITensor):
         value = cast(net, value, torch.int64)
         return value if rank(value) == 1 else unsqueeze(net, value, [0])
@@ -275,12 +270,12 @@ def size_tensor(net: Net, value: Size) -> ITensor:
 
 @block
 def scalar_of(net: Net, value: Size) -> ITensor:
-    """A size as a 0-d int64 tensor."""
+    """Return a size as a 0-d int64 tensor."""
     return squeeze(net, size_tensor(net, value), [0])
 
 
 def _expression(net: Net, expr: Any) -> ITensor:
-    """The layers that compute an expression from the shapes of the network's inputs, made once."""
+    """Compute an expression from the shapes of the network's inputs; cached."""
     known = net.ctx.expressions
     if str(expr) not in known:
         known[str(expr)] = _compute(net, expr)
@@ -295,7 +290,7 @@ def _compute(net: Net, expr: Any) -> ITensor:
     if expr.is_Symbol or on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
         return size_tensor(net, source) if dim is None else _slice1(net, _shape(net, source), dim)
-    if (found := whole(net.ctx, expr)) is not None:
+    if (found := source_of(net.ctx, expr)) is not None:
         return _slice1(net, _shape(net, found[0]), found[1])
     layer, operands = operation(expr)
     result, *rest = [_expression(net, operand) for operand in operands]
@@ -306,28 +301,26 @@ def _compute(net: Net, expr: Any) -> ITensor:
 
 @block
 def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
-    """One elementwise layer, by the name of its operation; the caller matches ranks and dtypes."""
+    """Add an elementwise layer, by the name of its operation; ranks and dtypes must match."""
     return net.add("elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
 
 
 @block
 def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """The maximum of ``x`` and itself, if TensorRT has the fault of this row of the table; else ``x``. These are the
-    same values, through a layer that TensorRT does not remove as it does an identity: the layers before and after it
-    are not computed together."""
+    """Return the maximum of ``x`` and itself if TensorRT has this kernel fault, else ``x``. Unlike an identity TensorRT
+    does not remove this layer, so that the layers before and after it are not fused."""
     return elementwise(net, "MAX", x, x) if applies(quirk) else x
 
 
 @block
 def unary(net: Net, operation: str, x: ITensor) -> ITensor:
-    """One unary layer, by the name of its operation."""
+    """Add a unary layer, by the name of its operation."""
     return net.add("unary", x, trt.UnaryOperation.__members__[operation]).get_output(0)
 
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """``x`` in another shape with as many elements; one size may be -1. Dynamic sizes that stay in place, and one more,
-    need no shape arithmetic."""
+    """Reshape; one size may be -1. Dynamic sizes that stay in place, and one more, need no shape arithmetic."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x
@@ -343,21 +336,21 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
         layer.reshape_dims = tuple(0 if i in kept else s if isinstance(s, int) else -1 for i, s in enumerate(shape))
     else:
         layer.set_input(1, shape_tensor(net, _with_wildcard(net, shape)))
-    return noted(net, layer.get_output(0), [None if s == -1 else s for s in shape])
+    return with_sizes(net, layer.get_output(0), [None if s == -1 else s for s in shape])
 
 
 def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
-    """-1 in place of the size that would need most arithmetic, where that determines it."""
+    """Replace the size that needs most arithmetic by -1 if the others determine it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
-    computed = any(isinstance(s, trt.ITensor) for s in shape)  # one of these may be 0, and -1 anything beside it
+    computed = any(isinstance(s, trt.ITensor) for s in shape)  # one may be 0, and -1 would be ambiguous
     if computed or 0 in shape or -1 in shape or not costs[place] or not _never_empty(net, shape):
         return list(shape)
     return [-1 if i == place else s for i, s in enumerate(shape)]
 
 
 def _never_empty(net: Net, shape: Sequence[Size]) -> bool:
-    """Whether no size can be 0, so that -1 is determined beside other dynamic sizes."""
+    """Return whether no size can be 0, so that the others determine -1."""
     symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
     known = all(str(symbol) in net.ctx.ranges for expr in symbolic for symbol in expr.free_symbols)
     return known and all(bounds(expr, net.ctx.ranges).min > 0 for expr in symbolic)
@@ -365,19 +358,19 @@ def _never_empty(net: Net, shape: Sequence[Size]) -> bool:
 
 @block
 def permute(net: Net, x: ITensor, order: Sequence[int]) -> ITensor:
-    """``x`` with its dims in another order."""
+    """Permute dims."""
     order = [axis(d, rank(x)) for d in order]
     if order == sorted(order):
         return x
     layer = net.add("shuffle", x)
     layer.first_transpose = trt.Permutation(order)
     known = known_sizes(net, x)
-    return noted(net, layer.get_output(0), [known[d] for d in order])
+    return with_sizes(net, layer.get_output(0), [known[d] for d in order])
 
 
 @block
 def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """``x`` broadcast to a shape of the same or a higher rank; -1 keeps a size."""
+    """Broadcast to a shape of the same or a higher rank; -1 keeps a size."""
     x = raise_rank(net, x, len(shape))
     known, current = known_sizes(net, x), dims(x)
     axes = [i for i, s in enumerate(shape) if s not in (-1, known[i], current[i])]
@@ -392,11 +385,11 @@ def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     layer.axes = tuple(axes)
     if any(current[i] != 1 for i in axes):
         layer.set_input(3, _broadcast_strides(net, x, axes))
-    return noted(net, layer.get_output(0), [known[i] if s == -1 else s for i, s in enumerate(shape)])
+    return with_sizes(net, layer.get_output(0), [known[i] if s == -1 else s for i, s in enumerate(shape)])
 
 
 def _broadcast_strides(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """Stride 0 along axes of size 1, else 1, decided when the engine runs."""
+    """Return stride 0 for axes of size 1, else 1, computed at run time."""
     one = constant(net, np.array([1], dtype=np.int64))
     sizes = [size_tensor(net, size(net, x, i)) for i in axes]
     more = [elementwise(net, "SUB", s, one) for s in sizes]

@@ -1,4 +1,4 @@
-"""Adapt building blocks, which take a `Net`, to converters elsewhere, which pass a context and a name."""
+"""Let building blocks, which take a `Net`, also be called with a context and a name, as users' converters do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Block(Protocol[P, R]):
-    """A building block, which is called in two ways."""
+    """A building block with both calling conventions."""
 
     __name__: str
     __module__: str
@@ -27,13 +27,13 @@ class Block(Protocol[P, R]):
 
 
 class Fact(Protocol[P, R]):
-    """A question about a network, which adds no layer and needs no name."""
+    """A query of a network, which adds no layer and needs no name."""
 
     def __call__(self, net: Net | ConversionContext, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
 def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
-    """Let a function of a `Net` be called with a context and a name in its place: `relu(ctx, name, x)`."""
+    """Let a function of a `Net` also be called with a context and a name: `relu(ctx, name, x)`."""
 
     def by_context(ctx: ConversionContext, name: str, *args: Any, **kwargs: Any) -> R:
         return function(Net(ctx, name), *args, **kwargs)
@@ -46,7 +46,7 @@ def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
 
 
 def fact(function: Callable[Concatenate[Net, P], R]) -> Fact[P, R]:
-    """Let a function of a `Net` that adds no layer be called with a context alone: `known_sizes(ctx, x)`."""
+    """Let a function of a `Net` that adds no layer also be called with a context: `known_sizes(ctx, x)`."""
 
     @wraps(function)
     def called(net: Any, *args: Any, **kwargs: Any) -> R:

@@ -1,4 +1,4 @@
-"""Rows written into a cache: by TensorRT's cache update layer, which works in place, or scattered."""
+"""Write rows into a cache: in place by TensorRT's cache update layer, or by a scatter."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""What TensorRT's cache update layer takes; it refuses other dtypes at the build."""
+"""The dtypes of TensorRT's cache update layer; it refuses others at the build."""
 
 
 @block
 def update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
     """Return the cache [B, N, S, D] with rows [B, N, L, D] written from ``starts`` ([B] or [1]) on.
 
-    The layer's cache has to be an input of the network and its result an output, so anywhere else rows are scattered.
+
+    The layer's cache must be an input of the network and its result an output; else rows are scattered.
     """
-    held, dtype = base.tensor(net, cache), base.dtype_of(cache)
+    source, dtype = base.tensor(net, cache), base.dtype_of(cache)
     rows, starts = base.tensor(net, rows, dtype), base.tensor(net, starts)
-    fits = CAPABILITIES.kv_cache_update and dtype in DTYPES and min(base.dims(held)[1:]) > 0
-    if not (fits and held.is_network_input and _is_returned(net)):
-        return _scattered(net, held, rows, starts)
+    fits = CAPABILITIES.kv_cache_update and dtype in DTYPES and min(base.dims(source)[1:]) > 0
+    if not (fits and source.is_network_input and _is_returned(net)):
+        return _scattered(net, source, rows, starts)
     places = base.expand(net, base.cast(net, starts, torch.int32), [base.known_sizes(net, rows)[0]])
-    result: ITensor = net.add("kv_cache_update", held, rows, places, trt.KVCacheMode.LINEAR).get_output(0)
+    result: ITensor = net.add("kv_cache_update", source, rows, places, trt.KVCacheMode.LINEAR).get_output(0)
     net.ctx.in_place.append(result)
     return result
 
 
 def _is_returned(net: Net) -> bool:
-    """Whether the program returns what the node at hand gives."""
+    """Return whether the current node is an output of the program."""
     return net.ctx.node is not None and any(user.op == "output" for user in net.ctx.node.users)
 
 
 def _scattered(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
-    """A copy of the cache with the rows scattered into it."""
     batch, heads, length, width = base.known_sizes(net, rows)
     if length == 0:
         return cache

@@ -1,4 +1,4 @@
-"""Convolutions, plain and transposed, over one, two or three spatial dims."""
+"""Convolutions and transposed convolutions over one, two or three spatial dims."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
 LONGEST, FURTHEST = 32, 16
-"""The kernel and the stride up to which TensorRT-RTX 1.4 is taken to convolve in bfloat16: on an H200 it refused 63
-with a stride of 32, and 127 with 64 whatever the channels, and ran 10 with 5."""
+"""The largest kernel and stride for bfloat16 convolutions: on an H200 TensorRT-RTX 1.4 refused kernel 63 with stride
+32, and 127 with 64, and ran 10 with 5."""
 Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
-"""Makes the layer of an input, a kernel and a bias, and whether they have a spatial dim for TensorRT's sake."""
+"""Adds the layer for an input, a kernel and a bias. The last argument: whether a spatial dim was added for TensorRT."""
 
 
 @block
@@ -30,9 +30,9 @@ def convolution(
     """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number stands for all spatial dims."""
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        made = _layer(net, "convolution", x, weight, bias, _maps(weight, 0), flat)
-        _set_windows(made, stride, padding, padding, dilation, groups, flat)
-        return made.get_output(0)
+        conv = _layer(net, "convolution", x, weight, bias, _maps(weight, 0), flat)
+        _set_windows(conv, stride, padding, padding, dilation, groups, flat)
+        return conv.get_output(0)
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
     long = max(base.dims(weight)[2:]) > LONGEST or max(stride) > FURTHEST
@@ -53,14 +53,14 @@ def deconvolution(
     output_padding: Dims,
     groups: int,
 ) -> ITensor:
-    """The transpose of a convolution: ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
+    """Transposed convolution: ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
     rank = base.rank(weight) - 2
-    steps, cut, more, apart = (_each(v, rank) for v in (stride, padding, output_padding, dilation))
+    steps, cut, more, dilations = (_each(v, rank) for v in (stride, padding, output_padding, dilation))
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
         varies = groups > 1 and -1 in base.dims(x) and applies("grouped-deconvolutions")
-        missing = max(apart) > 1 and not CAPABILITIES.strided_dilated_deconvolution
+        missing = max(dilations) > 1 and not CAPABILITIES.strided_dilated_deconvolution
         if max(strides) > 1 and (varies or missing):
             spacing = [1] * flat + strides
             x, post = spread(net, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
@@ -68,19 +68,17 @@ def deconvolution(
         extra = [max(0, -(p // s)) for p, s in zip(post, strides, strict=True)]
         x = padded(net, x, [0] * (rank + flat), [0] * flat + extra)
         post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
-        made = _layer(net, "deconvolution", x, weight, bias, _maps(weight, 1) * groups, flat)
-        _set_windows(made, strides, cut, post, apart, groups, flat)
-        return made.get_output(0)
+        conv = _layer(net, "deconvolution", x, weight, bias, _maps(weight, 1) * groups, flat)
+        _set_windows(conv, strides, cut, post, dilations, groups, flat)
+        return conv.get_output(0)
 
     # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
     return _widened(net, x, weight, bias, layer)
 
 
 def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """The layer, which TensorRT does not have in bfloat16: that is computed in float32, and rounded in its kernel.
-
-    RTX 1.6.1 gets that wrong if the kernel widens the result again (`rounded-deconvolutions`).
-    """
+    """Run a layer that TensorRT lacks in bfloat16 in float32, rounded in the same kernel. RTX 1.6.1 gets that wrong if
+    the kernel widens the result again (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(net, x, weight, bias, layer)
 
@@ -94,7 +92,7 @@ def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
 
 
 def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """Gives the layer the batch dim and the second spatial dim that TensorRT wants, and takes them away again."""
+    """Run a layer with the batch dim and second spatial dim that TensorRT requires, and remove them again."""
     rank = base.rank(weight)
     flat = rank == 3
     x = base.tensor(net, x)
@@ -102,10 +100,10 @@ def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
     x = base.unsqueeze(net, x, added)
     if flat and not isinstance(weight, torch.Tensor):
         weight = base.unsqueeze(net, weight, [2])
-    made = layer(x, weight, bias, flat)
-    result = base.squeeze(net, made, added)
+    output = layer(x, weight, bias, flat)
+    result = base.squeeze(net, output, added)
     if added:
-        net.ctx.squeezed[id(result)] = made, added, result  # for `base.cast`
+        net.ctx.squeezed[id(result)] = output, added, result  # for `base.cast`
     return result
 
 
@@ -114,22 +112,21 @@ def _maps(weight: Value, dim: int) -> int:
 
 
 def _layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
-    """The layer with its kernel and bias: weights where they are constant, else inputs."""
+    """Add the layer with kernel and bias as weights if they are constant, else as inputs."""
     size = tuple(base.dims(weight)[2:])
     fixed = isinstance(weight, torch.Tensor)
     size = (1, *size) if flat and fixed else size
     none = net.ctx.empty_weights(base.dtype_of(weight))
-    held = net.ctx.trt_weights(bias) if isinstance(bias, torch.Tensor) else none
-    made = net.add(f"{kind}_nd", x, maps, size, net.ctx.trt_weights(weight) if fixed else none, held)
+    bias_weights = net.ctx.trt_weights(bias) if isinstance(bias, torch.Tensor) else none
+    layer = net.add(f"{kind}_nd", x, maps, size, net.ctx.trt_weights(weight) if fixed else none, bias_weights)
     if not fixed:
-        made.set_input(1, weight)
+        layer.set_input(1, weight)
     if bias is not None and not isinstance(bias, torch.Tensor):
-        made.set_input(2, bias)
-    return made
+        layer.set_input(2, bias)
+    return layer
 
 
 def _each(value: Dims, rank: int) -> list[int]:
-    """A value for each spatial dim."""
     return list(value) * (rank if len(value) == 1 else 1)
 
 

@@ -1,7 +1,5 @@
-"""Elementwise layers on two or more tensors, with eager's promotion and broadcasting.
-
-TensorRT has no layers that add, order or divide bools: they are computed by logic, or as int32.
-"""
+"""Elementwise layers on two or more tensors, with eager's type promotion and broadcasting. Bools, for which TensorRT
+has only logic layers, are computed by logic or as int32."""
 
 from __future__ import annotations
 
@@ -23,23 +21,22 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 @block
 def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
-    """The values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers become halves if that is
-    the common dtype, as in eager: those that are too large become infinite."""
-    common = base.result_type(*values) if dtype is None or any(map(_is_whole, values)) else dtype
+    """Return the values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers are rounded to
+    halves if that is the common dtype, as in eager: large ones become infinite."""
+    common = base.result_type(*values) if dtype is None or any(map(_is_integral, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
-        values = tuple(base.tensor(net, v, common) if _is_whole(v) else v for v in values)
+        values = tuple(base.tensor(net, v, common) if _is_integral(v) else v for v in values)
     return written_first(net, values, [base.tensor(net, v, dtype, rank=rank) for v in values])
 
 
-def _is_whole(value: Value) -> bool:
-    """Whether a value is a tensor of integers."""
+def _is_integral(value: Value) -> bool:
     return isinstance(value, trt.ITensor | torch.Tensor) and base.dtype_of(value) in (torch.int32, torch.int64)
 
 
 @block
 def layer(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """One elementwise layer on two values of a dtype, broadcast."""
+    """Add an elementwise layer on two broadcast values in a dtype."""
     return base.elementwise(net, operation, *promoted(net, a, b, dtype=dtype))
 
 
@@ -54,22 +51,21 @@ def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | No
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which TensorRT computes for a dtype: int32 for bools."""
+    """Return the dtype of TensorRT's arithmetic on a dtype: int32 for bools."""
     return torch.int32 if dtype == torch.bool else dtype
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which eager computes for a dtype: float32 for halves."""
+    """Return the dtype of eager's internal arithmetic on a dtype: float32 for halves."""
     return torch.float32 if dtype in HALVES else dtype
 
 
 def is_number(value: Value) -> bool:
-    """Whether a value is a Python number."""
     return isinstance(value, (bool, int, float))
 
 
 def is_exact(value: Value, dtype: torch.dtype) -> bool:
-    """Whether a value is exact in a dtype; tensors have their own."""
+    """Return whether a value is a tensor, or a number that the dtype represents exactly."""
     if not is_number(value) or dtype not in HALVES:
         return True
     return math.isnan(value) or torch.tensor(value, dtype=dtype).item() == value
@@ -77,12 +73,12 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
 
 @block
 def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
-    """``a + alpha * b``, or ``SUB``: in float32 for halves if eager rounds once and layers of halves would round
-    twice."""
+    """``a + alpha * b``, or ``a - alpha * b``; halves in float32 where layers of halves would round more often than
+    eager."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
-    if operation == "SUB" and is_number(alpha) and alpha != 1:  # as eager, which shows in zeros
+    if operation == "SUB" and is_number(alpha) and alpha != 1:  # as eager, for the sign of zeros
         operation, alpha = "SUM", -alpha
     exact = alpha == 1 and is_exact(a, dtype) and is_exact(b, dtype)
     compute = dtype if exact else wide(dtype)
@@ -92,14 +88,14 @@ def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor
 
 @block
 def compare(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``EQUAL``, ``LESS`` or ``GREATER`` of two values: a bool tensor."""
+    """Compare by ``EQUAL``, ``LESS`` or ``GREATER``."""
     dtype = base.result_type(a, b)
     return layer(net, operation, a, b, dtype if operation == "EQUAL" else arithmetic(dtype))
 
 
 @block
 def compare_or_equal(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``LESS`` or ``GREATER``, or equal; NaN is neither."""
+    """Compare by ``LESS`` or ``GREATER``, or equal; False for NaN."""
     if not base.result_type(a, b).is_floating_point:
         opposite = {"LESS": "GREATER", "GREATER": "LESS"}[operation]
         return logical_not(net, compare(net, opposite, a, b))
@@ -116,14 +112,14 @@ def not_equal(net: Net, a: Value, b: Value) -> ITensor:
 
 @block
 def logical_not(net: Net, x: Value) -> ITensor:
-    """``not x``: of a number, whether it is zero."""
+    """Return whether elements are False or zero."""
     return base.is_zero(net, base.tensor(net, x))
 
 
 @block
 def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``AND``, ``OR`` or ``XOR`` of whether values are not zero. With a constant they become int32 arithmetic: RTX 1.4
-    simplifies such a layer wrongly (``x AND False`` gives ``x``)."""
+    """``AND``, ``OR`` or ``XOR`` of whether values are nonzero. With a constant they are int32 arithmetic, since RTX
+    1.4 simplifies such a layer wrongly (``x AND False`` to ``x``)."""
     x, y = (b, a) if is_number(a) else (a, b)
     if is_number(y) and bool(y) == (operation == "AND"):
         return base.tensor(net, x, torch.bool)
@@ -140,7 +136,7 @@ def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 def _bit(net: Net, value: Value, rank: int) -> ITensor:
-    """1 for what is not zero, else 0."""
+    """Return 1 for nonzero elements, else 0."""
     if is_number(value):
         return base.constant(net, int(bool(value)), torch.int32, rank=rank)
     return base.cast(net, base.tensor(net, value, torch.bool, rank=rank), torch.int32)
@@ -148,12 +144,11 @@ def _bit(net: Net, value: Value, rank: int) -> ITensor:
 
 @block
 def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` names
-    another."""
+    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` is given."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic(dtype)
     c = base.tensor(net, condition, torch.bool, rank=rank)
-    if a is b and isinstance(b, torch.Tensor):  # TensorRT builds no choice between a constant and itself
+    if a is b and isinstance(b, torch.Tensor):  # TensorRT does not build a select between a constant and itself
         b = b.clone()
     x, y = (base.tensor(net, v, compute, rank=rank) for v in (a, b))
     c, x, y = written_first(net, (condition, a, b), (c, x, y))
@@ -162,13 +157,12 @@ def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | N
 
 @block
 def is_nan(net: Net, x: ITensor) -> ITensor:
-    """Where a tensor of floats is not a number."""
     return base.unary(net, "ISNAN", x)
 
 
 @block
 def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; NaN if either is; TensorRT's layer may return the other operand (issue 4758)."""
+    """``MAX`` or ``MIN``; NaN if either is NaN, where TensorRT's layer may return the other (NVIDIA issue 4758)."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(net, operation, a, b)
@@ -185,7 +179,7 @@ def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 @block
 def ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; where one is NaN, the other."""
+    """``MAX`` or ``MIN``; if one operand is NaN, the other."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(net, operation, a, b)
@@ -198,17 +192,17 @@ def ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 @block
 def bounded(net: Net, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
-    """``x``, or the bound where it is ``LESS`` or ``GREATER``; NaN stays."""
+    """Replace elements that are ``LESS`` or ``GREATER`` than a bound by it; NaN stays."""
     return where(net, base.elementwise(net, beyond, x, bound), bound, x, base.dtype_of(x))
 
 
 @block
 def clamp(net: Net, x: Value, low: Value | None, high: Value | None) -> ITensor:
-    """``x`` between two bounds, the upper one winning; NaN stays, which TensorRT's CLIP does not guarantee (issue
+    """Clamp between two bounds, of which the upper one wins; NaN stays, unlike in TensorRT's CLIP (NVIDIA issue
     4773)."""
     given = [bound for bound in (low, high) if bound is not None]
     dtype = base.result_type(x, *given)
-    x = base.tensor(net, x, dtype)  # of all three, before any bound is looked at
+    x = base.tensor(net, x, dtype)  # the common dtype of all three
     for bound, operation in ((low, "MAX"), (high, "MIN")):
         if bound is not None:
             bound = bound if is_number(bound) else base.tensor(net, bound, dtype)

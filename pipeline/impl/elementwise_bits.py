@@ -1,5 +1,4 @@
-"""Bitwise operations. Bools have layers for them; integers are split into digits of four bits, and the digits of two
-numbers together index a table of results."""
+"""Bitwise operations. Bools have layers; integers are split into 4-bit digits, and pairs of digits index a table."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ BASE = 1 << BITS
 
 @block
 def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``AND``, ``OR`` or ``XOR`` of bools or integers: ``a | b`` is ``a + b - (a & b)``, ``a ^ b`` once less."""
+    """``AND``, ``OR`` or ``XOR``: ``a | b`` is ``a + b - (a & b)``, ``a ^ b`` is ``a + b - 2 * (a & b)``."""
     dtype = base.result_type(a, b)
     if dtype == torch.bool:
         return logical(net, operation, a, b)
@@ -32,13 +31,12 @@ def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 def is_low_mask(value: Value) -> bool:
-    """Whether a value is a number of the form ``2**k - 1``: ``x & value`` is then a remainder."""
+    """Return whether a value is ``2**k - 1``, so that ``x & value`` is a remainder."""
     return isinstance(value, int) and value >= 0 and value & (value + 1) == 0 and value < 1 << 31
 
 
 @block
 def bitwise_not(net: Net, x: Value) -> ITensor:
-    """``~x``: of a bool its opposite, of an integer ``-1 - x``."""
     dtype = base.dtype_of(x)
     if dtype == torch.bool:
         return base.unary(net, "NOT", base.tensor(net, x))
@@ -65,8 +63,7 @@ def _both(net: Net, x: ITensor, y: ITensor) -> ITensor:
 
 
 def _digits(net: Net, x: ITensor) -> ITensor:
-    """The digits of each integer along a new last dim, the lowest first; the highest holds the sign, as two's
-    complement has it."""
+    """Split each integer into two's complement digits along a new last dim, the lowest first."""
     dtype = base.dtype_of(x)
     spread = base.unsqueeze(net, x, [base.rank(x)])
     shifted = layer(net, "FLOOR_DIV", spread, _weights(dtype), dtype)
@@ -79,7 +76,7 @@ def _weights(dtype: torch.dtype) -> torch.Tensor:
 
 @block
 def shift(net: Net, left: bool, a: Value, b: Value) -> ITensor:
-    """``a`` times two to the power ``b``, or divided by it and rounded down. Beyond its bits: 0, or its sign."""
+    """``a << b`` or ``a >> b``; for ``b`` outside the dtype's bits 0, or the sign."""
     dtype = base.result_type(a, b)
     x, y = promoted(net, a, b, dtype=dtype)
     bits = torch.iinfo(dtype).bits
@@ -88,7 +85,7 @@ def shift(net: Net, left: bool, a: Value, b: Value) -> ITensor:
     if left:
         shifted = base.elementwise(net, "PROD", x, _power_of_two(net, count))
         return where(net, beyond, 0, shifted, dtype)
-    first = layer(net, "FLOOR_DIV", count, 2, dtype)  # two steps: 2**63 is no int64
+    first = layer(net, "FLOOR_DIV", count, 2, dtype)  # two steps, since 2**63 overflows
     for part in (first, base.elementwise(net, "SUB", count, first)):
         x = base.elementwise(net, "FLOOR_DIV", x, _power_of_two(net, part))
     return x

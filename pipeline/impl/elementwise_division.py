@@ -1,4 +1,4 @@
-"""Quotients and remainders with eager's signs and roundings; integers exactly."""
+"""Quotients and remainders with eager's signs and rounding; integers exactly."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ HALF_OF_FLOAT = 4096.0
 """Half of the 24 bits of a float32."""
 
 STEP = 24
-"""The bits of a quotient that are exact in float32: multiples of the divisor are so many bits apart."""
+"""The bits of a quotient that are exact in float32, and so between the multiples of the divisor that are subtracted."""
 
 LARGE = 2.0**100
-"""Beyond it a multiple of the divisor that is rounded up may overflow. A divisor below ``2**-100`` beside it is
-rounded."""
+"""Above it operands are scaled down, since a rounded multiple of the divisor may overflow. A divisor below ``2**-100``
+is then rounded."""
 
 
 @block
 def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> ITensor:
-    """The quotient: of integers a float32 unless it is rounded, by ``"floor"`` or ``"trunc"``."""
+    """Divide; integers to float32 unless the quotient is rounded, by ``"floor"`` or ``"trunc"``."""
     dtype = base.result_type(a, b)
     if rounding_mode is None:
         return layer(net, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)
@@ -41,71 +41,70 @@ def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> IT
 
 @block
 def floor_divide(net: Net, a: Value, b: Value) -> ITensor:
-    """The quotient rounded down."""
     return divide(net, a, b, "floor")
 
 
 @block
 def fmod(net: Net, a: Value, b: Value) -> ITensor:
-    """The remainder with the sign of ``a``."""
+    """Return the remainder with the sign of ``a``."""
     dtype = base.result_type(a, b)
     x, y = _operands(net, a, b, dtype)
     if not dtype.is_floating_point:
-        return _left(net, x, y, "DIV")
+        return _integer_remainder(net, x, y, "DIV")
     return base.cast(net, _float_fmod(net, x, y, _steps(dtype, b)), dtype)
 
 
 @block
 def remainder(net: Net, a: Value, b: Value) -> ITensor:
-    """The remainder with the sign of ``b``."""
+    """Return the remainder with the sign of ``b``."""
     dtype = base.result_type(a, b)
     x, y = _operands(net, a, b, dtype)
     if not dtype.is_floating_point:
-        return _left(net, x, y, "FLOOR_DIV")
+        return _integer_remainder(net, x, y, "FLOOR_DIV")
     left = _float_fmod(net, x, y, _steps(dtype, b))
     wrapped = base.elementwise(net, "SUM", left, y)
     return base.cast(net, where(net, _signs_differ(net, left, y), wrapped, left), dtype)
 
 
 def _operands(net: Net, a: Value, b: Value, dtype: torch.dtype) -> list[ITensor]:
-    """Both in eager's common dtype, to which it rounds numbers as well, and then in float32 if they are halves."""
+    """Round both to eager's common dtype, and widen halves to float32."""
     return [base.cast(net, v, wide(dtype)) for v in promoted(net, a, b, dtype=dtype)]
 
 
 def _steps(dtype: torch.dtype, divisor: Value) -> int:
-    """How many multiples of a divisor the largest quotient takes."""
+    """Return the number of steps of `_float_fmod` for the largest quotient."""
     info = torch.finfo(dtype)
     least = abs(divisor) if is_number(divisor) and info.tiny <= abs(divisor) <= info.max else info.tiny * info.eps
     return max(1, math.ceil(math.log2(info.max / least) / STEP))
 
 
-def _left(net: Net, x: ITensor, y: ITensor, division: str) -> ITensor:
-    whole = base.elementwise(net, "PROD", base.elementwise(net, division, x, y), y)
-    return base.elementwise(net, "SUB", x, whole)
+def _integer_remainder(net: Net, x: ITensor, y: ITensor, division: str) -> ITensor:
+    multiple = base.elementwise(net, "PROD", base.elementwise(net, division, x, y), y)
+    return base.elementwise(net, "SUB", x, multiple)
 
 
 def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
-    """Whether a remainder is not zero and on the other side of zero than the divisor."""
+    """Return whether a nonzero remainder and the divisor have different signs."""
     signs = [base.unary(net, "SIGN", value) for value in (left, divisor)]
     return layer(net, "LESS", base.elementwise(net, "PROD", *signs), 0.0, base.dtype_of(left))
 
 
 def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """``floor`` of the exact quotient, which the rounded one may have passed; by zero, the quotient itself."""
+    """Return the floor of the exact quotient, which may be below the rounded one; by zero, the quotient itself."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
-    whole = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
-    less = layer(net, "SUB", whole, 1.0, torch.float32)
-    whole = where(net, _signs_differ(net, left, y), less, whole)
-    zero = layer(net, "EQUAL", whole, 0.0, torch.float32)
+    floor = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
+    less = layer(net, "SUB", floor, 1.0, torch.float32)
+    floor = where(net, _signs_differ(net, left, y), less, floor)
+    zero = layer(net, "EQUAL", floor, 0.0, torch.float32)
     signed_zero = layer(net, "PROD", quotient, 0.0, torch.float32)
-    result = where(net, zero, signed_zero, base.unary(net, "ROUND", whole))
+    result = where(net, zero, signed_zero, base.unary(net, "ROUND", floor))
     return where(net, layer(net, "EQUAL", y, 0.0, torch.float32), quotient, result)
 
 
 def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Exact: multiples of large multiples of the divisor are taken away first. Beyond `LARGE` both are divided by 4, so
-    that what rounds up does not overflow."""
+    """Return the exact remainder, by subtracting multiples of ever smaller multiples of the divisor. Above `LARGE` both
+    are divided by 4, so that rounding up cannot overflow."""
     magnitude, divisor = absolute(net, x), absolute(net, y)
     large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
     less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
@@ -121,8 +120,8 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor:
-    """What is left of ``a`` by ``b``, both positive, the quotient below 2**24: the product of the quotient and the
-    divisor's parts is taken away in parts that a float32 holds exactly."""
+    """Return ``a mod b`` for positive operands with a quotient below 2**24: the quotient times the divisor is
+    subtracted in parts that are exact in float32."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
     for part in parts:
         for factor in _halves(net, times):
@@ -132,7 +131,7 @@ def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor
 
 
 def _thirds(net: Net, x: ITensor) -> list[ITensor]:
-    """Three numbers of 8 bits whose sum is ``x``, the largest first."""
+    """Split ``x`` into three numbers of 8 bits, the largest first."""
     parts = []
     for _ in range(2):
         part = base.cast(net, base.cast(net, x, torch.bfloat16), torch.float32)
@@ -142,7 +141,7 @@ def _thirds(net: Net, x: ITensor) -> list[ITensor]:
 
 
 def _halves(net: Net, x: ITensor) -> list[ITensor]:
-    """Two whole numbers of 12 bits, the first times 4096, whose sum is ``x``."""
+    """Split an integer into a multiple of 4096 and a rest of 12 bits."""
     scaled = base.unary(net, "ROUND", layer(net, "DIV", x, HALF_OF_FLOAT, torch.float32))
     high = layer(net, "PROD", scaled, HALF_OF_FLOAT, torch.float32)
     return [high, base.elementwise(net, "SUB", x, high)]

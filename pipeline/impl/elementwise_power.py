@@ -1,4 +1,4 @@
-"""Powers. Small integer exponents become products, which are exact on integers and have eager's signs."""
+"""Powers. Small integer exponents are repeated multiplications, exact on integers and with eager's signs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.network.net import Net
 
 LARGEST_PRODUCT = 64
 ONE_LAYER = (1, 2, 0.5, -1)
-"""Exponents for which one layer will do, which rounds once by itself."""
+"""Exponents that take one layer, which rounds once."""
 
 
 @block
@@ -27,8 +27,8 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """A power with any exponent. Negative powers of integers are 0, except of 1 and -1; for 0 TensorRT returns the
-    largest int."""
+    """Return a power with any exponent. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the
+    largest int for 0."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promoted(net, a, b, dtype=dtype)
@@ -37,28 +37,28 @@ def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
         return result
     fraction: Value = 0
     if not is_number(a):
-        whole = layer(net, "EQUAL", absolute(net, x), 1, dtype)
-        fraction = where(net, whole, result, 0, dtype)
+        unit = layer(net, "EQUAL", absolute(net, x), 1, dtype)
+        fraction = where(net, unit, result, 0, dtype)
     return where(net, layer(net, "LESS", y, 0, dtype), fraction, result, dtype)
 
 
 def _known_power(net: Net, x: ITensor, exponent: float) -> ITensor:
-    """``x`` to a power that is a number: eager's own shortcuts, products for integers."""
+    """Return a power with a number as exponent, by eager's shortcuts and repeated multiplication of integers."""
     dtype = base.dtype_of(x)
     if exponent in (0.5, -0.5):
         root = base.unary(net, "SQRT", x)
         return root if exponent > 0 else base.unary(net, "RECIP", root)
     if exponent in (1, 2, 3) or (not dtype.is_floating_point and 0 < exponent <= LARGEST_PRODUCT):
-        return _product(net, x, int(exponent))
+        return _multiplied(net, x, int(exponent))
     if exponent in (-1, -2) and dtype.is_floating_point:
-        return base.unary(net, "RECIP", _product(net, x, -int(exponent)))
+        return base.unary(net, "RECIP", _multiplied(net, x, -int(exponent)))
     return layer(net, "POW", x, exponent, dtype)
 
 
-def _product(net: Net, x: ITensor, exponent: int) -> ITensor:
-    """``x`` times itself, by squaring."""
+def _multiplied(net: Net, x: ITensor, exponent: int) -> ITensor:
+    """Return an integer power by repeated squaring."""
     if exponent == 1:
         return x
-    half = _product(net, x, exponent // 2)
+    half = _multiplied(net, x, exponent // 2)
     square = base.elementwise(net, "PROD", half, half)
     return square if exponent % 2 == 0 else base.elementwise(net, "PROD", square, x)

@@ -1,4 +1,4 @@
-"""Rows of a table."""
+"""Embeddings and embedding bags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
 
 
 MODES = ("sum", "mean", "max")
-"""What eager's numbers for the mode of an embedding bag stand for."""
+"""The modes of an embedding bag by eager's numbers."""
 
 
 @block
@@ -34,24 +34,24 @@ def embedding_bag(
     scale: Value | None = None,
     padding: int = -1,
 ) -> ITensor:
-    """For each bag, the sum, mean or maximum of the rows at its indices; bag ``b`` starts at ``offsets[b]``. An
-    index that is ``padding`` does not count; a bag without indices is zero."""
+    """Return the sum, mean or maximum of the rows of each bag, which starts at its offset. An index equal to
+    ``padding`` does not count; an empty bag is zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)
     if scale is not None:
         row = _elementwise.binary(net, "PROD", row, _column(net, scale), compute)
     member = _members(net, indices, offsets, bags, padding)
-    nothing = _reduce.neutral("MAX", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
-    there = _elementwise.where(net, base.unsqueeze(net, member, [2]), row, nothing)
+    neutral = _reduce.neutral("MAX", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
+    selected = _elementwise.where(net, base.unsqueeze(net, member, [2]), row, neutral)
     if mode == "sum":
-        return base.cast(net, _reduce.reduce(net, "SUM", there, [1], False), dtype)
+        return base.cast(net, _reduce.reduce(net, "SUM", selected, [1], False), dtype)
     count = _reduce.reduce(net, "SUM", base.cast(net, member, torch.int32), [1], True)
     if mode == "mean":
         divisor = base.cast(net, _elementwise.binary(net, "MAX", count, 1), compute)
-        total = _reduce.reduce(net, "SUM", there, [1], False)
+        total = _reduce.reduce(net, "SUM", selected, [1], False)
         return base.cast(net, base.elementwise(net, "DIV", total, divisor), dtype)
-    most = _reduce.extremum(net, "MAX", there, [1], False)
+    most = _reduce.extremum(net, "MAX", selected, [1], False)
     return _elementwise.where(net, _elementwise.compare(net, "GREATER", count, 0), most, 0, dtype)
 
 
@@ -60,7 +60,7 @@ def _column(net: Net, vector: Value) -> ITensor:
 
 
 def _members(net: Net, indices: Value, offsets: Value, bags: Size, padding: int) -> ITensor:
-    """Whether an index (along dim 1) is in a bag (along dim 0): as many bags have started as come up to this one."""
+    """Return whether each index (dim 1) is in each bag (dim 0): its bag is the number of bags started before it."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])

@@ -1,4 +1,4 @@
-"""Keep what is computed of one size from loops over another that a call may leave empty (`empty-loops`)."""
+"""Keep tensors out of kernels whose loops over another, possibly empty dim would not write them (`empty-loops`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipeline.trt import CAPABILITIES, trt
 
 @fact
 def may_be_none(net: Net, size: Size) -> bool:
-    """Whether a call may have none of a size that the program knows."""
+    """Return whether a size may be 0."""
     return bounds_of(net, expression(size))[0] < 1
 
 
 @fact
 def may_leave_none(net: Net, size: Size) -> bool:
-    """Whether data decides a size, or an input has it and leaves something (`pipeline.quirks.empty_broadcast`), and
-    there may be none; an intermediate's size is unknown (None), and may be any such."""
+    """Return whether a size that may be 0 is data-dependent, or is an input's that broadcasts to outputs
+    (`pipeline.quirks.empty_broadcast`). An unknown size (None) may be any such."""
     if not applies("empty-loops"):
         return False
     if size is None:
@@ -39,16 +39,15 @@ def may_leave_none(net: Net, size: Size) -> bool:
 
 @block
 def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """The tensors of one rank that a layer broadcasts, made of these values: each that is broadcast over a dim that a
-    call may leave empty, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no
-    part of other kernels."""
+    """Return the operands of a layer, made from ``values``. Those that are broadcast over a possibly empty dim go
+    through a running sum along a dim of size 1, which changes nothing and is never fused."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))
     sizes = [[*[1] * (rank - base.rank(value)), *_sizes(net, value)] for value in values]
     return tuple(
-        _alone(net, tensor, places[0])
-        if isinstance(value, trt.ITensor) and (places := [d for d in range(rank) if _is_over_nothing(net, sizes, i, d)])
+        _unfused(net, tensor, empty[0])
+        if isinstance(value, trt.ITensor) and (empty := [d for d in range(rank) if _is_over_empty(net, sizes, i, d)])
         else tensor
         for i, (value, tensor) in enumerate(zip(values, tensors, strict=True))
     )
@@ -58,14 +57,14 @@ def _sizes(net: Net, value: Value) -> list[Size]:
     return base.known_sizes(net, value) if isinstance(value, trt.ITensor | torch.Tensor) else []
 
 
-def _is_over_nothing(net: Net, sizes: Sequence[Sequence[Size]], which: int, dim: int) -> bool:
+def _is_over_empty(net: Net, sizes: Sequence[Sequence[Size]], which: int, dim: int) -> bool:
     others = [each[dim] for i, each in enumerate(sizes) if i != which]
     return sizes[which][dim] == 1 and any(
         size is not None and size != 1 and may_leave_none(net, size) for size in others
     )
 
 
-def _alone(net: Net, x: ITensor, dim: int) -> ITensor:
+def _unfused(net: Net, x: ITensor, dim: int) -> ITensor:
     dtype = base.dtype_of(x)
     summed = base.cast(net, x, torch.int32 if dtype == torch.bool else dtype)
     axis = base.constant(net, np.array(dim, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Split sympy expressions of sizes into the integer operations that elementwise layers compute."""
+"""Split sympy expressions of sizes into the integer operations of elementwise layers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ from pipeline.shapes.lines import line_of
 from pipeline.trt import trt
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]
-"""A name of ``trt.ElementWiseOperation``, and the expressions that it joins from left to right."""
+"""A name of ``trt.ElementWiseOperation``, and its operands from left to right."""
 
 
 def operation(expr: Any) -> Operation:
-    """The operation that computes an expression that is neither a number nor a symbol. ``NetworkError`` if there is
-    none."""
+    """Return the operation that computes an expression other than a number or symbol; raise ``NetworkError`` if there
+    is none."""
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)
     if function == "Mul" and any(map(_divides, expr.args)):
         return "FLOOR_DIV", _fraction(expr)
     if function not in _OPERATIONS:
-        raise NetworkError(f"the size {expr} cannot be computed in an engine ({function} is not known)")
+        raise NetworkError(f"the size {expr} cannot be computed in an engine: {function} is not supported")
     return _OPERATIONS[function](*expr.args)
 
 
 def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """The symbol, which is no size itself, in terms of a size that is a line of it. ``NetworkError`` if there is none.
-
-    The size becomes a symbol of its own, which can be read.
-    """
+    """Solve a size that is linear in a symbol for it; raise ``NetworkError`` if there is none. The size becomes a
+    symbol that can be read."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else line_of(size, symbol.name)
@@ -43,9 +41,9 @@ def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     raise NetworkError(f"the size {symbol} cannot be read from any input of the engine")
 
 
-def whole(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
-    """A tensor and its dim, whose size is an expression of which not all symbols can be read; None if there is none:
-    what is joined to as many rows as data says, and read in a later engine."""
+def source_of(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
+    """Return a tensor and dim whose size is an expression that has unreadable symbols, such as data-dependent sizes of
+    an earlier engine; None if there is none."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
         return None
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
@@ -53,7 +51,7 @@ def whole(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] |
 
 
 def _fraction(expr: Any) -> tuple[Any, Any]:
-    """The numerator and the denominator of a product, which is a whole number."""
+    """Return the numerator and the denominator of an integer quotient."""
     over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _divides(a)]
     above = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _divides(a) or a.is_Rational]
     return sympy.Mul(*above), sympy.Mul(*over)

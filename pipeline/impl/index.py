@@ -1,4 +1,4 @@
-"""Picking elements by index tensors."""
+"""Index tensors by index tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipeline.trt import to_trt, trt
 
 @block
 def take(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
-    """Elements along a dim; the dims of ``indices``, which are in bounds, take its place."""
+    """Take elements along a dim, which the dims of ``indices`` (in bounds) replace."""
     return net.add("gather", x, base.tensor(net, indices), base.axis(dim, base.rank(x))).get_output(0)
 
 
 @block
 def index_select(net: Net, x: ITensor, dim: int, indices: Value) -> ITensor:
-    """The elements of a dim at a vector of indices, or at a single index; a 0-d tensor has one."""
+    """Select elements of a dim by a vector of indices or a single index; a 0-d tensor has one element."""
     if base.rank(x) == 0:
         return x
     if base.rank(indices) == 0:
@@ -33,7 +33,7 @@ def index_select(net: Net, x: ITensor, dim: int, indices: Value) -> ITensor:
 
 @block
 def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
-    """``out[i][j] = x[index[i][j]][j]``, and so on; ``indices`` may be smaller than ``x``."""
+    """``out[i][j] = x[index[i][j]][j]`` for ``dim=0``; ``indices`` may be smaller than ``x``."""
     layer = net.add("gather_v2", x, base.tensor(net, indices), trt.GatherMode.ELEMENT)
     layer.axis = base.axis(dim, base.rank(x))
     return layer.get_output(0)
@@ -41,32 +41,32 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 
 @block
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
-    """The element of a dim at the index in a 0-d tensor, counted from either end."""
+    """Take the element of a dim at a 0-d index, which may be negative."""
     size = base.size(net, x, dim)
     return take(net, x, wrapped(net, index, size), dim)
 
 
 @block
 def nonzero(net: Net, x: Value) -> ITensor:
-    """The coordinates of nonzero elements, a row for each dim, as int64."""
+    """Return the int64 coordinates of nonzero elements, a row for each dim."""
     layer = net.add("non_zero", base.tensor(net, x, torch.bool))
     return base.cast(net, layer.get_output(0), torch.int64)
 
 
 SMALL = 4096
-"""A constant of up to this many elements is cheaper than layers that compute it."""
+"""The most elements of a constant that is cheaper than layers that compute it."""
 
 
 @block
 def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
-    """``start`` plus each coordinate times its step, as int64."""
+    """Return ``start`` plus the sum of each coordinate times its step, as int64."""
     if all(isinstance(v, int) for v in (*shape, *steps, start)) and math.prod(shape) <= SMALL:
         return base.constant(net, _iota(shape, steps, start))
     layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
     layer.set_input(0, base.shape_tensor(net, shape))
     layer.set_input(1, base.scalar_of(net, start))
     layer.set_input(2, base.shape_tensor(net, steps))
-    return base.noted(net, layer.get_output(0), shape)
+    return base.with_sizes(net, layer.get_output(0), shape)
 
 
 def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tenso
 
 @block
 def wrapped(net: Net, indices: Value, size: Size) -> Value:
-    """Indices counted from the start: ``size`` is added to negative ones. Constant indices need no layer."""
+    """Add ``size`` to negative indices; constant ones need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
             return indices
@@ -93,7 +93,7 @@ def wrapped(net: Net, indices: Value, size: Size) -> Value:
 
 
 def _like(net: Net, size: Size, index: ITensor) -> ITensor:
-    """A size as a tensor that broadcasts with an index."""
+    """Return a size as a tensor that broadcasts with an index."""
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
         return base.tensor(net, size, dtype, rank=rank)
@@ -103,7 +103,7 @@ def _like(net: Net, size: Size, index: ITensor) -> ITensor:
 
 @block
 def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
-    """One index into dims that are flattened, from an index into each: broadcast against each other."""
+    """Combine broadcast indices into several dims to one index into the flattened dims."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
         return _flat_literal(indices, sizes)
     dtype = torch.int64 if torch.int64 in map(base.dtype_of, indices) else torch.int32
@@ -124,8 +124,10 @@ def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torc
 
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozenset[int] = frozenset()) -> ITensor:
-    """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is gathered.
-    ``counted``: the positions of indices that are known not to be negative."""
+    """``x[indices]`` for integer index tensors and None. Indexed dims are merged and gathered.
+
+    counted: the positions of indices that are known to be non-negative.
+    """
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
@@ -138,7 +140,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozen
 
 @block
 def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """``x`` with these dims merged, and the new dim's position: theirs if they are neighbours, else the first, as in
+    """Merge dims; return the result and the merged dim: in their place if they are adjacent, else first, as in
     eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]

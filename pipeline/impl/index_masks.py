@@ -1,4 +1,4 @@
-"""Masks: triangles, and elements that replace those that a mask selects."""
+"""Masks: triangles, and selecting or replacing elements by a mask."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.network.net import Net
 from pipeline.trt import trt
 
 CONSTANT = 1 << 16
-"""A mask of up to this many elements is a constant; a larger one is computed."""
+"""The most elements of a mask that is a constant; larger ones are computed."""
 
 
 @block
 def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
-    """``x`` on one side of a diagonal of its last two dims (including it), and zero on the other."""
+    """Keep ``x`` on one side of a diagonal of its last two dims, diagonal included; zero elsewhere."""
     sizes = base.known_sizes(net, x)[-2:]
     if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= CONSTANT:
         ones = torch.ones(tuple(sizes), dtype=torch.bool)
@@ -37,7 +37,7 @@ def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
 
 @block
 def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
-    """``x`` with the elements of ``source``, in order, where the mask holds; an empty mask holds nowhere."""
+    """Replace elements of ``x`` where the mask is true by the elements of ``source`` in order."""
     if 0 in base.dims(source):
         return x
     mask = base.expand(net, base.tensor(net, mask), base.known_sizes(net, x))
@@ -46,47 +46,45 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """The elements of ``source`` in order where the mask holds (a running count gives the index); any values
+    """Return the elements of ``source`` in order where the mask is true, by a running count, and any values
     elsewhere."""
     sizes = base.known_sizes(net, mask)
     length = product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])
     if not isinstance(length, int) and bounds_of(net, length.expr)[0] < 1:
-        more = torch.zeros(1, dtype=base.dtype_of(row))  # there may be none to take
+        more = torch.zeros(1, dtype=base.dtype_of(row))  # the source may be empty
         row = concatenate(net, [row, more], 0, base.dtype_of(row))
     place = _elementwise.binary(net, "MAX", _rank(net, base.reshape(net, mask, [product(sizes)])), 0)
     return base.reshape(net, take(net, row, place, 0), sizes)
 
 
 def _rank(net: Net, mask: ITensor) -> ITensor:
-    """For each element of a row, how many before it a mask holds; -1 before the first that it holds."""
+    """Return the index of each element among the masked ones of a row: the running count less one."""
     dim = base.constant(net, np.array(0, dtype=np.int64))
-    held = base.cast(net, mask, torch.int32)
-    count = net.add("cumulative", held, dim, trt.CumulativeOperation.SUM, False, False).get_output(0)
+    ones = base.cast(net, mask, torch.int32)
+    count = net.add("cumulative", ones, dim, trt.CumulativeOperation.SUM, False, False).get_output(0)
     return _elementwise.binary(net, "SUB", count, 1)
 
 
 @block
 def picked(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
-    """The elements of ``x`` where a mask over the dims from ``dim`` on holds, in order, in one dim; there are so many.
-
-    Each place that the mask holds is written to that of its rank, all others behind the last.
-    """
+    """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, in one dim. The
+    position of each is scattered to its rank; all others go behind the last."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
     length = product(sizes)
     row = base.reshape(net, mask, [length])
     target = _elementwise.where(net, row, _rank(net, row), base.size_tensor(net, length), torch.int64)
-    nothing = base.expand(net, base.constant(net, np.array([0], dtype=np.int64)), [total([length, 1])])
-    target = base.noted(net, target, [length])
-    found = scatter(net, nothing, 0, target, iota(net, [length], [1]))
+    zeros = base.expand(net, base.constant(net, np.array([0], dtype=np.int64)), [total([length, 1])])
+    target = base.with_sizes(net, target, [length])
+    found = scatter(net, zeros, 0, target, iota(net, [length], [1]))
     merged, place = merge(net, x, range(dim, dim + base.rank(mask)), base.known_sizes(net, x))
     return take(net, merged, sampled(net, found, [0], [0], [count]), place)
 
 
 @block
 def one_hot(net: Net, index: Value, classes: int) -> ITensor:
-    """1 where the position in the new last dim equals the index, else 0."""
+    """One-hot encode along a new last dim."""
     values = base.constant(net, np.array([0, 1], dtype=np.int64))
     depth = base.constant(net, np.array(classes, dtype=np.int64))
     return net.add("one_hot", base.tensor(net, index), values, depth, -1).get_output(0)

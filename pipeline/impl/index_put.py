@@ -1,4 +1,4 @@
-"""Writing elements by index tensors over several dims."""
+"""Write elements by index tensors over several dims."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def index_put(
     accumulate: bool,
     counted: frozenset[int] = frozenset(),
 ) -> ITensor:
-    """``x`` with ``x[indices] = values``, or ``+=``: the indexed dims go first and are merged. ``counted``: the
-    positions of indices that are known not to be negative."""
+    """Return ``x`` after ``x[indices] = values``, or ``+=``; indexed dims are moved to the front and merged.
+
+    counted: the positions of indices that are known to be non-negative.
+    """
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(net, x, [*axes, *rest])
@@ -47,7 +49,7 @@ def index_put(
 
 @fact
 def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
-    """The sizes of tensors that are broadcast together."""
+    """Return the broadcast sizes of tensors."""
     shapes: list[list[Size]] = [list(base.known_sizes(net, t)) for t in tensors]
     rank = max(map(len, shapes))
     columns = zip(*([1] * (rank - len(s)) + s for s in shapes), strict=True)
@@ -57,17 +59,17 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _source(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """The values for each index, then for each of the other dims. In eager indices side by side keep their place,
-    and others come first."""
+    """Expand values to the dims of the indices followed by the others. In eager adjacent indices keep their place, and
+    others come first."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
-    whole = base.expand(net, value, [*others[:place], *count, *others[place:]])
+    full = base.expand(net, value, [*others[:place], *count, *others[place:]])
     n = len(count)
-    return base.permute(net, whole, [*range(place, place + n), *range(place), *range(place + n, n + len(others))])
+    return base.permute(net, full, [*range(place, place + n), *range(place), *range(place + n, n + len(others))])
 
 
 def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITensor:
-    """``table[place] += source``. What a constant names once is read, added to and written."""
+    """``table[place] += source``; for constant unique indices by a gather, a sum and a scatter."""
     others = base.known_sizes(net, table)[1:]
     if isinstance(place, torch.Tensor) and place.unique().numel() == place.numel():
         old = take(net, table, place, 0)
@@ -80,8 +82,8 @@ def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITe
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """``x`` with ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on; there is one value for all
-    selected elements, or one for each."""
+    """Return ``x`` after ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on and one value for
+    all selected elements or for each."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)
@@ -98,7 +100,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
 
 
 def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
-    """Values for each element that a mask picks, each at its place: the dims of the mask go first, and back."""
+    """Place values, one for each masked element, in the shape of ``x``."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
     sizes = base.known_sizes(net, x)
@@ -108,13 +110,13 @@ def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> I
     mask = base.unsqueeze(net, mask, list(range(covered, rank)))
     mask = base.expand(net, mask, [sizes[d] for d in order])
     count = base.known_sizes(net, values)[base.rank(values) - (rank - dim - covered) - 1]
-    whole = base.expand(net, values, [*others[:dim], count, *others[dim:]])
-    rows = base.permute(net, whole, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
+    full = base.expand(net, values, [*others[:dim], count, *others[dim:]])
+    rows = base.permute(net, full, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
     return base.permute(net, taken(net, mask, rows), [order.index(d) for d in range(rank)])
 
 
 def _spread(net: Net, value: ITensor, place: int, count: int) -> ITensor:
-    """The dim of size 1 at a place as so many dims of size 1."""
+    """Replace a dim of size 1 by ``count`` dims of size 1."""
     if count == 0:
         return base.squeeze(net, value, [place])
     return base.unsqueeze(net, value, list(range(place, place + count - 1)))

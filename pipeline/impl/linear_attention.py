@@ -1,9 +1,9 @@
-"""Gated linear attention: of one token as it is defined, of several by chunks of them.
+"""Gated linear attention: by its definition for one token, by chunks for several.
 
-In a chunk, a token's output is that of causal attention without a softmax, whose scores decay, beside what it reads of
-the state before the chunk. By the delta rule, the values are solved for first: each lacks what its key reads of the
-tokens before it, and of the state (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear
-function of that before it: products over all chunks make it, so that only its application is left to be done in turn.
+In a chunk the output is causal attention with decaying scores and without softmax, plus what the queries read from the
+state before the chunk. With the delta rule the values are first solved for: each is reduced by what its key reads from
+earlier tokens and the state (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear function
+of the previous one; matmuls over all chunks compute the functions, and only their application is sequential.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 
 CHUNK: Final = 64
-"""Tokens of a chunk: its scores are so many squared for each head, and of so many tokens one step leads on."""
-OF_CHANNELS: Final = 16
-"""Tokens of a chunk whose keys' channels decay each by itself: a score is a sum over the channels, and no product."""
-FEW: Final = 8
-"""Up to so many chunks are written out, all of them whatever the number of tokens; more are a loop."""
+"""Tokens per chunk: each head has that number squared of scores, and each sequential step covers so many tokens."""
+CHANNEL_CHUNK: Final = 16
+"""Tokens per chunk if each channel of the keys has its own decay: scores are then sums over channels, not matmuls."""
+UNROLLED: Final = 8
+"""The most chunks that are unrolled, for any number of tokens; more are a loop."""
 
 
 @frozen
 class Tokens:
-    """What a step takes: ``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K],
-    ``beta`` [B, H, L, 1] or None."""
+    """The inputs: ``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B,
+    H, L, 1] or None."""
 
     query: ITensor
     key: ITensor
@@ -53,7 +53,8 @@ class Tokens:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """The output [B, H, L, V] and the last state [B, H, V, K] of `aten.linear_recurrence_ops.linear_attention`."""
+    """Return the output [B, H, L, V] and the last state [B, H, V, K] of
+    `aten.linear_recurrence_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
@@ -64,9 +65,9 @@ def linear_attention(
     if longest == 1:
         results = _one(net, tokens, state)
     else:
-        most = int(min(longest, CHUNK if by_head else OF_CHANNELS))
+        most = int(min(longest, CHUNK if by_head else CHANNEL_CHUNK))
         chunk = 1 << (most - 1).bit_length()
-        few = longest <= FEW * chunk
+        few = longest <= UNROLLED * chunk
         results = _several(
             net, tokens, state, as_size(FloorDiv((longest if few else length) + chunk - 1, chunk)), chunk
         )
@@ -75,19 +76,19 @@ def linear_attention(
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
-    """One token. The products are sums of float32: TensorRT's kernels for products would round to TF32. They are sums
-    along the last dim, of what lies side by side."""
+    """Process one token by elementwise products and float32 sums along the contiguous last dim, since TensorRT's
+    matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
-    value = _turned(net, now.value)
+    value = _transposed(net, now.value)
     if now.beta is not None:
         known = reduce(net, "SUM", binary(net, "PROD", state, now.key), [3], True)
         value = binary(net, "PROD", binary(net, "SUB", value, known), now.beta)
     state = binary(net, "SUM", state, binary(net, "PROD", value, now.key))
-    return _turned(net, reduce(net, "SUM", binary(net, "PROD", state, now.query), [3], True)), state
+    return _transposed(net, reduce(net, "SUM", binary(net, "PROD", state, now.query), [3], True)), state
 
 
 def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
-    """Tokens by ``count`` chunks of so many, which are filled with tokens that change nothing."""
+    """Process tokens in ``count`` chunks, padded with tokens that change nothing."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
     beta = None if tokens.beta is None else _chunks(net, tokens.beta, count, chunk)
     query, key, value, decay = (
@@ -98,52 +99,52 @@ def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) 
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
     scores = _scores(net, query, key, since, chunk, lowest=0)
-    read, handed_on = binary(net, "PROD", query, faded), binary(net, "PROD", key, left)
+    read, decayed = binary(net, "PROD", query, faded), binary(net, "PROD", key, left)
     taken = [base.unary(net, "EXP", last)]
     if beta is not None:
         value, known = _solved(net, each, beta, since, faded, chunk)
-        read = binary(net, "SUB", read, _product(net, scores, known))
-        taken.append(_product(net, _turned(net, known), handed_on))
-    taken.append(_product(net, _turned(net, value), handed_on))
+        read = binary(net, "SUB", read, _matmul(net, scores, known))
+        taken.append(_matmul(net, _transposed(net, known), decayed))
+    taken.append(_matmul(net, _transposed(net, value), decayed))
 
     def step(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
         fades, *known, added = now
         state = binary(net, "SUM", binary(net, "PROD", before[0], fades), added)
-        return before[0], (binary(net, "SUB", state, _product(net, before[0], known[0])) if known else state,)
+        return before[0], (binary(net, "SUB", state, _matmul(net, before[0], known[0])) if known else state,)
 
-    states, (state,) = repeated(net, step, taken, (state,), most=FEW)
-    output = binary(net, "SUM", _product(net, scores, value), _product(net, read, _turned(net, states)))
-    whole = [batch, heads, as_size(expression(count) * chunk), base.known_sizes(net, tokens.value)[3]]
-    output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), whole)
+    states, (state,) = repeated(net, step, taken, (state,), most=UNROLLED)
+    output = binary(net, "SUM", _matmul(net, scores, value), _matmul(net, read, _transposed(net, states)))
+    padded = [batch, heads, as_size(expression(count) * chunk), base.known_sizes(net, tokens.value)[3]]
+    output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), padded)
     return narrow(net, output, 2, 0, length), state
 
 
-def _product(net: Net, a: ITensor, b: ITensor) -> ITensor:
+def _matmul(net: Net, a: ITensor, b: ITensor) -> ITensor:
     return matmul(net, a, b, empty=False)
 
 
-def _turned(net: Net, x: ITensor) -> ITensor:
-    """The last two dims exchanged."""
+def _transposed(net: Net, x: ITensor) -> ITensor:
+    """Transpose the last two dims."""
     return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
 
 
 def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """What each token [chunk, 1] reads of each [1, chunk] at least ``lowest`` before it: the product of query and key,
-    as far as it has decayed since; 0 of the others."""
+    """Return the decayed score of each token [chunk, 1] for each token [1, chunk] at least ``lowest`` before it; 0 for
+    the others."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
-        left = _left(net, since, _turned(net, since), reads)
-        return binary(net, "PROD", _product(net, query, _turned(net, key)), left)
+        left = _decay(net, since, _transposed(net, since), reads)
+        return binary(net, "PROD", _matmul(net, query, _transposed(net, key)), left)
     at = base.rank(query) - 1
     query, later = (base.unsqueeze(net, x, [at]) for x in (query, since))
     key, earlier = (base.unsqueeze(net, x, [at - 1]) for x in (key, since))
     reads = base.unsqueeze(net, reads, [at + 1])
-    decayed = binary(net, "PROD", binary(net, "PROD", query, key), _left(net, later, earlier, reads))
+    decayed = binary(net, "PROD", binary(net, "PROD", query, key), _decay(net, later, earlier, reads))
     return reduce(net, "SUM", decayed, [at + 1], False)
 
 
-def _left(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITensor:
-    """What is left since the earlier; 0 where nothing is read."""
+def _decay(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITensor:
+    """Return the decay factor between two tokens; 0 where nothing is read."""
     gone = where(net, reads, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
     return base.unary(net, "EXP", gone)
 
@@ -151,19 +152,17 @@ def _left(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITensor
 def _solved(
     net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """The delta rule's values of a chunk before which the state is 0, and the keys by which each lacks what the state
-    has: the solution of a triangular system."""
+    """Solve the delta rule's triangular system; return a chunk's values for a zero initial state, and the keys by which
+    they depend on the state."""
     key = binary(net, "PROD", each.key, beta)
     system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
     value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)
-    return _product(net, system, value), _product(net, system, known)
+    return _matmul(net, system, value), _matmul(net, system, known)
 
 
 def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
-    """The inverse of 1 + ``lower`` [..., size, size], which is 0 but below its diagonal; ``size`` is a power of two.
-
-    From the inverses of two blocks of the diagonal follows that of the block that they are in.
-    """
+    """Invert 1 + ``lower``, which is strictly lower triangular [..., size, size], for a power of two as size,
+    blockwise: the inverses of two diagonal blocks yield that of the block around them."""
     one = base.constant(net, np.eye(size, dtype=np.float32), rank=base.rank(lower))
     inverse, block = one, 1
     place = np.arange(size)
@@ -172,14 +171,14 @@ def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
         below = base.constant(net, ((row % 2 == 1) & (column == row - 1)), rank=base.rank(lower))
         between = where(net, below, lower, 0.0, torch.float32)
         if block > 1:
-            between = _product(net, _product(net, inverse, between), inverse)
+            between = _matmul(net, _matmul(net, inverse, between), inverse)
         inverse = binary(net, "SUB", inverse, between)
         block *= 2
     return inverse
 
 
 def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:
-    """[B, H, L, width] as [chunks, B, H, chunk, width], zeros behind the last."""
+    """Split [B, H, L, width] into [chunks, B, H, chunk, width], padded with zeros."""
     batch, heads, _, width = base.known_sizes(net, x)
     length = as_size(expression(count) * chunk)
     x = sampled(net, x, [2], [0], [length], mode="FILL")

@@ -1,4 +1,4 @@
-"""Steps in turn, each of which takes the state that the one before it leaves: a loop, or written out."""
+"""Sequential steps that pass on a state: unrolled, or as a loop."""
 
 from __future__ import annotations
 
@@ -14,44 +14,41 @@ from pipeline.impl.shape import concatenate
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
-WRITTEN_OUT: Final = 8
-"""Up to so many steps are written out, which TensorRT fuses; a loop builds in the same time whatever its length."""
+UNROLLED: Final = 8
+"""The most steps that are unrolled, which TensorRT fuses; the build time of a loop does not depend on its length."""
 
 State: TypeAlias = tuple[ITensor, ...]
 Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
-"""What a step is given, and the state before it, to its output and the state behind it."""
+"""Maps a step's inputs and the state to its output and the next state."""
 
 
 @block
 def repeated(
-    net: Net, step: Step, taken: Sequence[ITensor], state: State, *, reverse: bool = False, most: int = WRITTEN_OUT
+    net: Net, step: Step, taken: Sequence[ITensor], state: State, *, reverse: bool = False, most: int = UNROLLED
 ) -> tuple[ITensor, State]:
-    """A step for each element of the first dim of ``taken``, from the last to the first if ``reverse``.
-
-    Up to ``most`` of a known number are written out. Returns the outputs, stacked [steps, ...] in the order of what is
-    taken, and the last state.
-    """
+    """Run a step for each element of the first dim of ``taken``, in reverse order if ``reverse``; up to ``most`` steps
+    of a static number are unrolled. Return the outputs stacked [steps, ...] in the order of ``taken``, and the last
+    state."""
     steps = base.known_sizes(net, taken[0])[0]
     if isinstance(steps, int) and steps <= most:
-        return _written_out(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
+        return _unrolled(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
     count = base.cast(net, base.scalar_of(net, base.size(net, taken[0], 0)), torch.int32)
     return _looped(net, step, taken, state, count, reverse)
 
 
 @block
 def in_float32(net: Net, value: Value) -> ITensor:
-    """What steps add up, in float32; its sizes stay known."""
-    return base.noted(net, base.tensor(net, value, torch.float32), base.known_sizes(net, value))
+    """Cast to float32, in which steps accumulate, and keep the known sizes."""
+    return base.with_sizes(net, base.tensor(net, value, torch.float32), base.known_sizes(net, value))
 
 
 @block
 def stacked(net: Net, parts: Sequence[ITensor]) -> ITensor:
-    """Tensors of one shape along a new first dim."""
     raised = [base.unsqueeze(net, part, [0]) for part in parts]
     return raised[0] if len(raised) == 1 else concatenate(net, raised, 0, base.dtype_of(parts[0]))
 
 
-def _written_out(net: Net, step: Step, taken: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
+def _unrolled(net: Net, step: Step, taken: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
     outputs: dict[int, ITensor] = {}
     for at in order:
         outputs[at], state = step([slice.select(net, each, 0, at) for each in taken], state)

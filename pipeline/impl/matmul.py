@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matmul and linear layers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONFUSED: Final = "factors-of-matmuls"
 
 @block
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
-    """``a @ b`` over the last two dims, the others broadcast; a 1-d operand is a vector. Accumulates in fp32, or, for
-    integers, exactly. ``empty``: make empty sums right as well."""
+    """``a @ b`` over the last two dims, with the others broadcast; a 1-d operand is a vector. It accumulates in
+    float32, and integers exactly. ``empty``: also return 0 for sums over no elements."""
     result = _accumulated(net, a, b, transpose_b=transpose_b, empty=empty)
     return base.cast(net, result, base.result_type(a, b))
 
@@ -39,9 +39,9 @@ def _accumulated(
     empty: bool = True,
     outer: bool = True,
 ) -> ITensor:
-    """The product; that of halves is in float32, and rounded, where TensorRT would sum in halves (`_is_widened`)."""
+    """Return the matmul before its final rounding: in float32 if TensorRT would accumulate halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
-    batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT wants as many batch dims on both sides
+    batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
     y = base.tensor(net, b, rank=batch + min(base.rank(b), 2))
     dtype = base.dtype_of(x)
@@ -51,16 +51,16 @@ def _accumulated(
         x, y = (base.cast(net, v, arithmetic(dtype)) for v in (x, y))
         x, y = _matrix(net, x, op_a, -2), _matrix(net, y, op_b, -1)
         return base.cast(net, _integers(net, x, y, op_a, op_b), dtype)
-    if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a product of two empty vectors
+    if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a matmul of two empty vectors
         row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
-        return base.squeeze(net, _product(net, row, column), [0, 1])
+        return base.squeeze(net, _layer(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
     if outer and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
         return base.cast(net, _outer(net, (a, x), (b, y), op_a, op_b), dtype)
     longer = _longer(net, (x, y), dims, empty)
     if longer is not None:
         x, y = (sampled(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
-    product = _product(net, x, y, op_a, op_b)
+    product = _layer(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
         confused = _may_be_confused(net, product, base.dims(x)[dims[0]])
         product = barriers.flat(net, product, CONFUSED) if confused else product
@@ -69,15 +69,15 @@ def _accumulated(
 
 @fact
 def _may_be_confused(net: Net, product: ITensor, summed: int) -> bool:
-    """Whether a product's kernel may be taken for another's (`factors-of-matmuls`): sizes are known at run time only.
-    ``summed``: over how many."""
+    """Return whether TensorRT may confuse a matmul's kernel with another's (`factors-of-matmuls`), since sizes are
+    dynamic. ``summed``: the size of the contracted dim."""
     return -1 in (*base.dims(product)[-2:], summed) and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
 
 
 @fact
 def _is_widened(net: Net, dtype: torch.dtype) -> bool:
-    """Whether products of this dtype are spelled in float32, which TensorRT takes for halves summed in float32. A bias
-    is added to the rounded product: to one in float32 it would be, and the weights would be kept, in float32."""
+    """Return whether matmuls of this dtype are written in float32, which TensorRT runs as halves accumulated in
+    float32. A bias is added after rounding: added before, it would keep the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
         return dtype == torch.float16 and applies("matmul-sums")
@@ -85,29 +85,29 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
 
 
 def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: bool) -> Size | None:
-    """One more than a product sums over, if it is to sum a zero as well, which changes nothing; else None.
+    """Return the contracted dim's size plus one if the operands are to be padded with a zero, else None.
 
-    It is where the size may be 0 at run time, if ``empty``: RTX 1.4 then returns 0 for everything in the same kernel,
-    including terms added to the product. And where the size may be odd, and TensorRT would compute something of the
-    zero that it adds itself (`pipeline.quirks.zero_padded_k`).
+    They are if the size may be 0 and ``empty``: RTX 1.4 then returns 0 for the whole kernel, including terms added to
+    the matmul. And if the size may be odd, and TensorRT would misuse the zero that it pads with itself
+    (`pipeline.quirks.zero_padded_k`).
     """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
     if empty:
         for size in sizes:
             if isinstance(size, SymbolicInt) and bounds_of(net, size.expr)[0] < 1:
                 return total([size, 1])
-    there = base.dims(operands[0])[dims[0]]
-    if there % 2 == 0 or not is_marked(net, "padded-zeros"):
+    static = base.dims(operands[0])[dims[0]]
+    if static % 2 == 0 or not is_marked(net, "padded-zeros"):
         return None
-    if there != -1:
-        return there + 1
+    if static != -1:
+        return static + 1
     known = next((size for size in sizes if isinstance(size, SymbolicInt)), None)
     if known is not None:
         return total([known, 1])
     return base.elementwise(net, "SUM", base.size(net, operands[0], dims[0]), base.size_tensor(net, 1))
 
 
-def _product(
+def _layer(
     net: Net,
     x: ITensor,
     y: ITensor,
@@ -119,9 +119,9 @@ def _product(
 
 @fact
 def _rounded_apart(net: Net, product: ITensor) -> ITensor:
-    """The product; if it is float32, `base.cast` does not let its own kernel round it to halves where RTX 1.4 refuses
-    to run that in float16, or gives garbage in bfloat16 (`halves-behind-matmuls`): with two batch dims or more, and, in
-    float16, where a factor was computed in float32."""
+    """Mark a float32 matmul whose kernel must not round it to halves, so that `base.cast` adds a barrier: RTX 1.4
+    refuses it in float16, and returns garbage in bfloat16 (`halves-behind-matmuls`), with two batch dims or more, and,
+    in float16, if an operand was computed in float32."""
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
             net.ctx.rounded_apart[id(product)] = HALVES, base.ROUNDED, product
@@ -132,10 +132,10 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
 
 @block
 def transposed(net: Net, x: Value, name: str = "") -> Value:
-    """Protect a factor or result of a product that is transposed before or after the product. TensorRT-RTX computes
-    such a product transposed, and may use a factor's first batch for all (`transposed-matmuls`).
+    """Add a barrier to an operand or result of a matmul that is transposed. TensorRT-RTX computes such a matmul
+    transposed, and may use an operand's first batch for all (`transposed-matmuls`).
 
-    name: the input's, or that of the result, by which the node may be marked; empty if it is transposed anyway.
+    name: the operand or result by which the node may be marked; empty to protect it without a mark.
     """
     row = _transposed_row(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
@@ -145,7 +145,7 @@ def transposed(net: Net, x: Value, name: str = "") -> Value:
 
 
 def _transposed_row(x: Value) -> str:
-    """The row of the table of faults for products of this tensor's dtype that are computed transposed, or nothing."""
+    """Return the kernel fault of transposed matmuls of this tensor's dtype, or an empty string."""
     dtype = base.dtype_of(x)
     return "transposed-matmuls" if dtype in HALVES else "transposed-float32-matmuls" if dtype == torch.float32 else ""
 
@@ -157,7 +157,7 @@ def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
 
 
 def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> ITensor:
-    """The operand as a matrix: a vector becomes a row (-2) or a column (-1)."""
+    """Return an operand as a matrix: a vector becomes a row (-2) or a column (-1)."""
     rank = base.rank(x)
     if operation == trt.MatrixOperation.VECTOR:
         return base.unsqueeze(net, x, [base.axis(dim, rank + 1)])
@@ -173,9 +173,8 @@ def _outer(
     op_a: trt.MatrixOperation,
     op_b: trt.MatrixOperation,
 ) -> ITensor:
-    """A product that sums over a single element. TensorRT computes it as one that broadcasts both operands, which goes
-    wrong where the kernel of a reduction keeps one of them (`broadcast-in-reductions`): constants are in no such
-    kernel."""
+    """Compute a matmul over a single element as an elementwise product of expanded operands. TensorRT's own broadcast
+    goes wrong if the kernel of a reduction computes an operand (`broadcast-in-reductions`), which constants are not."""
     x, y = _matrix(net, a[1], op_a, -2), _matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
@@ -185,7 +184,7 @@ def _outer(
 
 
 def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:
-    """TensorRT multiplies matrices of floats only: here every product is made, and summed."""
+    """Multiply integer matrices, which TensorRT's matmul does not take, by products and a sum."""
     rank = base.rank(a)
     left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])
     products = base.elementwise(net, "PROD", left, right)
@@ -196,9 +195,9 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
+    """``x @ weight.T + bias``; TensorRT reads the weight transposed.
 
-    ``outer``: a product over one element may be computed element by element.
+    outer: a matmul over one element may be computed elementwise.
     """
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
@@ -211,8 +210,8 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool
 
 
 @block
-def plus_product(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
-    """``beta * x + alpha * (a @ b)``; ``x`` is not read if beta is 0, so its NaN do not matter."""
+def add_matmul(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
+    """``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is not read, not even NaN."""
     result, product = base.result_type(a, b), _accumulated(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:

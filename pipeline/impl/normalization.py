@@ -1,4 +1,4 @@
-"""Normalisation by TensorRT's layer, in float32 for every input dtype: statistics of halves would lose too much."""
+"""Normalization by TensorRT's layer, in float32 for every input dtype."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def normalize(
     scale = _coefficient(net, weight, shape, 1.0)
     shift = _coefficient(net, bias, shape, 0.0)
     if all(base.dims(wide)[axis] == 1 for axis in axes):
-        wide = base.elementwise(net, "SUB", wide, wide)  # its own mean: the layer takes two elements and more
+        wide = base.elementwise(net, "SUB", wide, wide)  # x is its own mean; the layer requires two elements
         for operation, value in (("PROD", scale), ("SUM", shift)):
             wide = base.elementwise(net, operation, wide, value)
         return base.cast(net, wide, base.dtype_of(x))
@@ -43,7 +43,7 @@ def normalize(
 
 
 def _coefficient(net: Net, value: Value | None, shape: Shape, default: float) -> ITensor:
-    """A weight in float32, in a shape that broadcasts."""
+    """Return a weight in float32, in a shape that broadcasts."""
     if value is None:
         return base.constant(net, torch.full(tuple(shape), default))
     if not isinstance(value, torch.Tensor):
@@ -95,7 +95,7 @@ def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Va
 
 @block
 def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim: bool) -> tuple[ITensor, ITensor]:
-    """The mean, and one over the square root of the variance with eps, in float32."""
+    """Return the mean and ``1 / sqrt(var + eps)`` in float32."""
     wide = base.cast(net, x, torch.float32)
     mean = _mean(net, wide, axes)
     centred = base.elementwise(net, "SUB", wide, mean)
@@ -107,7 +107,7 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
-    """``x`` reshaped to [N, groups, the product of its other sizes], which is no -1 where N may be 0."""
+    """Reshape to [N, groups, other elements], without -1 if N may be 0."""
     rows, channels, *others = base.known_sizes(net, x)
     rest = -1 if None in others else product([channels // groups, *others])
     return base.reshape(net, x, [base.size(net, x, 0) if rows is None else rows, groups, rest])
@@ -115,7 +115,7 @@ def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
 
 @block
 def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float) -> ITensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` over the last dims, rounded once."""
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last ``normalized`` dims, rounded once."""
     rank = base.rank(x)
     wide = base.cast(net, x, torch.float32)
     square = base.elementwise(net, "PROD", wide, wide)

@@ -1,4 +1,4 @@
-"""Padding: a slice that reaches beyond its tensor."""
+"""Padding, by slices that extend beyond their tensor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipeline.impl.shape import negative, sampled, total
 from pipeline.network.net import Net
 
 MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circular": "WRAP"}
-"""eager's modes as TensorRT's ``SampleMode``."""
+"""TensorRT's ``SampleMode`` of eager's modes."""
 
 
 @block
 def pad(
     net: Net, x: ITensor, amounts: Sequence[Size], shape: Sequence[Size], mode: str = "constant", value: Value = 0
 ) -> ITensor:
-    """``x`` padded at both ends of its last dims, or cropped where an amount is negative.
+    """Pad both ends of the last dims, or crop where an amount is negative.
 
-    ``amounts`` are (before, after) of the last dim, then of the one before it, …; ``shape`` is the result's.
+    amounts: (before, after) of the last dim, then of the one before it, …. shape: the result's.
     """
     rank = base.rank(x)
     amount = {rank - 1 - i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
@@ -36,7 +36,7 @@ def pad(
 
 
 def _trimmed(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
-    """``x`` without what negative amounts take away: what is left is what goes around."""
+    """Crop by the negative amounts, before the rest wraps around."""
     axes, known = sorted(amount), base.known_sizes(net, x)
     less = {a: [total([n, negative(_positive(n))]) for n in amount[a]] for a in axes}
     sizes = [total([known[a], *less[a]]) for a in axes]

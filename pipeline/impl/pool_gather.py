@@ -1,7 +1,5 @@
-"""Pooling that TensorRT's layer does not have: dilated, adaptive, of integers, or with indices.
-
-Dim after dim, the elements of each window are gathered next to each other.
-"""
+"""Pooling that TensorRT's layer lacks: dilated, adaptive, of integers, or with indices. Dim by dim, the elements of
+each window are gathered along a new dim and reduced."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ Places = np.ndarray[Any, Any]
 
 @block
 def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITensor:
-    """The highest element of each window of the last dims; None leaves a dim as it is."""
+    """Return the maximum of each window of the last dims; None leaves a dim as it is."""
     result = base.cast(net, x, arithmetic(base.dtype_of(x)))
     for dim, rows in _by_dim(x, places):
         result = extremum(net, "MAX", _elements(net, result, dim, rows), [dim + 1], False)
@@ -32,7 +30,7 @@ def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITens
 
 @block
 def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITensor:
-    """The mean of each window of the last dims, in float32."""
+    """Return the mean of each window of the last dims, computed in float32."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _by_dim(x, places):
         shares = _along(net, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
@@ -43,7 +41,8 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
 
 @block
 def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """The highest element of each window and its index in the flattened dims: the first of equals, the last NaN."""
+    """Return the maximum of each window and its index in the flattened dims: of equal ones the first, of NaN the
+    last."""
     value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):
@@ -58,24 +57,24 @@ def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Seque
 
 
 def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Places]]:
-    """The dims that have windows, from the last to the first."""
+    """Return the dims that have windows, from the last to the first."""
     first = base.rank(x) - len(places)
     return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
 
 
 def _elements(net: Net, x: ITensor, dim: int, rows: Places) -> ITensor:
-    """The elements of each window in a dim of their own after the windows' dim."""
+    """Gather the elements of each window along a new dim after the windows' dim."""
     return net.add("gather", x, base.constant(net, rows), dim).get_output(0)
 
 
 def _shares(rows: Places) -> Places:
-    """What each place contributes to the mean: repeated places share what one would have."""
+    """Return the weight of each element in the mean; repeated elements share one weight."""
     times = (rows[:, :, None] == rows[:, None, :]).sum(-1)
     return np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
 
 
 def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
-    """A literal laid along dims of a tensor of that rank."""
+    """Return a constant that extends along dims of a tensor of that rank."""
     shape = [1] * rank
     for dim, size in zip(dims, values.shape, strict=True):
         shape[dim] = size
@@ -85,7 +84,7 @@ def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
 def _candidate(
     net: Net, x: ITensor, index: ITensor | None, dim: int, places: Places, step: int
 ) -> tuple[ITensor, ITensor]:
-    """One element of each window, and where it lies."""
+    """Return one element of each window and its index."""
     picked = base.constant(net, places)
     value = net.add("gather", x, picked, dim).get_output(0)
     here = _along(net, places * step, base.rank(x), (dim,))
@@ -96,7 +95,7 @@ def _candidate(
 
 
 def _better(net: Net, value: ITensor, index: ITensor, other: ITensor, place: ITensor) -> tuple[ITensor, ITensor]:
-    """The other element and its place where it is higher, or NaN."""
+    """Choose the other element and its index where it is higher or NaN."""
     higher = base.elementwise(net, "GREATER", other, value)
     if base.dtype_of(other).is_floating_point:
         higher = base.elementwise(net, "OR", higher, is_nan(net, other))

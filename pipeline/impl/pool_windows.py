@@ -1,4 +1,4 @@
-"""Helpers around windows of convolution and pooling: borders and spacing, also for dynamic sizes."""
+"""Windows of convolution and pooling: borders and spacing, also for dynamic sizes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from pipeline.trt import trt
 
 @block
 def plus(net: Net, size: Size, more: int) -> Size:
-    """A size and a number."""
     return _combined(net, "SUM", size, more) if more else size
 
 
 @block
 def times(net: Net, size: Size, factor: int) -> Size:
-    """A size times a number."""
     return _combined(net, "PROD", size, factor) if factor != 1 else size
 
 
@@ -44,7 +42,7 @@ def window(
     stride: Sequence[int] | None = None,
     fill: float | None = None,
 ) -> ITensor:
-    """``shape`` elements of ``x`` from ``start`` on; with ``fill``, elements outside of ``x`` have that value."""
+    """Slice ``shape`` elements from ``start`` on; with ``fill``, elements outside of ``x`` have that value."""
     static = all(isinstance(s, int) for s in shape)
     sizes = tuple(shape) if static else (0,) * len(shape)
     layer = net.add("slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
@@ -59,7 +57,7 @@ def window(
 
 @block
 def padded(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
-    """``x`` with a border around its last dims: the given number of elements before and after each."""
+    """Add a border around the last dims: ``pre`` elements before and ``post`` after each."""
     if not any(pre) and not any(post):
         return x
     leading = base.rank(x) - len(pre)
@@ -71,7 +69,7 @@ def padded(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: 
 
 @block
 def spread(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
-    """``x`` with ``spacing - 1`` zeros after each element of its last dims."""
+    """Insert ``spacing - 1`` zeros after each element of the last dims."""
     leading = base.rank(x) - len(spacing)
     sizes = base.sizes(net, x)
     cells = base.unsqueeze(net, x, [leading + 2 * i + 1 for i in range(len(spacing))])
@@ -83,7 +81,7 @@ def spread(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
 
 @frozen
 class Windows:
-    """Pooling windows over the last dims: ``sizes`` and ``results`` are None where known only at run time."""
+    """Pooling windows over the last dims; dynamic ``sizes`` and ``results`` are None."""
 
     kernel: list[int]
     stride: list[int]
@@ -95,23 +93,22 @@ class Windows:
 
     @property
     def static(self) -> bool:
-        """Whether all sizes are known."""
         return None not in self.sizes
 
     @property
     def is_one(self) -> bool:
-        """Whether one window covers all, and nothing else: TensorRT-RTX 1.6.1 averages 19 x 19 elements wrongly in
-        steps of 2,560 (EfficientNet-B7's last pooling, on an H200)."""
+        """Whether one window covers exactly the input. TensorRT-RTX 1.6.1 averages 19 x 19 elements wrongly in steps of
+        2,560 (EfficientNet-B7's last pooling, on an H200)."""
         return self.kernel == self.sizes and not any(self.padding) and set(self.dilation) | set(self.results) == {1}
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the last window may reach beyond the border and its place is known only at run time."""
+        """Whether the last window may extend beyond the border at a position known only at run time."""
         return self.ceil_mode and not self.static
 
     @property
     def excess(self) -> list[int]:
-        """How far the last window reaches beyond the border, if that is known."""
+        """How far the last window extends beyond the border; 0 if unknown."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             0 if size is None or result is None else max(0, (result - 1) * s + d * (k - 1) + 1 - size - 2 * p)
@@ -119,11 +116,11 @@ class Windows:
         ]
 
     def inside(self) -> Windows:
-        """The same windows over a tensor that has its border already: none reaches beyond it."""
+        """Return the same windows for a tensor that includes its border."""
         return evolve(self, sizes=[None] * len(self.sizes), ceil_mode=False)
 
     def places(self) -> list[np.ndarray[Any, Any]]:
-        """For each dim, the input positions of each window's elements."""
+        """Return, for each dim, the input positions of each window's elements."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             _rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
@@ -133,14 +130,14 @@ class Windows:
 
 
 def adaptive_places(size: int, result: int) -> np.ndarray[Any, Any]:
-    """The positions of each of ``result`` windows of nearly equal size that cover a dim."""
+    """Return the positions of ``result`` windows of nearly equal size that cover a dim."""
     starts = [i * size // result for i in range(result)]
     ends = [-(-(i + 1) * size // result) for i in range(result)]
     return _rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
 
 
 def _rows(places: list[list[int]], size: int) -> np.ndarray[Any, Any]:
-    """A row for each window, in order and without what lies outside; the last place is repeated in short ones."""
+    """Return a row per window without positions outside; short rows repeat their last position."""
     inside = [[p for p in row if 0 <= p < size] for row in places]
     longest = max(map(len, inside), default=1)
     return np.array([row + row[-1:] * (longest - len(row)) for row in inside], dtype=np.int64).reshape(-1, longest)

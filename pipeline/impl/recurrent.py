@@ -1,4 +1,4 @@
-"""Recurrent layers. The inputs' part is one product for all steps."""
+"""Recurrent layers. The inputs' part is one matmul for all steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from pipeline.impl import base, slice
-from pipeline.impl.activation import activation, behind_product
+from pipeline.impl.activation import activation, behind_matmul
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
@@ -30,8 +30,10 @@ class Weights:
 
 @frozen
 class Cell:
-    """One step: (network, the input's part, state, weights) to the next state, whose first tensor is the output.
-    ``late_bias``: the hidden state's bias is not simply added to the input's."""
+    """A step: maps (network, the input's part, state, weights) to the next state, whose first tensor is the output.
+
+    late_bias: the hidden state's bias cannot be added to the input's part.
+    """
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False
@@ -42,8 +44,8 @@ def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor
 
 
 def _of_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
-    """A product of the state. No reduction keeps it; and were it elementwise, which that of one number could be, then
-    TensorRT would repeat it for each gate of each step behind: the plan of eight steps of a GRU had 31 MB."""
+    """Multiply the state by a weight, never elementwise, which is possible for one element: TensorRT would repeat it in
+    each later gate and step (31 MB for a GRU of eight steps)."""
     return linear(net, state, weight, bias, outer=False)
 
 
@@ -77,7 +79,7 @@ def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
 
 LSTM, GRU = Cell(_lstm), Cell(_gru, late_bias=True)
 RNN_TANH = _elman(lambda net, x: activation(net, "TANH", x))
-RNN_RELU = _elman(lambda net, x: activation(net, "RELU", behind_product(net, x)))
+RNN_RELU = _elman(lambda net, x: activation(net, "RELU", behind_matmul(net, x)))
 
 
 def _sigmoid(net: Net, x: ITensor) -> ITensor:
@@ -85,7 +87,7 @@ def _sigmoid(net: Net, x: ITensor) -> ITensor:
 
 
 def _gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
-    """The parts of [batch, count * hidden]."""
+    """Split [batch, count * hidden] into gates."""
     size = base.dims(x)[1] // count
     return [slice.narrow(net, x, 1, i * size, size) for i in range(count)]
 
@@ -103,18 +105,18 @@ def recurrent(
     """All layers of a recurrent module.
 
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
-    direction. inside: bool [steps, batch, 1], whether a step is one of the row: others leave the state as it is, and
-    their output is 0. Returns the output [steps, batch, directions * hidden] and the last states, shaped like the
-    first.
+    direction. inside: bool [steps, batch, 1], whether a step is within its sequence: others keep the state and output
+    0. Return the output [steps, batch, directions * hidden] and the last states, of the shapes of the first.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
     first = [base.tensor(net, state) for state in states]
     last: list[State] = []
     for index in range(0, len(weights), directions):
         outputs = []
-        for way in range(directions):
-            state = tuple(slice.select(net, s, 0, index + way) for s in first)
-            output, state = _layer(net, cell, x, state, weights[index + way], inside, reverse=way == 1)
+        for direction in range(directions):
+            at = index + direction
+            state = tuple(slice.select(net, s, 0, at) for s in first)
+            output, state = _layer(net, cell, x, state, weights[at], inside, reverse=direction == 1)
             outputs.append(output)
             last.append(state)
         x = outputs[0] if directions == 1 else concatenate(net, outputs, -1, base.dtype_of(x))
@@ -124,7 +126,7 @@ def recurrent(
 def _layer(
     net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, inside: ITensor | None, *, reverse: bool
 ) -> tuple[ITensor, State]:
-    """One layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
+    """Run one layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
     given = linear(net, x, weights.input, weights.biases[0])
     if weights.biases[1] is not None and not cell.late_bias:
         given = binary(net, "SUM", given, weights.biases[1])

@@ -1,4 +1,4 @@
-"""Reductions along dims. Halves are summed in float32, integers in int64."""
+"""Reductions along dims. Halves accumulate in float32, integers in int64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Dims = Sequence[int] | int | None
 
 
 def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Dims counted from the start; none given means all. Rank 0 never has any."""
+    """Return dims as non-negative numbers; without any, all dims."""
     if rank == 0:
         return ()
     if isinstance(dim, int):
@@ -32,12 +32,9 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced, nor is a dim of
-    one element, whose kernel is wrong where what it reads is padded (`sums-of-one`).
-
-    Where a call may leave nothing to reduce, there is one element more: what the kernel computes besides would not be
-    written (`empty-loops`).
-    """
+    """Add a reduce layer, by the name of its ``trt.ReduceOperation``. Dims of size 1 are squeezed instead, since their
+    kernel is wrong on padded data (`sums-of-one`). A dim that may be empty is padded with a neutral element, since a
+    kernel without elements would not write its other results (`empty-loops`)."""
     if base.rank(x) == 0:
         return x
     known = base.known_sizes(net, x)
@@ -71,7 +68,7 @@ def _layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
 
 
 def neutral(operation: str, dtype: torch.dtype) -> int | float:
-    """The neutral element of ``SUM``, ``PROD``, ``MAX`` or ``MIN``."""
+    """Return the neutral element of ``SUM``, ``PROD``, ``MAX`` or ``MIN``."""
     if operation == "SUM":
         return -0.0 if dtype.is_floating_point else 0
     if operation == "PROD":
@@ -84,15 +81,14 @@ def neutral(operation: str, dtype: torch.dtype) -> int | float:
 
 @block
 def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype) -> ITensor:
-    """``SUM``, ``PROD`` or ``AVG`` in a dtype: halves are accumulated in float32 and rounded once."""
+    """``SUM``, ``PROD`` or ``AVG`` in a dtype; halves accumulate in float32 and are rounded once."""
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     return base.cast(net, reduce(net, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
 
 
 @block
 def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold. NaN if there is one, which
-    TensorRT's layer ignores."""
+    """``MAX`` or ``MIN``, for bools any or all; NaN, which TensorRT's layer ignores, propagates."""
     dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
     value = base.tensor(net, x, arithmetic(dtype))
     result = base.cast(net, reduce(net, operation, value, dims, keepdim), dtype)
@@ -103,14 +99,12 @@ def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> IT
 
 @block
 def any_nan(net: Net, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """Whether there is a NaN along dims."""
     marks = base.cast(net, base.unary(net, "ISNAN", x), torch.int32)
     return layer(net, "GREATER", reduce(net, "SUM", marks, dims, keepdim), 0, torch.int32)
 
 
 @block
 def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """Whether any element is not zero; False without elements."""
     count = base.cast(net, base.tensor(net, x, torch.bool), torch.int32)
     found = reduce(net, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
     return layer(net, "GREATER", found, 0, torch.int32)
@@ -118,6 +112,5 @@ def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 
 @block
 def all_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """Whether all elements are not zero; True without elements."""
     zero = logical_not(net, base.tensor(net, x))
     return logical_not(net, any_of(net, zero, dim, keepdim))

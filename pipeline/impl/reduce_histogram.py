@@ -27,8 +27,8 @@ def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor
 
 
 def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
-    """The least element of each bin, and the greatest of the last. Ints, which only a GPU counts, are in bin
-    ``(x - low) * bins // (high - low)``, as its kernel has it."""
+    """Return the least element of each bin, and the greatest of the last. Integers, which eager counts on a GPU only,
+    are in bin ``(x - low) * bins // (high - low)``."""
     if dtype.is_floating_point:
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)

@@ -1,4 +1,4 @@
-"""Reductions of several layers: variance, norms, logarithms of sums. They are computed in float32 and rounded once."""
+"""Variance, norms and log-sum-exp, computed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.network.net import Net
 
 @block
 def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
-    """The variance over dims (the sum divided by their size minus the correction), and the mean."""
+    """Return the variance over dims, with the sum divided by their size minus the correction, and the mean."""
     value, dims = widened(net, x), all_dims(dim, base.rank(x))
     mean = reduce(net, "AVG", value, dims, keepdim=True)
     centred = base.elementwise(net, "SUB", value, mean)
@@ -30,7 +30,7 @@ def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) ->
 
 
 def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Value:
-    """How many elements are reduced less the correction, at least 0."""
+    """Return the number of reduced elements minus the correction, at least 0."""
     sizes = [base.known_sizes(net, x)[d] for d in dims]
     if all(isinstance(s, int | SymbolicInt) for s in sizes):
         count: Value = product([s for s in sizes if s is not None])
@@ -46,8 +46,8 @@ def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Va
 
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
-    """The norm of an order over dims; for infinite order the largest or smallest magnitude, for order 0 the count of
-    nonzero elements."""
+    """Return the norm of an order over dims: for infinite order the largest or smallest magnitude, for order 0 the
+    number of nonzero elements."""
     value, dims = absolute(net, widened(net, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
@@ -66,7 +66,7 @@ def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> I
 
 @block
 def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``log(sum(exp(x)))``, with the largest element factored out, so that nothing overflows."""
+    """``log(sum(exp(x)))`` without overflow: the largest element is factored out."""
     value, dims = widened(net, x), all_dims(dim, base.rank(x))
     largest = reduce(net, "MAX", value, dims, keepdim=True)
     largest = where(net, base.unary(net, "ISINF", largest), 0.0, largest)

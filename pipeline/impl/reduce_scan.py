@@ -1,5 +1,5 @@
-"""Running sums, products, extrema and logarithms of sums along a dim. TensorRT's Cumulative layer computes sums; for
-the others each element is combined with the one 1, 2, 4, … places before it."""
+"""Scans along a dim: running sums by TensorRT's Cumulative layer; running products, extrema and log-sum-exp by
+combining each element with the one 1, 2, 4, … places before it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.network.net import Net
 from pipeline.trt import trt
 
 LONGEST = (1 << 31) - 1
-"""What a dim is taken to be at most where nothing is known of it: a tensor of TensorRT has no more elements."""
+"""The assumed maximum of a dim without bounds, the most elements of a TensorRT tensor."""
 
 
 @block
 def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """The running sum along a dim, in a dtype."""
+    """Return the running sum along a dim in a dtype."""
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     if base.rank(value) == 0:
         return base.cast(net, value, dtype)
@@ -34,7 +34,7 @@ def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
 
 @block
 def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """The running product along a dim, in a dtype."""
+    """Return the running product along a dim in a dtype."""
     length = _length(net, x, dim)
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     one = base.tensor(net, 1, base.dtype_of(value))
@@ -46,7 +46,7 @@ def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITen
 
 @block
 def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[ITensor, ITensor]:
-    """The running maximum (or minimum) along a dim, and the index of its last occurrence."""
+    """Return the running maximum (or minimum) along a dim and the index of its last occurrence."""
     dtype, length = base.dtype_of(x), _length(net, x, dim)
     value = base.tensor(net, x, arithmetic(dtype))
     index = _indices(net, value, dim, length)
@@ -61,8 +61,7 @@ def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[IT
 
 @block
 def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
-    """The logarithm of the running sum of exponentials along a dim, in float32; the larger of two is factored out, so
-    that nothing overflows."""
+    """Return the logarithm of the running sum of exponentials along a dim in float32, without overflow."""
     length, value = _length(net, x, dim), base.tensor(net, x, torch.float32)
     none = base.tensor(net, -math.inf, torch.float32)
     for step in _steps(net, length):
@@ -76,7 +75,7 @@ def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
 
 
 def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
-    """Whether the later element is taken: it is beyond or equal, or NaN."""
+    """Return whether the later element replaces the earlier: it is beyond or equal, or NaN."""
     equal = base.elementwise(net, "EQUAL", later, earlier)
     wins = base.elementwise(net, "OR", base.elementwise(net, operation, later, earlier), equal)
     if not base.dtype_of(later).is_floating_point:
@@ -85,7 +84,7 @@ def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor
 
 
 def _indices(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
-    """At each place its index along the dim."""
+    """Return each element's index along the dim."""
     rank = base.rank(x)
     if rank == 0:
         return base.tensor(net, 0, torch.int64)
@@ -104,13 +103,13 @@ def _length(net: Net, x: Value, dim: int) -> Size:
 
 
 def _steps(net: Net, length: Size) -> list[int]:
-    """1, 2, 4, … below the longest that the dim may be: each doubling of it costs one more round of layers."""
+    """Return 1, 2, 4, … below the maximum of the dim; each takes a round of layers."""
     longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(net, expression(length))[1]
     return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
 
 
 def _moved(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
-    """Each element's neighbour so many places before it; where there is none ``fill``, or the first element."""
+    """Return the element ``step`` places before each; ``fill`` or the first element if there is none."""
     mode = "CLAMP" if fill is None else "FILL"
     axis = base.axis(dim, base.rank(x))
     return sampled(net, x, [axis], [-step], [length], mode=mode, fill=fill)

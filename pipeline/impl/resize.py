@@ -1,4 +1,4 @@
-"""Resizing the last dims, and sampling at given places, by TensorRT's layers."""
+"""Resize the last dims and sample at given coordinates, by TensorRT's layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLING = ("FILL", "CLAMP", "REFLECT")
 
 @frozen
 class Resize:
-    """A way to resize: ``mode`` is ``nearest``, ``nearest-exact``, ``linear`` or ``cubic``."""
+    """The options of a resize; ``mode`` is ``nearest``, ``nearest-exact``, ``linear`` or ``cubic``."""
 
     mode: str
     align_corners: bool = False
@@ -28,16 +28,15 @@ class Resize:
 
     @property
     def nearest(self) -> bool:
-        """Whether each result copies one element."""
         return self.mode.startswith("nearest")
 
 
 @block
 def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
-    """``x`` with its last dims resized to ``sizes``; or by ``scales``, if given, which then also place the elements.
+    """Resize the last dims to ``sizes``, or by ``scales``, which then also determine coordinates.
 
-    A line whose length varies is resized as a plane of one row: RTX 1.4 and 1.6.1 do not build a resize of [N, C, L]
-    that a loop over L has made ("insert_point is not in bb").
+    [N, C, L] with a dynamic L is resized as [N, C, 1, L]: RTX 1.4 and 1.6.1 do not build a resize of the result of a
+    loop over L ("insert_point is not in bb").
     """
     if base.rank(x) == 3 and base.dims(x)[2] < 0:
         sizes, scales = [1, *sizes] if sizes else [], None if scales is None else [1.0, *scales]
@@ -73,8 +72,8 @@ def _set_mode(layer: Any, how: Resize) -> None:
 
 @block
 def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
-    """``x`` [N, C, H, W] at the places of ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves are not exact enough for
-    places."""
+    """Sample ``x`` [N, C, H, W] at the coordinates of ``grid`` [N, h, w, 2] in -1 … 1, in float32, since halves are too
+    coarse for coordinates."""
     wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
     layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]

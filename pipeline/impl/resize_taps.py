@@ -1,6 +1,5 @@
-"""Resizing for cases in which TensorRT's layer would not place the elements as eager does: each result is a weighted
-sum of some elements, at places that are known when the network is built. Dim after dim, they are gathered, weighted and
-summed."""
+"""Resize where TensorRT's layer has other coordinates than eager: each result is a weighted sum of elements at
+positions known at build time, gathered, weighted and summed dim by dim."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def resize_by_taps(
     after: Sequence[Any],
     scales: Sequence[float | None],
 ) -> ITensor:
-    """``x`` with its last dims, of sizes ``before``, resized to ``after``; None leaves a dim as it is."""
+    """Resize the last dims from sizes ``before`` to ``after``; None leaves a dim as it is."""
     dtype, first = base.dtype_of(x), base.rank(x) - len(before)
     result = x if how.nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(before, after, scales, strict=True)):
@@ -52,7 +51,7 @@ def _apply(net: Net, x: ITensor, dim: int, places: Array, weights: Array | None)
 
 
 def _taps(how: Resize, before: int, after: int, scale: float | None) -> Taps:
-    """For each result the places it is made from, inside the input, and their weights."""
+    """Return the input positions of each result, and their weights."""
     step = _step(how, before, after, scale)
     index = np.arange(after, dtype=F)
     if how.antialias:
@@ -72,7 +71,7 @@ def _taps(how: Resize, before: int, after: int, scale: float | None) -> Taps:
 
 
 def _step(how: Resize, before: int, after: int, scale: float | None) -> Any:
-    """How far two results lie apart in the input, in float32 as eager computes it."""
+    """Return the distance of two results in the input, in float32 as in eager."""
     if how.align_corners:
         return F((before - 1) / (after - 1)) if after > 1 else F(0)
     return F(before / after) if scale is None else F(1 / scale)
@@ -87,7 +86,7 @@ def _linear(distance: Array, a: float) -> Array:
 
 
 def _cubic(distance: Array, a: float) -> Array:
-    """Keys' kernel: 1 at 0, 0 at 1 and from 2 on."""
+    """Evaluate Keys' cubic convolution kernel."""
     d, c = np.abs(distance), F(a)
     near = ((c + 2) * d - (c + 3)) * d * d + 1
     far = ((c * d - 5 * c) * d + 8 * c) * d - 4 * c
@@ -95,7 +94,7 @@ def _cubic(distance: Array, a: float) -> Array:
 
 
 def _antialiased(how: Resize, before: int, step: Any, index: Array) -> Taps:
-    """Each result is a mean over as much of the input as it stands for, weighted by the kernel."""
+    """Return positions and weights that average each result's part of the input, weighted by the kernel."""
     stretch = max(step, F(1))
     support = (1 if how.mode == "linear" else 2) * stretch
     kernel = _linear if how.mode == "linear" else _cubic

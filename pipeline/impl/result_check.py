@@ -1,4 +1,4 @@
-"""Compare what a converter made with the operator's own result."""
+"""Check a converter's result against the operator's."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
 from pipeline.trt import to_torch, trt
 
 
-def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: Sequence[torch.Tensor] = ()) -> None:
-    """Raise a `NetworkError` if a result is no tensor, or has another dtype, rank or static dim than expected.
+def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, given: Sequence[torch.Tensor] = ()) -> None:
+    """Raise `NetworkError` if a result is not a tensor, or differs from the expected one in dtype, rank or a static
+    dim.
 
-    Where data says how many rows there are, a dim may have the size of a tensor that the operator was ``given``:
-    ``rows[u0] + rows[48]`` is only where they are as many.
+    A data-dependent dim may have the size of an argument of the operator (``given``): ``rows[u0] + rows[48]`` exists
+    only if they are equal.
     """
-    if not isinstance(made, (trt.ITensor, torch.Tensor)):
-        raise NetworkError(_returned(made))
-    dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
+    if not isinstance(result, (trt.ITensor, torch.Tensor)):
+        raise NetworkError(_returned(result))
+    dtype = to_torch(result.dtype) if isinstance(result, trt.ITensor) else base.network_dtype(result.dtype)
     if dtype != base.network_dtype(expected.dtype):
         raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
-    actual, wanted = base.dims(made), shape_of(expected)
+    actual, wanted = base.dims(result), shape_of(expected)
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
@@ -33,19 +34,19 @@ def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: 
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
 
-def _returned(made: object) -> str:
+def _returned(value: object) -> str:
     """Describe what a converter returned in place of a tensor, and what it should return."""
-    if made is None:
+    if value is None:
         return "the converter returned None, expected a tensor: end it with return"
-    name = type(made).__name__
+    name = type(value).__name__
     found = f"the converter returned {'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}, expected a tensor"
-    if isinstance(made, trt.ILayer):
+    if isinstance(value, trt.ILayer):
         return f"{found}: return layer.get_output(0)"
-    return f"{found}: return its element" if isinstance(made, list | tuple) else found
+    return f"{found}: return its element" if isinstance(value, list | tuple) else found
 
 
 def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
-    """Whether a size that varies in the graph has only one value in its range."""
+    """Return whether a dynamic size has only one value in its range."""
     if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
         return False
     given = bounds(size, symbols)
@@ -53,7 +54,7 @@ def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
 
 
 def _is_given(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
-    """Whether a size that data has can have a value, which is the size of a tensor that is given."""
+    """Return whether a data-dependent size may have a value that is a size of an argument."""
     if isinstance(size, int) or not free_unbacked_symbols(size):
         return False
     if not any(value in shape_of(tensor) for tensor in given):

@@ -1,5 +1,5 @@
-"""Writing elements by index. TensorRT's scatter writes each element once: if several writes may go to one place,
-indices are compared with every place and the matching values are reduced."""
+"""Scatter. TensorRT's layer writes each element once; if several writes may reach one element, indices are compared
+with every position, and the matching values are reduced."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pipeline.trt import trt
 
 @block
 def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITensor:
-    """``x`` with ``x[index[i][j]][j] = source[i][j]``, and so on. ``source`` may be larger than ``index``, or a single
-    number."""
+    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger than ``index``, or
+    a number."""
     if base.rank(x) == 0:
         sizes: list[Size] = [1]
         return base.reshape(net, scatter(net, *_vectors(net, x, dim, index, source)), [])
@@ -40,7 +40,7 @@ def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITen
 
 
 def _vectors(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> tuple[ITensor, int, ITensor, Value]:
-    """A tensor of rank 0 and what is written to it, as vectors."""
+    """Return a 0-d tensor and what is written to it as vectors."""
     tensors = isinstance(source, (trt.ITensor, torch.Tensor))
     source = base.tensor(net, source, rank=1) if tensors else source
     return base.unsqueeze(net, x, [0]), dim, base.tensor(net, index, rank=1), source
@@ -48,7 +48,7 @@ def _vectors(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> tup
 
 @block
 def like(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> ITensor:
-    """The part of a tensor that lies within these sizes, or a number broadcast to them."""
+    """Crop a tensor to these sizes, or broadcast a number to them."""
     if base.rank(source) == 0:
         return base.expand(net, base.tensor(net, source, dtype), sizes)
     value = base.tensor(net, source, dtype)
@@ -59,12 +59,12 @@ def like(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> 
 
 
 def _fits(net: Net, count: Size, size: Size) -> bool:
-    """Whether there are surely no more indices than places: Myelin takes no others."""
+    """Return whether there are never more indices than positions, which TensorRT requires."""
     return bounds_of(net, expression(size) - expression(count))[0] >= 0
 
 
 def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor) -> ITensor:
-    """The same on a row of all elements, by the place of each in it."""
+    """Scatter into the flattened tensor."""
     sizes, counts = base.known_sizes(net, x), base.known_sizes(net, index)
     strides = [product(sizes[i + 1 :]) for i in range(len(sizes))]
     others = [0 if i == dim else s for i, s in enumerate(strides)]
@@ -83,14 +83,15 @@ def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITenso
 
 @block
 def rows(net: Net, x: ITensor, index: ITensor, source: ITensor) -> ITensor:
-    """``x`` with ``x[index] = source``; ``source`` has the dims of ``index``, then those of ``x`` but for the first."""
+    """Return ``x`` after ``x[index] = source``; ``source`` has the dims of ``index``, then those of ``x`` after the
+    first."""
     index = base.unsqueeze(net, index, [base.rank(index)])
     return net.add("scatter", x, index, source, trt.ScatterMode.ND).get_output(0)
 
 
 @block
 def along(net: Net, x: ITensor, dim: int, index: Value, source: ITensor) -> ITensor:
-    """``x`` with ``x.select(dim, index[i]) = source.select(dim, i)``, for an index of rank 1."""
+    """Return ``x`` after ``x.select(dim, index[i]) = source.select(dim, i)`` for an index of rank 1."""
     if dim == 0:
         return rows(net, x, base.tensor(net, index), source)
     sizes = base.known_sizes(net, source)
@@ -99,26 +100,28 @@ def along(net: Net, x: ITensor, dim: int, index: Value, source: ITensor) -> ITen
 
 
 OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin": "MIN"}
-"""eager's reductions as TensorRT's."""
+"""TensorRT's names of eager's reductions."""
 
 
 @block
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """``x`` with all values that ``index`` sends to a place reduced there, together with the element of ``x``
-    (``include_self``) or instead of it. ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
+    """Reduce all values with the same index, together with the element of ``x`` (``include_self``) or in its place.
+    ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide(given)
     dtype = _elementwise.arithmetic(dtype)
-    index, source = _never_nothing(net, index, source, dim)
+    index, source = _never_empty(net, index, source, dim)
     places = base.known_sizes(net, x)[dim]
     sizes = [b if a == 1 else a for a, b in zip(*(base.known_sizes(net, v) for v in (index, source)), strict=True)]
     hit = _hits(net, index, dim, places)
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
-    there = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
-    there = base.noted(net, there, [*sizes[:dim], places, *sizes[dim:]])  # one more is enough: `reduce` asks
-    reduced = _reduced(net, OPERATIONS[reduction], there, dim + 1)
+    matching = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
+    matching = base.with_sizes(
+        net, matching, [*sizes[:dim], places, *sizes[dim:]]
+    )  # so that `reduce` adds no second pad
+    reduced = _reduced(net, OPERATIONS[reduction], matching, dim + 1)
     old = base.cast(net, x, dtype)
     if include_self:
         reduced = _joined(net, OPERATIONS[reduction], old, reduced)
@@ -131,12 +134,10 @@ def scatter_reduce(
     return base.cast(net, reduced, given)
 
 
-def _never_nothing(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """The indices and what they send, with one more that goes nowhere where there may be none.
-
-    The places are computed in the kernel of the first sum that reads them, by the threads that read what is summed,
-    and written for the others: TensorRT-RTX does not write them where there is nothing to sum (`empty-loops`).
-    """
+def _never_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
+    """Pad indices and source by one that matches no position if they may be empty. The first sum's kernel computes the
+    positions in the loop over its elements, and writes them for other kernels, which it does not if there are none
+    (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not applies("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_none(net, size):
         return index, source
@@ -148,7 +149,7 @@ def _never_nothing(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple
 
 
 def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
-    """Whether an index names a place: the places are a new dim before that of the indices."""
+    """Return whether each index equals each position, along a new dim before that of the indices."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
     places = base.cast(net, places, base.dtype_of(index))
@@ -168,7 +169,7 @@ def _joined(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
 
 
 def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
-    """The sum over how many there are; rounded down for integers."""
+    """Divide a sum by the count, rounded down for integers."""
     dtype = base.dtype_of(total)
     number = _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1)
     divisor = base.cast(net, number, dtype)
@@ -177,7 +178,7 @@ def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITens
 
 @block
 def grown(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
-    """``x`` extended with ``fill`` up to these sizes."""
+    """Extend ``x`` with ``fill`` to these sizes."""
     known = base.known_sizes(net, x)
     axes = [i for i, s in enumerate(sizes) if s != known[i]]
     if not axes:

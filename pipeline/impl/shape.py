@@ -1,4 +1,4 @@
-"""Layers that change a shape: splitting, joining, repeating, reordering."""
+"""Sizes as expressions, and layers that concatenate, repeat and slice."""
 
 from __future__ import annotations
 
@@ -19,46 +19,44 @@ from pipeline.trt import trt
 
 
 def sizes_of(value: torch.Tensor) -> list[Size]:
-    """The sizes of a fake tensor: ints, and ``SymbolicInt`` where they depend on the inputs."""
+    """Return the sizes of a fake tensor: ints, or ``SymbolicInt`` if dynamic."""
     return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(value)]
 
 
 @fact
 def result_sizes(net: Net) -> list[Size]:
-    """The sizes of the node's result, the first if there are several."""
+    """Return the sizes of the node's (first) result."""
     assert net.node is not None
     value = net.node.meta["val"]
     return sizes_of(value if isinstance(value, torch.Tensor) else value[0])
 
 
 def expression(size: Size) -> Any:
-    """A size as an expression."""
     return size.expr if isinstance(size, SymbolicInt) else sympy.Integer(size)
 
 
 def as_size(expr: Any) -> Size:
-    """An expression as a size: an int where it is one."""
+    """Return an expression as a size, an int if it is constant."""
     return int(expr) if expr.is_number else SymbolicInt(expr)
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """How many elements a shape has."""
+    """Return the product of sizes."""
     return as_size(sympy.Mul(*map(expression, sizes)))
 
 
 def total(sizes: Sequence[Size]) -> Size:
-    """The sizes added up."""
+    """Return the sum of sizes."""
     return as_size(sympy.Add(*map(expression, sizes)))
 
 
 def negative(size: Size) -> Size:
-    """Minus a size."""
     return as_size(-expression(size))
 
 
 @fact
 def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
-    """Bounds of an expression; infinite where a symbol has none."""
+    """Return the bounds of an expression; infinite if a symbol has none."""
     if expr.is_number:
         return int(expr), int(expr)
     if any(str(symbol) not in net.ctx.ranges for symbol in expr.free_symbols):
@@ -69,7 +67,7 @@ def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
 
 @block
 def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:
-    """The tensors one after another along a dim, each cast to ``dtype``; one alone is not copied."""
+    """Concatenate along a dim, each tensor cast to ``dtype``; a single one is not copied."""
     parts = [base.tensor(net, t, dtype) for t in tensors]
     if len(parts) == 1:
         return parts[0]
@@ -80,7 +78,7 @@ def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype
 
 @block
 def repeat(net: Net, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size]) -> ITensor:
-    """``x``, of the rank of the result, repeated along each dim: a slice that wraps around, or stays at a size of 1."""
+    """Repeat ``x``, of the result's rank, along each dim by a slice that wraps around."""
     known = base.known_sizes(net, x)
     axes = [i for i, r in enumerate(repeats) if r != 1]
     if all(known[i] == 1 for i in axes):
@@ -102,7 +100,7 @@ def sampled(
     mode: str = "STRICT_BOUNDS",
     fill: ITensor | None = None,
 ) -> ITensor:
-    """A slice along some axes; ``mode`` (of ``trt.SampleMode``) determines the elements outside of ``x``."""
+    """Slice along axes; ``mode`` (of ``trt.SampleMode``) determines the elements outside of ``x``."""
     given = [start, sizes, [1] * len(axes) if stride is None else stride]
     plain = [all(isinstance(v, int) for v in values) for values in given]
     layer = net.add("slice", x, *(tuple(v) if p else (0,) * len(axes) for v, p in zip(given, plain, strict=True)))
@@ -116,4 +114,4 @@ def sampled(
     result = list(base.known_sizes(net, x))
     for a, s in zip(axes, sizes, strict=True):
         result[a] = s
-    return base.noted(net, layer.get_output(0), result)
+    return base.with_sizes(net, layer.get_output(0), result)

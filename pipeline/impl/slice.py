@@ -1,4 +1,4 @@
-"""Slices by ATen's rules: bounds are clamped, counted from the end if negative, and may be known only at run time."""
+"""Slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.network.net import Net
 
 @block
 def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:
-    """``size`` elements along a dim, from ``start`` on, in steps; ``x`` itself if that is all of them in order."""
+    """Slice ``size`` elements along a dim from ``start`` on; return ``x`` itself if that is all of it."""
     if start == 0 and step == 1 and size == base.known_sizes(net, x)[dim]:
         return x
     return sampled(net, x, [dim], [start], [size], stride=[step])
@@ -26,7 +26,7 @@ def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 
 
 @fact
 def first(net: Net, bound: Size | None, size: Size) -> Size:
-    """The start of a slice in a dim of this size: ``bound`` counted from the start and clamped."""
+    """Return a slice's start in a dim of this size, wrapped and clamped."""
     if bound is None:
         return 0
     low, high, value = sympy.Integer(0), expression(size), expression(bound)
@@ -36,7 +36,7 @@ def first(net: Net, bound: Size | None, size: Size) -> Size:
 
 @fact
 def is_data(net: Net, size: Size) -> bool:
-    """Whether a size is an element of a tensor, not the size of a dim: TensorRT would require it on the host."""
+    """Return whether a size comes from an element of a tensor, which TensorRT would need on the host."""
     sources = (
         [net.ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols]
         if isinstance(size, SymbolicInt)
@@ -47,7 +47,7 @@ def is_data(net: Net, size: Size) -> bool:
 
 @block
 def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
-    """One element of a dim, which is removed."""
+    """Select an element of a dim, and remove the dim."""
     sizes = base.known_sizes(net, x)
     one = narrow(net, x, dim, first(net, index, sizes[dim]), 1)
     rest = [s for i, s in enumerate(sizes) if i != dim]
@@ -57,7 +57,7 @@ def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
 
 
 def _wrapped(net: Net, value: Any, size: Any) -> Any:
-    """A negative index counted from the start. ``Max(0, Min(1, -v))`` is ``v < 0``, where only the engine knows."""
+    """Wrap a negative index; ``Max(0, Min(1, -v))`` is ``v < 0`` at run time."""
     low, high = bounds_of(net, value)
     if low >= 0:
         return value
@@ -65,14 +65,14 @@ def _wrapped(net: Net, value: Any, size: Any) -> Any:
 
 
 def _clamped(net: Net, value: Any, low: Any, high: Any) -> Any:
-    """``value`` in ``low..high``; what its range already says is not asked of the engine."""
+    """Clamp to ``low..high``, without the bounds that the value's range already implies."""
     inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
     return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
 
 
 @block
 def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
-    """``x`` backwards along some dims."""
+    """Reverse ``x`` along dims."""
     sizes = base.known_sizes(net, x)
     axes = sorted(a for a in {base.axis(d, len(sizes)) for d in dims} if sizes[a] not in (0, 1))
     if not axes:
@@ -82,7 +82,7 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
 
 
 def _last(net: Net, size: Size) -> Size:
-    """The place of the last of so many; the first, where a call may have none: TensorRT refuses a start of -1."""
+    """Return the last position of a dim; 0 for an empty one, since TensorRT refuses -1."""
     last = total([size, -1])
     if not may_be_none(net, size):
         return last
@@ -91,26 +91,23 @@ def _last(net: Net, size: Size) -> Size:
 
 @block
 def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> ITensor:
-    """``x`` shifted along some dims; elements that leave at one end enter at the other."""
+    """Roll ``x`` along dims."""
     sizes = base.known_sizes(net, x)
     moves: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         a = base.axis(dim, len(sizes))
         moves[a] = total([moves.get(a, 0), negative(shift)])
-    moves = {a: _start(shift, sizes[a]) for a, shift in sorted(moves.items())}
-    axes = [a for a, start in moves.items() if start != 0]
+    for a, shift in moves.items():
+        moves[a] = shift % sizes[a] if isinstance(shift, int) and isinstance(sizes[a], int) and sizes[a] else shift
+    axes = sorted(a for a, start in moves.items() if start != 0)
     if not axes or 0 in sizes:
         return x
     return sampled(net, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
 
 
-def _start(shift: Size, size: Size) -> Size:
-    return shift % size if isinstance(shift, int) and isinstance(size, int) and size else shift
-
-
 @block
 def flattened(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
-    """``x`` with two dims moved to the end and merged; the resulting order of its dims, and their sizes."""
+    """Move two dims to the end and merge them; also return the order of dims, and their sizes before the merge."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
@@ -120,13 +117,13 @@ def flattened(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list
 
 
 def diagonal_start(offset: int, columns: Size) -> Size:
-    """The start of a diagonal in a flattened matrix; its elements are ``columns + 1`` apart."""
+    """Return the start of a diagonal in a flattened matrix; its elements are ``columns + 1`` apart."""
     return offset if offset >= 0 else product([-offset, columns])
 
 
 @block
 def diagonal(net: Net, x: ITensor, offset: int, dim1: int, dim2: int, count: Size) -> ITensor:
-    """A diagonal of the matrices along two dims, as the last dim."""
+    """Return a diagonal of the matrices in two dims, as the last dim."""
     flat, _, sizes = flattened(net, x, dim1, dim2)
     start = 0 if count == 0 else diagonal_start(offset, sizes[-1])
     return sampled(net, flat, [len(sizes) - 2], [start], [count], stride=[total([sizes[-1], 1])])

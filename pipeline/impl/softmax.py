@@ -1,4 +1,4 @@
-"""Softmax and its logarithm, in float32 for every input dtype."""
+"""Softmax and log-softmax, in float32 for every input dtype."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pipeline.network.net import Net
 
 @block
 def softmax(net: Net, x: ITensor, dim: int) -> ITensor:
-    """``exp(x) / sum(exp(x))`` over a dim; a row of -inf gives NaN, as in eager. The result has ``x``'s dtype."""
+    """``exp(x) / sum(exp(x))`` over a dim, NaN for a row of -inf as in eager. The result has ``x``'s dtype."""
     rank = base.rank(x)
-    wide = base.raise_rank(net, base.cast(net, x, torch.float32), 2)  # TensorRT wants two dims or more
+    wide = base.raise_rank(net, base.cast(net, x, torch.float32), 2)  # TensorRT requires two dims
     layer = net.add("softmax", wide)
     layer.axes = 1 << (base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1))
     result = base.squeeze(net, layer.get_output(0), range(2 - rank))

@@ -1,4 +1,4 @@
-"""Order: the largest and smallest elements along a dim and their indices, all by TensorRT's TopK layer."""
+"""Top-k, sort and argmax along a dim, by TensorRT's TopK layer."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ MAX_K = 3840
 """The largest k that TopK takes."""
 
 TOWARDS_ZERO = 1 - 2**-24
-"""A product with it is rounded to the neighbour of a normal float32 that is nearer to zero."""
+"""Multiplying by it moves a normal float32 to its neighbour towards zero."""
 
 LAST_DIMS = 4
-"""TopK works along the last four dims only."""
+"""TopK takes one of the last four dims."""
 
 Pair = tuple[ITensor, ITensor]
 
 
 @block
 def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
-    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN is the largest of all."""
+    """Return the ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN is the largest."""
     values, indices, _ = _chosen(net, x, k, dim, largest)
     return values, indices
 
 
 def _chosen(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITensor, ITensor, ITensor]:
-    """The values and indices of ``topk``, and the keys that were ordered."""
+    """Return the values and indices of ``topk``, and the keys by which they are ordered."""
     dtype, rank = base.dtype_of(x), base.rank(x)
-    value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK takes no vector
+    value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK requires two dims
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
     if k == 0:
-        values, places = _nothing(net, value, axis)
+        values, places = _empty(net, value, axis)
         keys = values
     else:
         floats = dtype.is_floating_point
@@ -52,10 +52,10 @@ def _chosen(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITens
 
 
 def _key(net: Net, x: ITensor) -> ITensor:
-    """Numbers in eager's order of floats: infinity for NaN, and before it the greatest float32 for infinity.
+    """Return keys in eager's order of floats: infinity for NaN, and the largest float32 for infinity.
 
-    A float32 other than NaN is first moved by one place towards zero, which makes room for that: subnormal numbers and
-    the smallest normal one stay, so that only this and the next are equal then.
+    To make room, each float32 moves to its neighbour towards zero; subnormal numbers and the smallest normal one stay,
+    so that only that one and the next become equal.
     """
     dtype = base.dtype_of(x)
     value = base.cast(net, x, torch.float32)
@@ -64,13 +64,13 @@ def _key(net: Net, x: ITensor) -> ITensor:
     return where(net, base.unary(net, "ISNAN", x), math.inf, finite, torch.float32)
 
 
-def _nothing(net: Net, x: ITensor, axis: int) -> Pair:
+def _empty(net: Net, x: ITensor, axis: int) -> Pair:
     empty = sampled(net, x, [axis], [0], [0])
     return empty, base.cast(net, empty, torch.int32)
 
 
 def _ordered(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
-    """TopK, with the dim brought to the end where it is not among the last four."""
+    """Run TopK, with the dim moved to the end if it is not among the last four."""
     rank = base.rank(x)
     if rank - axis <= LAST_DIMS:
         return _top(net, x, k, axis, largest)
@@ -83,15 +83,15 @@ def _ordered(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
 
 def _top(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
     operation = trt.TopKOperation.MAX if largest else trt.TopKOperation.MIN
-    made = net.add("topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
+    layer = net.add("topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
     if not isinstance(k, int):
-        made.set_input(1, base.cast(net, base.scalar_of(net, k), torch.int32))
-    return made.get_output(0), made.get_output(1)
+        layer.set_input(1, base.cast(net, base.scalar_of(net, k), torch.int32))
+    return layer.get_output(0), layer.get_output(1)
 
 
 @block
 def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
-    """The largest (or smallest) element along a dim and its index; of equal ones, and of NaN, the first."""
+    """Return the largest (or smallest) element along a dim and its index; of equal ones, and of NaN, the first."""
     values, indices = _extremum(net, largest, x, dim)
     if keepdim or base.rank(x) == 0:
         return values, indices
@@ -100,7 +100,7 @@ def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair
 
 
 def _extremum(net: Net, largest: bool, x: Value, dim: int) -> Pair:
-    """Where there is a NaN, what is ordered are the places of NaN."""
+    """Order the flags of NaN instead of the values where there is a NaN."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
         return topk(net, x, 1, dim, largest)
@@ -116,7 +116,7 @@ def _extremum(net: Net, largest: bool, x: Value, dim: int) -> Pair:
 
 @block
 def index_of_extremum(net: Net, largest: bool, x: Value, dim: int | None, keepdim: bool) -> ITensor:
-    """The index of the largest (or smallest) element along a dim, or among all elements."""
+    """Return the index of the largest (or smallest) element along a dim, or in the flattened tensor."""
     if dim is not None:
         return extremum(net, largest, x, dim, keepdim)[1]
     rank = base.rank(x)
@@ -127,7 +127,7 @@ def index_of_extremum(net: Net, largest: bool, x: Value, dim: int | None, keepdi
 
 @block
 def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
-    """All elements along a dim in order, and their indices; ``stable``: equal ones keep their order."""
+    """Sort along a dim; return values and indices. ``stable``: equal elements keep their order."""
     if base.rank(x) == 0:
         return topk(net, x, 1, 0, descending)
     length = base.known_sizes(net, x)[dim]
@@ -137,7 +137,7 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
 
 
 def _stable(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
-    """The indices, ordered inside each run of equal keys: by their run first, which is a number like them."""
+    """Sort the indices inside each run of equal keys, by the run's number times a constant plus the index."""
     rank = base.rank(keys)
     axis = base.axis(dim, rank)
     before = sampled(net, keys, [axis], [-1], [length], mode="CLAMP")
@@ -148,5 +148,5 @@ def _stable(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -
     scale = base.tensor(net, MAX_K, torch.int64, rank=rank)
     key = base.elementwise(net, "SUM", base.elementwise(net, "PROD", run, scale), indices)
     ordered, _ = topk(net, key, length, dim, largest=False)
-    whole = layer(net, "FLOOR_DIV", ordered, scale, torch.int64)
-    return base.elementwise(net, "SUB", ordered, base.elementwise(net, "PROD", whole, scale))
+    run = layer(net, "FLOOR_DIV", ordered, scale, torch.int64)
+    return base.elementwise(net, "SUB", ordered, base.elementwise(net, "PROD", run, scale))

@@ -15,20 +15,20 @@ from pipeline.network.net import Net
 
 @block
 def floating(net: Net, x: Value) -> ITensor:
-    """``x`` as floats: integers and bools as float32."""
+    """Convert integers and bools to float32."""
     dtype = base.dtype_of(x)
     return base.tensor(net, x, dtype if dtype.is_floating_point else torch.float32)
 
 
 @block
 def widened(net: Net, x: Value) -> ITensor:
-    """``x`` as float32, for functions of several layers, so that they round once at the end, as eager does."""
+    """Convert to float32, for functions of several layers that round once at the end, as in eager."""
     return base.tensor(net, x, torch.float32)
 
 
 @block
 def real(net: Net, operation: str, x: Value) -> ITensor:
-    """A function of real numbers; integers give a float."""
+    """Apply a function of floats; integers become float32."""
     return base.unary(net, operation, floating(net, x))
 
 
@@ -57,7 +57,7 @@ def absolute(net: Net, x: ITensor) -> ITensor:
 
 @block
 def is_negative(net: Net, x: ITensor) -> ITensor:
-    """Whether a float has the sign bit; for -0 the reciprocal shows it."""
+    """Return whether a float has its sign bit set; the reciprocal shows it for -0."""
     below = layer(net, "LESS", x, 0.0, base.dtype_of(x))
     zero = layer(net, "LESS", base.unary(net, "RECIP", x), 0.0, base.dtype_of(x))
     return base.elementwise(net, "OR", below, zero)
@@ -72,7 +72,7 @@ def rounded(net: Net, operation: str, x: Value) -> ITensor:
 
 @block
 def truncated(net: Net, x: Value) -> ITensor:
-    """Rounded toward zero."""
+    """Round toward zero."""
     x = base.tensor(net, x)
     if not base.dtype_of(x).is_floating_point:
         return x
@@ -98,7 +98,7 @@ def logarithm(net: Net, base_: float, x: Value) -> ITensor:
 
 @block
 def log1p(net: Net, x: Value) -> ITensor:
-    """``log(1 + x)``: near zero ``2 atanh(x / (2 + x))``, where the sum would lose digits."""
+    """``log(1 + x)``; near zero ``2 atanh(x / (2 + x))``, since the sum would lose digits."""
     x = widened(net, x)
     ratio = base.elementwise(net, "DIV", x, layer(net, "SUM", x, 2.0, torch.float32))
     near = layer(net, "PROD", base.unary(net, "ATANH", ratio), 2.0, torch.float32)
@@ -108,7 +108,7 @@ def log1p(net: Net, x: Value) -> ITensor:
 
 @block
 def expm1(net: Net, x: Value) -> ITensor:
-    """``exp(x) - 1``: near zero ``2 sinh(x / 2) exp(x / 2)``, where the difference would lose digits."""
+    """``exp(x) - 1``; near zero ``2 sinh(x / 2) exp(x / 2)``, since the difference would lose digits."""
     x = widened(net, x)
     half = layer(net, "PROD", x, 0.5, torch.float32)
     product = base.elementwise(net, "PROD", base.unary(net, "SINH", half), base.unary(net, "EXP", half))
@@ -123,7 +123,7 @@ def _below(net: Net, x: ITensor, bound: float) -> ITensor:
 
 @block
 def kind_of_number(net: Net, operation: str, x: Value) -> ITensor:
-    """``ISNAN`` or ``ISINF``; integers are neither."""
+    """``ISNAN`` or ``ISINF``; False for integers."""
     x = base.tensor(net, x)
     if base.dtype_of(x).is_floating_point:
         return base.unary(net, operation, x)
@@ -132,7 +132,7 @@ def kind_of_number(net: Net, operation: str, x: Value) -> ITensor:
 
 @block
 def atan2(net: Net, y: Value, x: Value) -> ITensor:
-    """The angle of the point ``(x, y)``: that of the smaller coordinate over the larger, then moved to its octant."""
+    """Return the angle of ``(x, y)``: the arctangent of the smaller coordinate over the larger, moved to its octant."""
     rank = max(base.rank(x), base.rank(y))
     a, b = (base.tensor(net, v, torch.float32, rank=rank) for v in (x, y))
     width, height = absolute(net, a), absolute(net, b)
@@ -150,7 +150,7 @@ def atan2(net: Net, y: Value, x: Value) -> ITensor:
 
 @block
 def round_to(net: Net, x: Value, decimals: int) -> ITensor:
-    """Rounded to a number of decimals, ties to even; negative numbers round before the decimal point."""
+    """Round to a number of decimals, ties to even; negative ones round before the decimal point."""
     scale = 10.0 ** abs(decimals)
     before, after = ("PROD", "DIV") if decimals > 0 else ("DIV", "PROD")
     moved = layer(net, before, widened(net, x), scale, torch.float32)

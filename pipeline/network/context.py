@@ -144,7 +144,7 @@ class ConversionContext:
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
-            raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.said_since(mark)})")
+            raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.messages_since(mark)})")
         layer.name = self.unique(f"{name}:{kind}")
         return layer
 

@@ -60,7 +60,7 @@ class _Replay:
         mark = self.log.mark()
         layer = self.add_layer(row)
         if layer is None:
-            raise self.error(row, self.log.said_since(mark))
+            raise self.error(row, self.log.messages_since(mark))
         layer.name = row.name
         for index, tensor in enumerate(row.outputs):
             self.tensors[tensor.name] = layer.get_output(index)

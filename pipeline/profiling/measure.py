@@ -23,7 +23,7 @@ from pipeline.program import Segment
 from pipeline.records.profile import Profile
 from pipeline.runtime.cuda_worker import EngineStep
 from pipeline.runtime.module import ProgramModule
-from pipeline.runtime.run_context import Told, Turn
+from pipeline.runtime.run_context import SegmentRunner, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
 RUNS, FEW, WARMUP = 50, 9, 10
@@ -150,7 +150,7 @@ class Ahead:
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
 
-    def __call__(self, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
+    def __call__(self, run: SegmentRunner, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
         """Run the segment. The first run measures the host's time, and is not recorded."""
         if self.host is not None:
             busy(int(1.5 * self.host * CYCLES))
@@ -258,7 +258,7 @@ def layer_times(
     recorders: dict[str, LayerRecorder] = {}
     metadata: dict[str, Mapping[str, Sequence[str]]] = {}
 
-    def wrapped(segment: Segment, run: Told) -> Told:
+    def wrapped(segment: Segment, run: SegmentRunner) -> SegmentRunner:
         if not isinstance(run, EngineStep):
             return run
         context = run.session.context
@@ -272,7 +272,9 @@ def layer_times(
     return {name: recorder.runs for name, recorder in recorders.items()}, metadata
 
 
-def recorded(run: Told, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
+def recorded(
+    run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn
+) -> Sequence[Leaf]:
     """Run an engine and report its times; other segments may run in the same context."""
     context.profiler = recorder  # type: ignore[attr-defined]
     outputs = run(inputs, turn)
@@ -311,7 +313,9 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
     return by_segment(order, spans(seen))
 
 
-def bounded(order: list[str], name: str, ahead: Ahead, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
+def bounded(
+    order: list[str], name: str, ahead: Ahead, run: SegmentRunner, inputs: list[Leaf], turn: Turn
+) -> Sequence[Leaf]:
     """Run a segment between two marker kernels that wait, which delimit its own."""
     order.append(name)
     if ahead.host is None:

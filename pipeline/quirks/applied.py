@@ -1,4 +1,4 @@
-"""Which faults are avoided: those of the TensorRT in use, but for what an experiment says."""
+"""Determine which faults are avoided: those of the TensorRT in use, except in experiments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.trt import CAPABILITIES, has_gpu
 
 _BY_ID: Final = {quirk.id: quirk for quirk in QUIRKS}
 _NONE: Final[frozenset[str]] = frozenset()
-_assumed: Final = ContextVar("faults that are taken to be there", default=_NONE)
-_left_out: Final = ContextVar("faults that are not avoided", default=_NONE)
+_assumed: Final = ContextVar("assumed faults", default=_NONE)
+_ignored: Final = ContextVar("ignored faults", default=_NONE)
 
 
 class Experiment(ContextDecorator):
-    """A block, or a decorated function, in which rows of the table are left out or assumed."""
+    """A context or decorator in which rows of the table are ignored or assumed."""
 
     def __init__(self, variable: ContextVar[frozenset[str]], ids: frozenset[str]) -> None:
         self._variable, self._ids = variable, ids
@@ -32,19 +32,19 @@ class Experiment(ContextDecorator):
 
 
 def applies(id: str) -> bool:
-    """Return whether a fault is to be avoided: TensorRT has it, and no experiment leaves it out."""
-    return is_there(id) and id not in _left_out.get()
+    """Return whether a fault is avoided: TensorRT has it, and no experiment ignores it."""
+    return is_there(id) and id not in _ignored.get()
 
 
 def is_there(id: str) -> bool:
-    """Return whether the TensorRT in use, on the GPU at hand where that matters, has the fault of this row."""
+    """Return whether the TensorRT in use has a fault, on the current GPU if the fault depends on it."""
     quirk = _BY_ID[id]
     here = id in _assumed.get() or quirk.is_in(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
     return here and (not quirk.capabilities or gpu_at_hand() in quirk.capabilities)
 
 
 def gpu_at_hand() -> str:
-    """Return the compute capability of the current GPU ("9.0"), or nothing."""
+    """Return the compute capability of the current GPU ("9.0"); empty without one."""
     return ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu() else ""
 
 
@@ -56,7 +56,7 @@ def without(*ids: str) -> Experiment:
     Raises:
         ValueError: the table has no such row.
     """
-    return Experiment(_left_out, _known(ids))
+    return Experiment(_ignored, _known(ids))
 
 
 def assume(*ids: str) -> Experiment:

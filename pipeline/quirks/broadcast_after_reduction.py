@@ -1,9 +1,9 @@
-"""Find the operands that have to be broadcast before an elementwise layer, not by it (`broadcast-in-reductions`).
+"""Find the operands that must be expanded before an elementwise layer broadcasts them (`broadcast-in-reductions`).
 
-A kernel of TensorRT-RTX that reduces keeps what it computes of each element in its threads' registers, for layers
-behind the reduction. Where one of these broadcasts such a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold
-nothing: ``softmax(x) * y`` of [4, 1, 8] and [4, 5, 8] gave infinities. A layer that repeats elements is in no such
-kernel. The same helps where it has a sum of few in its expression (`inlined_reductions`).
+A reduction kernel of TensorRT-RTX keeps per-element values in its threads' registers for layers after the reduction. If
+such a layer broadcasts a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold none: ``softmax(x) * y`` of [4,
+1, 8] and [4, 5, 8] returned infinities. A layer that expands is never fused into such a kernel. Expanding also helps
+against small sums in a kernel's expression (`inlined_reductions`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pipeline.shapes.environment import Shape
 aten = torch.ops.aten
 
 Role: TypeAlias = Literal["reduced", "behind"]
-"""What a value is to the kernel of a reduction: its result, or computed from it and from elements that it reduced."""
+"""The role of a value for a reduction kernel: its result, or computed from the result and the reduced elements."""
 SHIFTED: Final = (aten.logsumexp.default,)
-"""Reductions that add what they computed from another one of the same elements."""
+"""Reductions that add another reduction of the same elements to their result."""
 
 
 def places(part: Part) -> Iterator[Place]:
-    """The nodes that broadcast what a kernel may keep, with these inputs."""
+    """Yield the nodes that broadcast values which a kernel may hold in registers, with these inputs."""
     held = HeldValues(part.nodes)
     for node in part.nodes:
         if names := tuple(x.name for x in broadcast_inputs(node) if held.is_in(x, node)):
@@ -37,9 +37,9 @@ def places(part: Part) -> Iterator[Place]:
 
 
 class HeldValues:
-    """What the kernels of a segment may keep. Nodes that compute the same are one here, as they are to TensorRT.
+    """The values that kernels of a segment may hold in registers. Equal computations are one node, as in TensorRT.
 
-    nodes: the segment's, in order.
+    nodes: the segment's nodes, in order.
     """
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
@@ -73,14 +73,14 @@ class HeldValues:
                 self._shifting.add(node)
 
     def is_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Whether a kernel may keep an input that a node broadcasts."""
+        """Return whether a kernel may hold an input that a node broadcasts."""
         return self._one(given) in self._kept or self._is_read_elsewhere(given, node, node_shape(node))
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
 
     def _key(self, node: torch.fx.Node) -> str:
-        """Equal for nodes that compute the same."""
+        """Return a key that is equal for equal computations."""
         if not (passes(node) or does(node.target) in REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._one(x).name}")
@@ -91,7 +91,7 @@ class HeldValues:
             return "reduced" if does(node.target) in (Does.REDUCES, Does.POOLS) else "behind"
         if not passes(node):
             return None
-        inputs = [x for x in node.all_input_nodes if _holds_tensors(x)]
+        inputs = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor | tuple | list)]
         roles = {x: self._roles.get(self._one(x)) for x in inputs}
         if "behind" in roles.values():
             return "behind"
@@ -100,8 +100,8 @@ class HeldValues:
         return "behind" if others else "reduced" if reduced else None
 
     def _reduced(self, node: torch.fx.Node) -> Shape | None:
-        """The shape of the elements that a value was reduced from, of which each thread may keep the value; None if
-        there are none, or several."""
+        """Return the shape of the elements that a value was reduced from, whose threads may hold it; None if there is
+        not exactly one."""
         if self._roles[node] != "reduced":
             return None
         if reduces(node):
@@ -110,42 +110,38 @@ class HeldValues:
         return found.pop() if len(found) == 1 else None
 
     def _is_read_elsewhere(self, node: torch.fx.Node, user: torch.fx.Node, size: Shape | None) -> bool:
-        """Whether a value shifts the elements from which it was reduced, each of which has a thread that keeps it, and
-        a user in the same kernel broadcasts it to others."""
+        """Return whether a value shifts the elements from which it was reduced, whose threads hold it, and a user in
+        the same kernel broadcasts it to other elements."""
         first = self._one(node)
         if first not in self._shifting or self._elements[first] == size:
             return False
-        return not any(self._is_behind_product(x, node) for x in user.all_input_nodes if x is not node)
+        return not any(self._depends_through_matmul(x, node) for x in user.all_input_nodes if x is not node)
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Whether a user reduces, or one behind it, of the same elements."""
+        """Return whether a user, or a later one of the same elements, reduces."""
         if reduces(user):
             return True
         return user in self._read and (moves(user) or (passes(user) and node_shape(user) == node_shape(node)))
 
     def _shifts(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Whether a user leads to another reduction of the elements that the node was reduced from."""
+        """Return whether a user leads to another reduction of the elements that the node was reduced from."""
         if not passes(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])
 
-    def _is_behind_product(self, node: torch.fx.Node, source: torch.fx.Node) -> bool:
-        """Whether a node depends on another through a product: then no kernel of a reduction has both."""
+    def _depends_through_matmul(self, node: torch.fx.Node, source: torch.fx.Node) -> bool:
+        """Return whether a node depends on another through a matmul, so that no reduction kernel has both."""
         waiting, seen, first = [(node, False)], set[tuple[torch.fx.Node, bool]](), self._places.get(source, -1)
         while waiting:
             each, behind = waiting.pop()
             if each is source and behind:
                 return True
-            behind |= does(each.target) in PRODUCTS and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+            behind |= does(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
             found = {(given, behind) for given in each.all_input_nodes if self._places.get(given, -1) >= first} - seen
             seen |= found
             waiting += found
         return False
 
 
-PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
-"""Operators that no kernel of a reduction has, but for products over a single element."""
-
-
-def _holds_tensors(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+SEPARATE: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
+"""Operators that are never fused into a reduction kernel, except matmuls over a single element."""

@@ -1,7 +1,7 @@
-"""Find the sizes of inputs that may leave loops empty beside what has elements all the same (`empty-loops`).
+"""Find the dynamic sizes that may leave a kernel's loop empty while other results of it are not (`empty-loops`).
 
-TensorRT-RTX computes a tensor that is broadcast in the kernel of the layer that broadcasts it, and writes it there for
-others, in a loop over the larger tensor: if that has no elements in a call, nobody writes it.
+TensorRT-RTX computes a broadcast tensor in the kernel that broadcasts it, and writes it for other kernels in the loop
+over the larger tensor: if that is empty in a call, the tensor is never written.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
 
 
 def places(part: Part) -> Iterator[Place]:
-    """The symbols of inputs that may leave tensors of a segment empty beside others: where nodes compute something that
-    has elements all the same, for a node of which none are left, and for an output. Most ranges begin at 0 because
-    nobody said more, and a call without elements leaves nothing to compute."""
-    there = {node.name: node for node in part.nodes}
+    """Yield the symbols of inputs that may be 0 while a node has elements that are read both by an empty node and on a
+    path to an output. Most ranges begin at 0 only for lack of a stated minimum, and then usually leave nothing to
+    compute."""
+    nodes = {node.name: node for node in part.nodes}
     names = [name for name, each in part.ranges.items() if each.min < 1 and not name.startswith("u")]
-    shapes = {name: _shapes(node.meta.get("val")) for name, node in there.items()} if names else {}
-    found = [name for name in names if _leaves_something(there, shapes, part.outputs, name, part.ranges)]
+    shapes = {name: _shapes(node.meta.get("val")) for name, node in nodes.items()} if names else {}
+    found = [name for name in names if _leaves_elements(nodes, shapes, part.outputs, name, part.ranges)]
     if found:
         yield "may be empty", "", tuple(sorted(found))
 
@@ -32,15 +32,15 @@ def _shapes(value: object) -> list[tuple[Expr, ...]]:
     return [shape for each in value for shape in _shapes(each)] if isinstance(value, tuple | list) else []
 
 
-def _leaves_something(
+def _leaves_elements(
     nodes: Mapping[str, torch.fx.Node],
     shapes: Mapping[str, Sequence[Sequence[Expr]]],
     outputs: Set[str],
     symbol: str,
     ranges: Symbols,
 ) -> bool:
-    """Whether a node has elements, if there are none of a symbol, and so have nodes from it to an output, and none one
-    that reads it or one of these."""
+    """Return whether, if a symbol is 0, a node has elements, as have nodes on a path from it to an output, while a node
+    that depends on it is empty."""
     empty = {
         name
         for name, each in shapes.items()

@@ -1,9 +1,9 @@
-"""Find the values that have to be computed by themselves, so that no kernel's expression grows without end
+"""Find the values that must be computed in separate kernels, so that no kernel's expression explodes
 (`expanded-loops`).
 
-TensorRT-RTX writes what a kernel reads through views, reductions of few elements and products over few into the kernel,
-once for each place that it is read at. ``u[1:] + u[:-1]`` of the last result, 12 times, is an expression of 4,096
-terms, and 20 times one of a million: the builder takes 0.1 ms or more for a term, and gigabytes.
+TensorRT-RTX inlines values that a kernel reads through views, small reductions and matmuls over few elements, once for
+each read. Repeating ``u[1:] + u[:-1]`` on the last result 12 times is an expression of 4,096 terms, 20 times one of a
+million; the builder takes 0.1 ms or more per term, and gigabytes.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 
 HARMLESS: Final = 8192
-"""An engine whose largest expression has as many terms builds in seconds; nothing of it is computed apart."""
+"""The most terms of an engine's expressions at which it builds in seconds, and no value is separated."""
 LIMIT: Final = 256
-"""Terms of an expression that are written into a kernel, if some expression of the engine has more than `HARMLESS`."""
+"""The most terms of an expression in an engine that has one with more than `HARMLESS`."""
 FEW: Final = 6
-"""Elements that are summed within an expression: sums of 7 have a kernel of their own, maxima of 5."""
+"""The most elements of an inlined sum: sums of 7 have a separate kernel, maxima of 5."""
 
 VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 Views = frozenset[torch.fx.Node]
-"""What an elementwise expression reads at other places than its own."""
+"""The nodes that an elementwise expression reads at other positions than its own."""
 
 
 def places(part: Part) -> Iterator[Place]:
-    """The nodes that are computed apart."""
+    """Yield the nodes that are computed in separate kernels."""
     expanded = ExpressionSizes(part.nodes)
     return (("apart", node.name, ()) for node in part.nodes if node in expanded)
 
 
 class ExpressionSizes:
-    """The sizes of the expressions of a segment's values, and which values are computed apart to keep them small.
+    """The sizes of a segment's expressions, and the values that are separated to keep them small.
 
-    nodes: the segment's, in order.
+    nodes: the segment's nodes, in order.
     """
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
@@ -63,7 +63,7 @@ class ExpressionSizes:
         return node in self._apart
 
     def _read(self, node: torch.fx.Node) -> int:
-        """How many terms the expression of a node has; what only it reads is forgotten."""
+        """Return the number of terms of a node's expression, and drop the state of inputs that no later node reads."""
         self._terms[node] = self._counted(node)
         for given in node.all_input_nodes:
             if self._last[given] is node:
@@ -85,26 +85,30 @@ class ExpressionSizes:
         return within * few if (few := summed(node)) is not None else 1
 
     def _seen(self, given: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """What an elementwise operator reads at other places if it reads this."""
+        """Return what an elementwise operator reads at other positions through an input."""
         is_place_for_place = given in self._views and node_shape(given) == node_shape(node)
         return self._views[given] if is_place_for_place else frozenset((given,))
 
 
 def _selects(node: torch.fx.Node) -> bool:
-    """Whether an operator reads elements at other places; one that joins tensors has a kernel that writes each."""
+    """Return whether an operator reads elements at other positions; one that joins tensors has a separate kernel."""
     return does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)
 
 
 def summed(node: torch.fx.Node) -> int | None:
-    """How many elements each of a node's is computed from, if these are few; None for an operator with a kernel."""
+    """Return the number of elements that each result element sums, if the sum is inlined; else None."""
     kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
     if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
         return _few(sizes[0][-1:])
     if kind is Does.REDUCES and sizes:
-        made = node.meta["val"]
-        kept = math.prod(shape_of(made[0] if isinstance(made, tuple | list) else made))
+        value = node.meta["val"]
+        results = math.prod(shape_of(value[0] if isinstance(value, tuple | list) else value))
         total = math.prod(sizes[0])
-        return _few([total // kept]) if isinstance(total, int) and isinstance(kept, int) and kept else _few_dims(node)
+        return (
+            _few([total // results])
+            if isinstance(total, int) and isinstance(results, int) and results
+            else _few_dims(node)
+        )
     if (kind is Does.SOFTENS or "log_softmax" in str(node.target)) and sizes:
         few = _few_dims(node)
         return None if few is None else few * few
@@ -112,11 +116,11 @@ def summed(node: torch.fx.Node) -> int | None:
 
 
 def _few_dims(node: torch.fx.Node) -> int | None:
-    """How many elements an operator over dims, its second argument, reduces, where the sizes of others vary."""
+    """Return the number of elements reduced over dims, the second argument; None if it is large or dynamic."""
     shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:
-        return None  # of a histogram, the second argument is something else
+        return None  # a histogram's second argument is not dims
     return _few([shape[d] for d in dims] or shape)
 
 

@@ -1,10 +1,10 @@
-"""Find the sums of few elements that a kernel must not have in its own expression (`sums-of-few`).
+"""Find the small sums that a reduction kernel must not inline (`sums-of-few`).
 
-TensorRT-RTX writes a reduction of few elements, a product over few, and a softmax or normalization of few into the
-kernel that reads it, element by element. Where that kernel is one of a reduction, 1.4 to 1.7.1 compute each such
-element once, and take it for others: ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by
-0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of ``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. A
-layer that repeats elements before is right here, and a value that another kernel has computed.
+TensorRT-RTX inlines reductions, matmuls, softmax and normalization over few elements into the kernel that reads them.
+If that is a reduction kernel, 1.4 to 1.7.1 compute each such element once and use it for others:
+``x.softmax(1).mean(2)`` of [5, 4, 20] is off by 0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of
+``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or computing it in another kernel, avoids
+this.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.quirks.parts import Part, Place
 from pipeline.quirks.reduction_fusion import MOVING, broadcast_inputs, node_shape, passes, reduces
 from pipeline.shapes.environment import Shape
 
-PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS)
+MATMULS = (Does.MULTIPLIES, Does.PROJECTS)
 
 
 def places(part: Part) -> Iterator[Place]:
-    """The nodes that broadcast such sums to what a reduction reads, with these inputs, and those computed apart."""
+    """Yield the nodes that broadcast such sums into a reduction, with these inputs, and those to compute separately."""
     reduced, few = _reduced(part.nodes), _few(part.nodes)
     for node in part.nodes:
         if node not in reduced:
@@ -39,7 +39,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The values that are sums of few elements, or expressions of them."""
+    """Return the values that are small sums, or expressions of them."""
     found = set[torch.fx.Node]()
     for node in nodes:
         if summed(node) is not None or (_is_expression(node) and found.intersection(node.all_input_nodes)):
@@ -48,7 +48,7 @@ def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The values that a reduction reads, or an expression that it reads."""
+    """Return the values that a reduction reads, directly or through expressions."""
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
         if any(_is_reduction(user) or (_is_expression(user) and user in found) for user in node.users):
@@ -57,22 +57,22 @@ def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _reads_elsewhere(node: torch.fx.Node) -> bool:
-    """Whether an operator's expression may have the elements of a sum of few, and each of these by itself as well."""
+    """Return whether an operator's expression may contain both a small sum and its single elements."""
     if node.target is operator.getitem:
         return bool(node.args[1] == 0) and _normalized(node.all_input_nodes[0])
     kind = does(node.target)
-    return _normalized(node) or (kind in (*PRODUCTS, Does.NORMALIZES, Does.SOFTENS) and summed(node) is not None)
+    return _normalized(node) or (kind in (*MATMULS, Does.NORMALIZES, Does.SOFTENS) and summed(node) is not None)
 
 
 def _normalized(node: torch.fx.Node) -> bool:
-    """Whether an operator is a norm of few elements: over the last dims, or over those of a group of channels."""
+    """Return whether an operator normalizes few elements, over the last dims or a group of channels."""
     if does(node.target) not in (Does.NORMALIZES, Does.SCALES) or not reduces(node):
         return False
     names = names_of(node.target)
     if "normalized_shape" in names:
         sizes: Shape = tuple(argument(node, "normalized_shape"))
         return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW
-    if "dim" in names:  # a log_softmax: `summed` counts its elements
+    if "dim" in names:  # log_softmax: `summed` handles it
         return False
     of = next((name for name in ("num_groups", "group") if name in names), None)
     _, channels, *spatial = node_shape(node.all_input_nodes[0]) or (0, 0)
@@ -82,10 +82,8 @@ def _normalized(node: torch.fx.Node) -> bool:
 
 
 def _is_reduction(node: torch.fx.Node) -> bool:
-    """Whether an operator reduces, or finds the largest of its elements."""
     return reduces(node) or does(node.target) is Does.PLACES
 
 
 def _is_expression(node: torch.fx.Node) -> bool:
-    """Whether an operator may be in the expressions of other kernels."""
     return passes(node) or does(node.target) in MOVING

@@ -19,7 +19,7 @@ def marks_of(
     constants: Iterable[str] = (),
     outputs: Iterable[str] = (),
 ) -> tuple[Mark, ...]:
-    """Return the marks of a segment's nodes: of each row that applies, the places that its analysis finds.
+    """Return the marks of a segment: for each fault that applies, the places that its analysis finds.
 
     Args:
         nodes: the nodes, in order.

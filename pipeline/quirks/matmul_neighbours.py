@@ -1,4 +1,4 @@
-"""Find the matmuls whose kernels go wrong with what is before or behind them."""
+"""Find the matmuls whose kernels go wrong with the operators before or after them."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from pipeline.quirks.reduction_fusion import ADDING
 aten = torch.ops.aten
 
 WITHIN: Final = 6
-"""Operators behind a matmul that are looked at."""
+"""The most operators after a matmul that are examined."""
 BEHIND: Final = 8
-"""Operators up to ReLU or GELU within which a matmul is looked for."""
+"""The most operators before a ReLU or GELU within which a matmul is searched."""
 PARTS: Final = (Does.SELECTS, Does.MIXES)
-"""Operators, beside views, that return elements of their inputs."""
+"""Operators, besides views, that return elements of their inputs."""
 PASSING: Final = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
-"""Operators that leave the last dim where it is."""
+"""Operators that keep the last dim in place."""
 RESULT: Final = "result"
-"""Among a mark's names: the matmul's own result, beside inputs."""
+"""The name in a mark for the matmul's result, among names of inputs."""
 OF_SIZES: Final = "of sizes that vary"
 BESIDE_SIZES: Final = "beside sizes that vary"
-"""Names of a mark: what the kernels differ in, sizes of a matmul itself, or those of other linear layers."""
+"""Names in a mark: dynamic sizes of the matmul itself, or of other linear layers."""
 
 
 def transposed_halves(part: Part) -> Iterator[Place]:
-    """The matmuls in halves beside a transposition (`transposed-matmuls`)."""
+    """Yield the matmuls of halves next to a transposition (`transposed-matmuls`)."""
     return _transposed(part, torch.float16, torch.bfloat16)
 
 
 def transposed_floats(part: Part) -> Iterator[Place]:
-    """The matmuls in float32 beside a transposition (`transposed-float32-matmuls`)."""
+    """Yield the matmuls of float32 next to a transposition (`transposed-float32-matmuls`)."""
     return _transposed(part, torch.float32, torch.float64)
 
 
 def _transposed(part: Part, *dtypes: torch.dtype) -> Iterator[Place]:
-    """The matmuls of these dtypes of which a factor comes transposed, or the result is transposed next."""
+    """Yield the matmuls of these dtypes with a transposed operand or a result that is transposed next."""
     for node in part.nodes:
         kind = does(node.target)
         is_matmul = kind is Does.MULTIPLIES or node.target is aten.linear.default
@@ -57,7 +57,7 @@ def _transposed(part: Part, *dtypes: torch.dtype) -> Iterator[Place]:
 
 
 def _comes_transposed(node: object) -> bool:
-    """Whether a value is the result of a node that moves the last dim elsewhere, in another shape or dtype."""
+    """Return whether a value is a tensor whose last dim was moved, up to its shape and dtype."""
     while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
         node = node.args[0]
     return isinstance(node, torch.fx.Node) and _moves_last(node)
@@ -76,8 +76,8 @@ def _moves_last(node: torch.fx.Node) -> bool:
 
 
 def scaled(part: Part) -> Iterator[Place]:
-    """The matmuls that may be multiplied in their kernels, where such a kernel may be taken for another's
-    (`factors-of-matmuls`): those of two computed tensors, and linear layers beside others whose sizes vary."""
+    """Yield the matmuls whose kernels may include a multiplication and be confused with others
+    (`factors-of-matmuls`): those of two computed tensors, and linear layers besides others with dynamic sizes."""
     varying = {x for x in part.nodes if does(x.target) is Does.PROJECTS and _varies(x)}
     for node in part.nodes:
         kind = does(node.target)
@@ -88,18 +88,18 @@ def scaled(part: Part) -> Iterator[Place]:
 
 
 def _has_factor(node: torch.fx.Node) -> bool:
-    """Whether the converter multiplies the matmul by a number."""
+    """Return whether the converter multiplies the matmul by a number."""
     return "alpha" in names_of(node.target) and argument(node, "alpha") != 1
 
 
 def _varies(node: torch.fx.Node) -> bool:
-    """Whether sizes of a node's result are known at run time only."""
+    """Return whether a node's result has dynamic sizes."""
     return not all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
 def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Whether an elementwise operator that no softmax follows reads a node, or a view of it: TensorRT has kernels of
-    their own for a softmax behind a matmul."""
+    """Return whether an elementwise operator without a later softmax reads a node or a view of it; a softmax after a
+    matmul has separate kernels."""
     return any(
         (is_pointwise(user) and not _is_softened(part, user))
         or (within > 0 and moves(user) and _is_read_elementwise(part, user, within - 1))
@@ -108,7 +108,8 @@ def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) 
 
 
 def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Whether a softmax of the same engine follows on all ways from a node, after elementwise operators and views."""
+    """Return whether all paths from a node reach a softmax of the same engine through elementwise operators and
+    views."""
     if does(node.target) is Does.SOFTENS:
         return node.name in part.inside
     goes_on = within and is_cheap(node) and node.users and node.name in part.inside
@@ -116,7 +117,7 @@ def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
 
 
 def biased(part: Part) -> Iterator[Place]:
-    """ReLU, GELU and what may be a part of GELU, behind a matmul whose bias may be lost (`biases-of-matmuls`)."""
+    """Yield ReLU, GELU and possible parts of GELU after a matmul whose bias may be lost (`biases-of-matmuls`)."""
     for node in part.nodes:
         loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default) or _is_tanh_of_multiple(node)
         if loses and _is_behind_matmul(node):
@@ -139,8 +140,8 @@ def _is_behind_matmul(node: torch.fx.Node) -> bool:
 
 
 def computed_wide(part: Part) -> Iterator[Place]:
-    """The nodes that read what an elementwise operator computed in float32: a matmul of it is not rounded to halves in
-    its own kernel (`halves-behind-matmuls`)."""
+    """Yield the nodes that read a float32 result of an elementwise operator: a matmul of it must not be rounded to
+    halves in its own kernel (`halves-behind-matmuls`)."""
     for node in part.nodes:
         if not (is_pointwise(node) or moves(node)) and any(map(_is_computed_wide, node.all_input_nodes)):
             yield "converter", node.name, ()

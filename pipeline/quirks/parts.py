@@ -1,4 +1,4 @@
-"""What an analysis of faults reads of a segment, and what it finds."""
+"""The input and output of an analysis for a fault: a segment, and places in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.network.marks import Form
 from pipeline.shapes.environment import Symbols
 
 Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
-"""A mark without the name of its row: its form, the node, and names of inputs or sizes."""
+"""A mark without its fault's id: its form, the node, and names of inputs or sizes."""
 
 
 @define(slots=False, eq=False)
@@ -21,9 +21,9 @@ class Part:
 
     Attributes:
         nodes: the nodes, in order.
-        constants: the names of the nodes outside that are the segment's constants.
+        constants: the names of the placeholders that are the segment's constants.
         outputs: the names of the nodes that are the segment's outputs.
-        ranges: the values of each symbol in the segment.
+        ranges: the ranges of the symbols in the segment.
     """
 
     nodes: tuple[torch.fx.Node, ...]

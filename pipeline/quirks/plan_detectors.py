@@ -1,7 +1,7 @@
-"""Detect kernels that TensorRT-RTX is known to get wrong, as far as an engine's plan shows them.
+"""Detect kernels with known faults in an engine's plan.
 
-Plans hold the kernels' descriptions and sources, in an undocumented form. So a finding here is a warning, and a plan
-without findings is not proved right.
+Plans contain descriptions and sources of kernels in an undocumented form. So a finding is a warning, and a plan without
+findings is not proved right.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _EMPTY = re.compile(rb'tensor=\{ [^\n]*?dims=\{(?: [^}]*)? 0 [^}]*\}[^\n]*? name
 
 
 Plan: TypeAlias = Any
-"""A serialized engine: bytes, or anything like them with ``find``."""
+"""A serialized engine: bytes, or a buffer with ``find``."""
 Sources: TypeAlias = Mapping[bytes, int]
 Found = TypeVar("Found")
 
 
 def by_plan(find: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
-    """A detector that reads no sources, as one that is given them."""
+    """Adapt a detector that takes no sources."""
     return lambda plan, _: find(plan)
 
 
 def sources(plan: object) -> Sources:
-    """The offset of each kernel's source in a serialized engine: bytes, or anything like them with ``find``."""
+    """Return the offset of each kernel's source in a serialized engine."""
     found: dict[bytes, int] = {}
     for each in _each(_SOURCE, b"__global__ void ", plan):
         found.setdefault(each[1], each.start())
@@ -40,11 +40,8 @@ def sources(plan: object) -> Sources:
 
 
 def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
-    """Find the results that kernels of a plan never write: (kernel, tensor).
-
-    TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (`unwritten-results`), and then
-    whatever lay in memory is used instead. Kernels without a source are not examined, and tensors without elements
-    are written by none.
+    """Return the results that kernels of a plan never write, as (kernel, tensor) (`unwritten-results`): later kernels
+    read uninitialized memory. Kernels without a source are not examined; empty tensors are not reported.
     """
     calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
     found = [
@@ -71,8 +68,8 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Find the kernels of products and convolutions in a serialized engine that end in a cast to bfloat16, (kernel,
-    result), which TensorRT-RTX 1.4 gets wrong (`halves-behind-matmuls`)."""
+    """Return the matmul and convolution kernels that end in a cast to bfloat16, as (kernel, result)
+    (`halves-behind-matmuls`)."""
     found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
@@ -85,8 +82,8 @@ _WIDENED_AGAIN = re.compile(
 
 
 def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Find the kernels of transposed convolutions in a serialized engine that round to bfloat16 and give another dtype,
-    (kernel, result), which TensorRT-RTX 1.6.1 gets wrong (`rounded-deconvolutions`)."""
+    """Return the transposed convolution kernels that round to bfloat16 and return another dtype, as (kernel, result)
+    (`rounded-deconvolutions`)."""
     found = [(each["name"], each["tensor"]) for each in _each(_WIDENED_AGAIN, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor not in halves)
@@ -96,8 +93,8 @@ _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
 def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Find the kernels of single-query attentions that count keys batch by batch, in a plan that swaps batches and rows
-    between its kernels: they read keys of other batches (`lone-queries`)."""
+    """Return the single-query attention kernels that index keys batch by batch in a plan whose kernels swap batches and
+    rows, so that they read keys of other batches (`lone-queries`)."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
@@ -105,7 +102,7 @@ def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _by_batches(plan: Plan, start: int) -> bool:
-    """Whether a kernel counts a batch's keys from where those of the one before end; true if their number varies."""
+    """Return whether a kernel's keys of consecutive batches are adjacent; also True if their number is dynamic."""
     source = plan[start : plan.find(b"\0", start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
@@ -115,8 +112,8 @@ _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mas
 
 
 def summed_in_halves(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Find the kernels of whole attentions that sum weights times values in float16 and have a mask added: they round
-    after every 32 keys, also where the mask leaves none of them (`masked-attention-sums`)."""
+    """Return the fused attention kernels with an added mask that accumulate in float16, rounding after every 32 keys
+    (`masked-attention-sums`)."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -127,11 +124,11 @@ _OF_TWO = re.compile(rb"Add|Mul|Sub|Div|Max|Min|Pow|Sele|Equ|Gtr|Lt|And|Or")
 
 
 def with_biases(plan: Plan) -> tuple[str, ...]:
-    """Find the products that have a bias of their own, which TensorRT-RTX 1.6 does not add on an H100
-    (`biases-of-matmuls`). It adds a bias that is a step of its own in the product's kernel.
+    """Return the matmuls with a built-in bias, which TensorRT-RTX 1.6 does not add on an H100 (`biases-of-matmuls`),
+    unlike a bias that is a separate step of the kernel.
 
-    Where a plan does not tell, a bias is what a product's kernel reads for which its name has no step; if a step reads
-    a number, it is missed.
+    If a plan does not state it, a bias is an input of the kernel for which its name has no step; it is missed if a step
+    reads a number.
     """
     found = [each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan)]
     kernels = [each for each in _each(_FUSED, b"runtime_fusion={ name=", plan) if each["name"].startswith(b"__myl_Fc")]
@@ -141,11 +138,9 @@ def with_biases(plan: Plan) -> tuple[str, ...]:
 
 
 def confused(plan: Plan) -> tuple[str, ...]:
-    """Find names of several products that are multiplied in their kernels and take other numbers of sizes.
-
-    If the sizes are the same at run time, TensorRT-RTX 1.4 and 1.5 use one kernel for both, which does not find the
-    factor among the other's arguments (`factors-of-matmuls`).
-    """
+    """Return names shared by matmul kernels with a multiplication that take different numbers of sizes: if the sizes
+    are equal at run time, TensorRT-RTX 1.4 and 1.5 use one kernel for both, with the other's arguments
+    (`factors-of-matmuls`)."""
     taken: dict[bytes, set[int]] = {}
     for each in _each(_FUSED, b"runtime_fusion={ name=", plan):
         taken.setdefault(each["name"], set()).add(each["args"].count(b"proxy"))
@@ -162,23 +157,27 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
 def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Find the kernels that copy one batch for all: they compute the batch by dividing the batch, as if it counted rows
-    as well, so that the result is 0 for as many batches as there are rows (`transposed-matmuls`)."""
+    """Return the kernels that copy one batch for all: they divide the batch index by the number of rows, so that it is
+    0 for as many batches as there are rows (`transposed-matmuls`)."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_no_batch(source))
     return tuple(dict.fromkeys(names))
 
 
 def _reads_no_batch(source: bytes) -> bool:
-    """Whether an address has the quotient of an index below a size, and the quotient is again taken below that size, or
-    is always 0."""
+    """Return whether an address uses the quotient of an index below a size that is again taken modulo that size, or is
+    always 0."""
     below: dict[bytes, bytes] = {}
     divided: dict[bytes, bytes] = {}
     lost: set[bytes] = set()
     for each in _INDEX.finditer(_CAST.sub(rb"\1", source)):
         name, by, within = each["name"], each["by"] or b"1", each["within"]
         size = divided.get(each["of"]) if by == b"1" else below.get(each["of"])
-        if size is not None and size != b"1" and (size == within if within else _is_less(size, by)):
+        if (
+            size is not None
+            and size != b"1"
+            and (size == within if within else size.isdigit() and by.isdigit() and int(size) <= int(by))
+        ):
             lost.add(name)
         if within:
             below[name] = within
@@ -188,26 +187,22 @@ def _reads_no_batch(source: bytes) -> bool:
     return any(re.search(rb"%b\b" % name, read) for name in lost)
 
 
-def _is_less(size: bytes, by: bytes) -> bool:
-    return size.isdigit() and by.isdigit() and int(size) <= int(by)
-
-
 _KEPT = re.compile(rb"\[\(index - threadIdx\.x\) / \d+\]( = )?")
 _COUNTED = re.compile(rb"\(index/\w+\)%(\w+)")
 _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int64>\((live_inouts\[\d+\])\)")
 
 
 def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Find the kernels of reductions that read what their threads keep of the elements that they reduced, for other
-    elements: they broadcast it, and most threads hold nothing (`broadcast-in-reductions`)."""
+    """Return the reduction kernels that broadcast values from registers which most threads do not hold
+    (`broadcast-in-reductions`)."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _is_read_elsewhere(source))
     return tuple(dict.fromkeys(names))
 
 
 def _is_read_elsewhere(source: bytes) -> bool:
-    """Whether a step of a function that writes results counts sizes which no function that reads and keeps inputs
-    does."""
+    """Return whether a step of a function that writes results iterates over sizes which no function that reads and
+    keeps inputs iterates over."""
     known: list[Counter[bytes]] = []
     used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):
@@ -216,14 +211,14 @@ def _is_read_elsewhere(source: bytes) -> bool:
         sizes = [Counter(varying.get(n, n) for n in _COUNTED.findall(step) if n != b"1") for step in steps]
         if b"read_input" in function[: function.find(b"(")] and any(each[1] for each in _KEPT.finditer(function)):
             known += sizes[:1]
-        elif b"write_output" in function[: function.find(b"(")]:  # sizes are counted in front of a step's condition
+        elif b"write_output" in function[: function.find(b"(")]:  # sizes precede a step's condition
             used += [sizes[max(at - 1, 0)] for at, step in enumerate(steps) if _KEPT.search(step)]
     return not all(any(size <= each for each in known) for size in used)
 
 
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
-    """Each match in a plan of a pattern that begins with ``start``. Most of a plan is weights, and a search for a word
-    gets through them twice as fast as one for a pattern: 0.02 s for 100 MB."""
+    """Yield the matches of a pattern that begins with ``start``. Searching the plan's weights for a word is twice as
+    fast as for a pattern: 0.02 s for 100 MB."""
     at = plan.find(start)
     while at >= 0:
         found = pattern.match(plan, at)

@@ -12,9 +12,9 @@ from pipeline.quirks.plan_detectors import Plan, Sources
 
 Version: TypeAlias = tuple[int, ...]
 Analysis: TypeAlias = Callable[[Part], Iterable[Place]]
-"""Finds the places of a segment where a fault is avoided."""
+"""Finds the places in a segment where a fault is avoided."""
 Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
-"""Finds a fault's kernels in a plan: the name of each, or its name and that of a result."""
+"""Finds a fault's kernels in a plan: their names, or (name, result)."""
 
 
 @frozen
@@ -22,19 +22,19 @@ class Quirk:
     """A kernel fault.
 
     id: its name.
-    fault: what TensorRT does, and the size of the error.
-    since, before: the versions of TensorRT-RTX that have it: from `since` on, and none from `before` on; None is open.
-    flavours: the libraries in which it is avoided. All were measured with TensorRT-RTX.
-    gpus: where it was measured.
-    capabilities: the compute capabilities of GPUs that have it, if others have not; it is asked of the GPU at hand.
-    trigger: what in a program brings it about.
-    instead: what is written instead, and by what part of the compiler.
-    places: finds where a segment is marked, so that its network avoids the fault; None if no mark is needed.
+    fault: what TensorRT does wrong, and the size of the error.
+    since, before: the versions of TensorRT-RTX that have it: from `since` to before `before`; None is unbounded.
+    flavours: the libraries in which it is avoided. All faults were measured with TensorRT-RTX.
+    gpus: the GPUs on which it was measured.
+    capabilities: the compute capabilities of the GPUs that have it; empty for all.
+    trigger: what in a program triggers it.
+    instead: what the compiler does instead, and which part of it.
+    places: finds the places to mark in a segment; None if no mark is needed.
     seen: how it shows in a plan or when an engine is loaded; empty if it does not.
     detector: finds its kernels in a plan, if they show there.
-    finding: what is wrong with such a kernel, in words; {} is a result of it.
-    dtype: networks without tensors of this dtype do not have it.
-    test: the test that finds it if it is not avoided.
+    finding: describes such a kernel in a warning; {} is a result of it.
+    dtype: only networks with tensors of this dtype have it.
+    test: the test that fails if it is not avoided.
     evidence: the note with the measurements.
     """
 
@@ -57,7 +57,7 @@ class Quirk:
 
     @property
     def versions(self) -> str:
-        """The versions in words: "1.6 and newer"."""
+        """The versions as text: "1.6 and newer"."""
         first, end = (v and ".".join(map(str, v)) for v in (self.since, self.before))
         if first and end:
             return f"{first} to before {end}"

@@ -1,4 +1,4 @@
-"""Which operators TensorRT may fuse into the kernel of a reduction."""
+"""Predicates for operators that TensorRT may fuse into a reduction kernel."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipeline.shapes.environment import Expr, Shape, shape_of
 aten = torch.ops.aten
 
 REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
-"""Operators that reduce; the first two return an element for each of theirs."""
+"""Operators that reduce; the first two return as many elements as they take."""
 MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
-"""Operators that may move nothing at the sizes at hand, or only choose, as ``tril`` does."""
+"""Operators that may be elementwise at the given sizes, as ``tril`` is."""
 
 
 def reduces(node: torch.fx.Node) -> bool:
-    """Whether an operator has a reduction: norms by groups have, unlike those of channels."""
+    """Return whether an operator includes a reduction; group norms do, batch norms in inference do not."""
     kind = does(node.target)
     return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
 
 
 def passes(node: torch.fx.Node) -> bool:
-    """Whether an operator may compute each element from one of each input, or move none."""
+    """Return whether an operator may be elementwise, or leave elements in place."""
     if node.target is operator.getitem or is_pointwise(node) or moves(node):
         return True
     given = node.all_input_nodes
@@ -35,7 +35,7 @@ def passes(node: torch.fx.Node) -> bool:
 
 
 def node_shape(node: torch.fx.Node) -> Shape | None:
-    """The sizes of a node that is a tensor."""
+    """Return the sizes of a node; None if it is not a tensor."""
     value = node.meta.get("val")
     return shape_of(value) if isinstance(value, torch.Tensor) else None
 
@@ -44,24 +44,24 @@ ADDING: Final = {
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
     aten.linear.default: 2,
 }
-"""Matmuls that something is added to, and its place among their arguments."""
+"""Matmuls with an added operand, and its index among the arguments."""
 
 
 def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The inputs that an operator broadcasts element by element, and that layers before it can broadcast instead."""
+    """Return the inputs that an operator broadcasts, and that can be expanded before it instead."""
     given, size = node.all_input_nodes if is_pointwise(node) else _added(node), node_shape(node)
     return [x for x in given if is_broadcast(node_shape(x), size) and _keeps_dtype(x, node)]
 
 
 def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What is added to a matmul, if anything is, as a list."""
+    """Return the added operand of a matmul as a list; empty without one."""
     place = next((place for target, place in ADDING.items() if target is node.target), len(node.args))
     return [x for x in node.args[place : place + 1] if isinstance(x, torch.fx.Node)]
 
 
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others,
-    and a condition not at all."""
+    """Return whether type promotion stays the same if an input gets dims: a 0-d tensor has lower priority, a condition
+    none."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
     if node_shape(given) != () or given in conditions:
         return True
@@ -70,13 +70,13 @@ def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
 
 
 def is_broadcast(given: Shape | None, size: Shape | None) -> bool:
-    """Whether a tensor is repeated in some dim where another has this shape."""
+    """Return whether a shape must be expanded in some dim to another."""
     if given is None or size is None or len(given) > len(size):
         return False
     return any(new != -1 for new in repeated(given, size))
 
 
 def repeated(given: Shape, size: Shape) -> list[Expr]:
-    """The size of each dim in which a tensor is repeated to get a shape, -1 for the others."""
+    """Return the sizes of the expanded dims, -1 for the others."""
     padded = (1,) * (len(size) - len(given)) + given
     return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, size, strict=True)]

@@ -1,6 +1,6 @@
-"""The table of kernel faults: what goes wrong, in which versions, and what is written instead.
+"""The table of kernel faults: what goes wrong, in which versions, and how it is avoided.
 
-A row is a fact that was measured. docs/known-issues.md is made of this table; the evidence is in docs/notes.
+Each row was measured. docs/known-issues.md is generated from this table; the evidence is in docs/notes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SIZES: Final = "docs/notes/2026-11-29-real-sizes.md"
 NUMBERS: Final = "docs/notes/2026-11-29-kernel-faults.md"
 HOPPER: Final = "H100, H200 (9.0)"
 BOTH: Final = ("tensorrt_rtx", "tensorrt")
-"""Avoided in both libraries: it was measured with TensorRT-RTX, and not looked for in the other."""
+"""Both libraries: measured with TensorRT-RTX, and avoided in TensorRT without a measurement."""
 
 QUIRKS: Final = (
     Quirk(
         id="convolution-sums",
         fault="Sums convolutions of float16 in float16: 6.8 to 18 times eager's error for 2,880 to 23,040 terms.",
-        since=(1, 6),  # earlier versions do it too, and sum matmuls in float16 as well: nothing there is more exact
+        since=(1, 6),  # earlier versions too, but their matmuls are no more exact
         gpus="H200 (9.0)",
         trigger="a convolution of float16 over many input channels",
         instead="a matmul of windows and weights (`improvements.exact_convolutions`)",
@@ -357,4 +357,3 @@ QUIRKS: Final = (
         evidence=NUMBERS,
     ),
 )
-"""All rows."""

@@ -1,8 +1,7 @@
-"""Find what TensorRT computes of the zeros that it lengthens the sum of a matmul with (`padded-zeros`).
+"""Find the matmuls whose padding with zeros changes their results (`padded-zeros`).
 
-Where a product sums over an odd number of elements, TensorRT-RTX adds a zero to each row of both factors. It adds them
-before elementwise layers of one tensor, and so the product sums ``exp(0) * cos(0)`` for
-``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()``.
+TensorRT-RTX pads an odd contracted dim of both operands with a zero, before elementwise layers of one tensor. So it
+adds ``exp(0) * cos(0)`` for ``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()``.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from pipeline.quirks.parts import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7
-"""Stands for each element of a constant that elementwise layers read."""
+"""The value that represents elements of constants."""
 WITHIN: Final = 32
-"""Elementwise operators in front of a product that are looked at."""
+"""The most elementwise operators before a matmul that are evaluated."""
 
 
 def places(part: Part) -> Iterator[Place]:
-    """The matmuls that would sum something else than zeros for the zeros that are added to their factors."""
+    """Yield the matmuls to which padding with zeros may add nonzero terms."""
     for node in part.nodes:
         if factors := _factors(node):
-            made = [of_zeros(x, part.inside, part.constants) for x in factors]
+            values = [of_zeros(x, part.inside, part.constants) for x in factors]
             if does(node.target) is Does.RECURS:
-                made.append({0.0})
-            if any(math.prod(each) != 0 for each in itertools.product(*made)):
+                values.append({0.0})
+            if any(math.prod(each) != 0 for each in itertools.product(*values)):
                 yield "converter", node.name, ()
 
 
 def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensors that a node multiplies; for a recurrent layer, its input, which is multiplied by weights."""
+    """Return the operands of a matmul; for a recurrent layer its input, which weights multiply."""
     if does(node.target) is Does.RECURS:
         return node.all_input_nodes[:1]
     if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
@@ -49,16 +48,15 @@ def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
-    """What the elementwise operators in front of a node, and its own, may make of zeros: these may be added to each
-    tensor from which alone they compute the node, to itself, or to what it is read from.
+    """Return the values that a node may have on padding, which may be added to the node itself or to any tensor from
+    which elementwise operators compute it alone.
 
-    inside: the names of the nodes that are computed in its network; empty for all. constants: the names of those that
-    the network holds.
+    inside: the names of the nodes in the network; empty for all. constants: the names of the network's constants.
     """
     chain = sorted(_elementwise(node, inside))
     if len(chain) > WITHIN:
         return {0.0, math.nan}
-    read = {x for each in chain for x in _read(each) if not (x.name in constants or _is_made(x))}
+    read = {x for each in chain for x in _read(each) if not (x.name in constants or _is_filled(x))}
     try:
         found = [_from(start, chain, constants) for start in sorted(read | {node})]
         return {float(values[node]) for values in found if node in values}
@@ -67,17 +65,17 @@ def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set
 
 
 def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
-    """What operators compute of a zero at one place, those that need no other tensor."""
+    """Evaluate the operators that depend only on one padded tensor and constants."""
     values = {start: _scalar(start, 0)}
     for node in chain:
-        fixed = (x.name in constants or _is_made(x) for x in _read(node) if x not in values)
+        fixed = (x.name in constants or _is_filled(x) for x in _read(node) if x not in values)
         if node is not start and all(fixed) and any(x in values for x in _read(node)):
             values[node] = _value(node, values)
     return values
 
 
 def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
-    """The elementwise operators and views that lead to a node, and it."""
+    """Return the elementwise operators and views that lead to a node, and the node."""
     found, waiting = set[torch.fx.Node](), [node]
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()
@@ -89,7 +87,6 @@ def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
 
 
 def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensors whose elements a node reads."""
     return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
 
 
@@ -105,12 +102,11 @@ def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, Tensor]) -> Tenso
     return torch.as_tensor(node.target(*args, **kwargs))
 
 
-def _is_made(node: torch.fx.Node) -> bool:
-    """Whether a node makes a tensor of numbers."""
+def _is_filled(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and not node.all_input_nodes
 
 
 def _element(node: torch.fx.Node) -> Tensor:
-    """An element of a constant, or of a tensor that is filled with a number."""
-    number = node.args[-1] if _is_made(node) and node.args else SOME
+    """Return a representative element of a constant or filled tensor."""
+    number = node.args[-1] if _is_filled(node) and node.args else SOME
     return _scalar(node, number if isinstance(number, int | float) else SOME)

@@ -1,4 +1,4 @@
-"""``Agreement``: the errors of a compiled program beside eager PyTorch's, and the nodes that were healed."""
+"""``Agreement``: the errors of a compiled program next to eager PyTorch's, and the nodes that were healed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pipeline.frozen import FrozenDict
 
 @frozen
 class OutputAgreement:
-    """How well one output agrees with eager at one size.
+    """The agreement of one output with eager at one size.
 
-    output: its name; ``after the call`` of a buffer or input that the program writes to.
-    sample: the inputs that it was tried with: smallest, optimal, largest, or a number of the user's own.
-    error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute
-        where that is 0). Infinite where only one of the two is NaN or infinite, and for numbers that have to be equal.
-    eager_error: the same of eager PyTorch in the model's own dtypes.
-    bound: the largest error that the program may have.
+    output: its name; ``after the call`` for a buffer or input that the program writes to.
+    sample: the inputs: smallest, optimal, largest, or the number of one of the user's.
+    error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute if
+        that is 0). Infinite if only one of the two is NaN or infinite, and for unequal integers.
+    eager_error: that of eager PyTorch in the model's own dtypes.
+    bound: the largest allowed error.
     norm_error, eager_norm_error, norm_bound: the norm of the errors relative to the exact output's norm, eager's, and
-        its bound. Sums that are kept in too few digits show here: no element is far off, and all of them are. All are 0
-        where an output is too small to say so, or consists of integers.
-    exact: what both are measured against: ``float64``, ``float32``, or ``eager`` where it runs in no other dtype, or
-        where the program is so near to it that no other decides anything.
-    elements, undecided: how many elements the output has, and how many of them are left out because rounding decides
-        them: they change when products are rounded otherwise (a near tie of ``argmax``, say).
-    raised: the error that the program raises instead of computing the output; empty if it runs.
-    unjudged: why the output is not judged; empty if it is.
-    source: ``graph`` for the program beside the captured graph, run by eager; ``module`` for the module that was
-        captured beside its graph: ``error`` is then the module's, ``eager_error`` the graph's.
+        its bound. They show sums in too low a precision, where every element is slightly off. All are 0 for small
+        outputs and integers.
+    exact: the reference of both: ``float64``, ``float32``, or ``eager`` if the model runs in no other dtype, or the
+        program is so close to eager that no other reference is needed.
+    elements, undecided: the number of elements, and of those left out because they depend on rounding, as a near tie
+        of ``argmax`` does.
+    raised: the error that the program raises; empty if it runs.
+    unjudged: the reason why the output is not judged; empty if it is.
+    source: ``graph`` compares the program with the captured graph in eager; ``module`` compares the captured module
+        (``error``) with its graph (``eager_error``).
     """
 
     output: str
@@ -54,7 +54,7 @@ class OutputAgreement:
 
     @property
     def share(self) -> float:
-        """The error as a part of its bound, or that of the norms if it is the larger part."""
+        """The larger of the two errors relative to its bound."""
         errors = (self.error, self.bound), (self.norm_error, self.norm_bound)
         return max(error / bound if bound else float("inf") if error else 0.0 for error, bound in errors)
 
@@ -76,13 +76,13 @@ class OutputAgreement:
 
 @frozen
 class Agreement:
-    """The errors of a compiled program beside eager PyTorch: a row for each output and size, and where it was measured.
+    """The errors of a compiled program next to eager PyTorch's: a row for each output and size.
 
     executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
-    sizes: the sizes of each sample, by the input that has them (``x.shape[0]``).
-    versions: of pipeline, torch and TensorRT. tf32: whether eager's products in float32 ran in TF32, as engines' do.
-    skipped: samples that were not run, each with the reason.
-    module: why the module itself was not compared with its captured graph; empty where it was.
+    sizes: the sizes of each sample, by input and dim (``x.shape[0]``).
+    versions: of pipeline, torch and TensorRT. tf32: whether eager's float32 matmuls ran in TF32, as engines' do.
+    skipped: samples that were not run, with the reason.
+    module: the reason why the module was not compared with its captured graph; empty if it was.
     """
 
     rows: tuple[OutputAgreement, ...]
@@ -127,7 +127,8 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that runs in another form, because the engine's own did not load or was wrong: what was done, and why."""
+    """A node that was compiled in another form because its engine did not load or was wrong: the action and the
+    reason."""
 
     node: str
     target: str

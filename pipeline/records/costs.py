@@ -12,11 +12,11 @@ class Entry:
     """The time and memory of one stage.
 
     seconds: wall clock.
-    growth: by how many bytes this process and its children were larger after it than before it.
-    peak: the largest such growth during the stage, read every 10 ms.
-    anonymous: that peak without pages that mirror files (libraries, plans), which the system may drop.
-    held: bytes of weights after it, by holder: ``model`` (its own tensors, shared), ``folded`` (made from the model's
-        for TensorRT, released by ``build``), ``literals`` (constants of the networks), ``plans`` (memory-mapped files).
+    growth: the growth of this process and its children in bytes.
+    peak: the largest growth during the stage, sampled every 10 ms.
+    anonymous: that peak without pages of mapped files (libraries, plans), which the system may drop.
+    held: bytes of weights after it, by holder: ``model`` (its own tensors, shared), ``folded`` (computed from them for
+        TensorRT, released by ``build``), ``literals`` (constants of the networks), ``plans`` (memory-mapped files).
     failed: whether it ended with an error.
     """
 

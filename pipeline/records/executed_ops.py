@@ -54,7 +54,7 @@ def _named(name: str) -> Iterable[TorchExecuted]:
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
         raise ValueError(
-            f"torch_executed_ops: {name!r} is no operator's name; 'aten.topk.default' is, and 'aten::topk'"
+            f"torch_executed_ops: {name!r} is not an operator's name, such as 'aten.topk.default' or 'aten::topk'"
         )
     namespace, operator, overload = match.groups()
     if namespace == "higher_order":
@@ -77,7 +77,7 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
         raise PipelineError(
             f"torch_executed_ops: the predicate {entry_name(entry)} raised {type(error).__name__}: {error}, for the "
             f"module path {module_path!r}",
-            "a predicate takes the path of the module that a node comes from, a str, and gives a bool",
+            "a predicate takes the path of the module that a node comes from, a str, and returns a bool",
         ) from error
 
 

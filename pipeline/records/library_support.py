@@ -17,7 +17,7 @@ Loads = Literal["runs", "listed", "not run", "no"]
 """``"runs"``: our tests ran there. ``"listed"``: NVIDIA's support matrix has it. ``"no"``: the engine does not load."""
 
 TENSORRT_RTX: Final = ((1, 4), (1, 7))
-"""The releases of TensorRT-RTX that our tests ran with: the first, and the first that is not taken any more."""
+"""The supported releases of TensorRT-RTX: the first, and the first unsupported one after them."""
 TORCH: Final = ((2, 11), (2, 14))
 """The releases of torch, in the same form."""
 TESTED: Final = "tensorrt-rtx==1.6.1.120"

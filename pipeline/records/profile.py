@@ -1,4 +1,4 @@
-"""``Profile``: where the milliseconds of a call go, by layer, segment and node."""
+"""``Profile``: the time of a call by layer, segment and node."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ Place = Literal["tensorrt", "pytorch"]
 
 @frozen
 class LayerTime:
-    """One row of TensorRT's profiler, or a segment of PyTorch as a whole.
+    """A row of TensorRT's profiler, or a PyTorch segment.
 
-    name: TensorRT's own. milliseconds: the median of the runs. kernels: the GPU's kernels that ran for it, as CUPTI
-    names them. nodes: those that it computes, wholly or in part; empty if it belongs to none (a copy that TensorRT
-    adds). by: how its nodes were found: ``plan`` (the plan's kernels), ``inspector`` (the layers' metadata), ``order``
-    (the layers between its neighbours'), ``name`` (the layers named in it), ``segment``; or what it does instead of
-    computing: ``streams`` (they wait for each other), ``sizes`` (of dynamic shapes), ``between`` (no kernel runs, from
-    one to the next); else empty.
+    name: TensorRT's name. milliseconds: the median of the runs. kernels: its GPU kernels by CUPTI's names. nodes: the
+    nodes that it computes, fully or partly; empty for a copy that TensorRT adds. by: the source of ``nodes``: ``plan``
+    (the plan's kernels), ``inspector`` (the layers' metadata), ``order`` (the layers between its neighbours'), ``name``
+    (the layers in its name), ``segment``; or what it does instead of computing: ``streams`` (synchronizes them),
+    ``sizes`` (of dynamic shapes), ``between`` (idle time between kernels); else empty.
     """
 
     name: str
@@ -33,14 +32,13 @@ class LayerTime:
 
 @frozen
 class SegmentTime:
-    """The times of a segment: ``milliseconds`` of the whole, measured without a profiler and with all of it launched
-    before it begins, and its layers.
+    """The time of a segment and of its layers. ``milliseconds`` is measured without a profiler, with all work launched
+    before it begins.
 
-    timed: the source of the layers' times. ``kernels``: each kernel's own time from CUPTI, and a row for the time
-    between them, also from CUPTI. CUPTI lengthens the latter, so it is limited to the rest of the segment's time.
-    Together they are little more than the segment's time, unless kernels run side by side. ``profiler``: TensorRT's
-    own, which adds some microseconds to each row; used if CUPTI is busy, or its kernels do not match the rows.
-    ``events``: PyTorch's.
+    timed: the source of the layers' times. ``kernels``: CUPTI's times of kernels, and a row for the time between them,
+    limited to the rest of the segment's time, since CUPTI lengthens it; the sum is slightly above the segment's time,
+    unless kernels run concurrently. ``profiler``: TensorRT's profiler, which adds some microseconds to each row; used
+    if CUPTI is busy or its kernels do not match the rows. ``events``: PyTorch's.
     """
 
     segment: str
@@ -51,14 +49,14 @@ class SegmentTime:
 
     @property
     def layers_sum(self) -> float:
-        """Milliseconds of all layers together."""
+        """The milliseconds of all layers together."""
         return sum(layer.milliseconds for layer in self.layers)
 
 
 @frozen
 class NodeTime:
-    """A node's part of the time: that of kernels that compute it alone, and an even share of kernels that compute
-    several (``shared``: with how many others at most)."""
+    """A node's time: that of kernels that compute only it, and an even share of others (``shared``: the most other
+    nodes of one of its kernels)."""
 
     node: str
     milliseconds: float
@@ -70,11 +68,11 @@ class NodeTime:
 
 @frozen
 class Profile:
-    """Where the time of a call goes. All times are medians of ``runs`` calls, in milliseconds on the GPU.
+    """The time of a call by segment, layer and node, as medians of ``runs`` calls in milliseconds on the GPU.
 
-    segments: in the order in which they run, each with its layers. nodes: every node with its share.
-    call: the whole call without CUDA graphs; graph: the same with them, None if it cannot be captured (``no_graph``
-    says why). gpu: the GPU's name. library: TensorRT and its version. inputs: the inputs of the call.
+    segments: in execution order, with their layers. nodes: every node with its time. call: the call without CUDA
+    graphs. graph: the call with them; None if it cannot be captured, for the reason in ``no_graph``. gpu: the GPU's
+    name. library: TensorRT and its version. inputs: the inputs of the call.
     """
 
     segments: tuple[SegmentTime, ...]
@@ -92,24 +90,24 @@ class Profile:
 
     @property
     def layers_sum(self) -> float:
-        """Milliseconds of all layers and PyTorch segments together."""
+        """The milliseconds of all layers and PyTorch segments together."""
         return sum(segment.layers_sum for segment in self.segments)
 
     @property
     def unassigned(self) -> tuple[LayerTime, ...]:
-        """TensorRT's rows that belong to no node of the program."""
+        """The rows of TensorRT that belong to no node."""
         return tuple(layer for segment in self.segments for layer in segment.layers if not layer.nodes)
 
     def by_module(self, depth: int = 2) -> dict[str, float]:
-        """Milliseconds of each module down to a depth, the most expensive first (``encoder.layers`` is 2 deep)."""
+        """Return the milliseconds of each module down to a depth (``encoder.layers`` is 2), the slowest first."""
         times: Counter[str] = Counter()
         for node in self.nodes:
             times[".".join(node.module.split(".")[:depth])] += node.milliseconds  # type: ignore[assignment]
         return dict(times.most_common())
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write it as a trace that https://ui.perfetto.dev and chrome://tracing read: the call, its segments, layers
-        and nodes, with modules and source lines.
+        """Write a trace for https://ui.perfetto.dev and chrome://tracing: the call, segments, layers and nodes, with
+        modules and source lines.
 
         Raises:
             OSError: the file cannot be written.
@@ -121,7 +119,7 @@ class Profile:
 
 
 SHOWN = 20
-"""How many layers a printed profile has; the record has all."""
+"""The number of layers in a printed profile; the record has all."""
 
 
 def _lines(profile: Profile) -> Iterator[str]:
@@ -141,7 +139,7 @@ def _lines(profile: Profile) -> Iterator[str]:
 
 
 def _shares(profile: Profile) -> Iterator[str]:
-    """What the layers are of the whole call, without CUDA graphs and with them."""
+    """Yield the layers' share of the call, without CUDA graphs and with them."""
     yield f"{_percent(profile.layers_sum, profile.call)} of the call"
     if profile.graph is not None:
         yield f"{_percent(profile.layers_sum, profile.graph)} of that with CUDA graphs"
@@ -152,11 +150,11 @@ OWN = {
     "streams": "streams that wait for each other",
     "sizes": "sizes of dynamic shapes",
 }
-"""What rows do that compute nothing."""
+"""Descriptions of rows that compute nothing."""
 
 
 def _own(layers: tuple[LayerTime, ...]) -> Iterator[str]:
-    """What TensorRT does by itself: the sums of what computes nothing, and the names of what does, of 8 at most."""
+    """Yield TensorRT's own rows: sums of those that compute nothing, and the names of at most 8 others."""
     for by, what in OWN.items():
         if found := [layer.milliseconds for layer in layers if layer.by == by]:
             yield f"{sum(found):.3f} {what}"

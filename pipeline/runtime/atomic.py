@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 FULL: Final = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
-"""The errors of a disk, a quota or a limit that is full."""
+"""errno values of a full disk, an exhausted quota or a file size limit."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
-    """A context with a new file, which replaces the path in one step when the block ends, and is deleted if it fails. A
-    process that is killed meanwhile leaves the old file, and one named ``.NAME.….part``.
+    """Open a temporary file that replaces ``path`` atomically when the block ends; if the block fails, it is deleted. A
+    process that is killed inside the block leaves the old file, and one named ``.NAME.….part``.
 
-    mode: its permissions, less the umask. size: says how many bytes it was to have, for the error of a full disk.
+    mode: permissions, less the umask. size: returns the expected size in bytes, for the error of a full disk.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: the folder does not exist.
         OSError: the file cannot be written; the message names it.
     """
     if path.exists() and not path.is_file():
@@ -52,13 +52,13 @@ def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda
 
 
 def full(error: OSError, path: object, size: int) -> OSError:
-    """The error of a disk that is too full for a file of ``size`` bytes."""
-    why = f"{error.strerror}: {size} bytes are to be written; free as much there, or choose another place"
+    """Return the error of a disk without room for a file of ``size`` bytes."""
+    why = f"{error.strerror}: {size} bytes are to be written; free as much space, or choose another folder"
     return OSError(error.errno, why, str(path))
 
 
 def _sync_folder(folder: Path) -> None:
-    """Has the file's name survive a loss of power, where folders can be opened."""
+    """Flush a folder's entries to disk, where the system can open folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,5 +1,5 @@
-"""Handle autocast around a capture or call. A model captured under autocast computes as it does there; a compiled
-program keeps its dtypes, wherever it is called."""
+"""Handle autocast around a capture or a call: a model captured under autocast is compiled with its casts; a compiled
+program ignores the autocast of its caller."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _DEVICES = ("cpu", "cuda")
 
 
 is_autocast_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
-"""Whether autocast is on for any device. Every call asks, so it is torch's own function and no other around it."""
+"""Return whether autocast is on for any device. Without a wrapper, since every call of a program asks."""
 
 
 def without_autocast() -> ExitStack:
-    """A context without autocast."""
+    """Return a context in which autocast is off."""
     return autocast_in({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
 
 
 def autocast_dtypes() -> dict[str, torch.dtype]:
-    """The dtypes of the current autocast, by device."""
+    """Return the dtypes of the current autocast by device."""
     return {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
 
 
 def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model with the current autocast inside ``forward``, where torch.export sees it. The tensors are
-    shared, and the model is not changed."""
+    """Return a shallow copy of the model whose ``forward`` enters the current autocast, so that torch.export captures
+    it."""
     dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
@@ -43,13 +43,14 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _within(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """A call under autocast. What it is of is an argument and no closure: copies of the module then call their own."""
+    """Call ``forward`` under autocast. It is an argument and no closure, so that copies of the module call their
+    own."""
     with autocast_in(dtypes):
         return forward(*args, **kwargs)
 
 
 def autocast_in(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
-    """A context with autocast in these dtypes by device; without it for None."""
+    """Return a context with autocast in these dtypes by device; autocast is off where the dtype is None."""
     stack = ExitStack()
     for device, dtype in dtypes.items():
         stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))

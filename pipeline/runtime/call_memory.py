@@ -1,8 +1,9 @@
-"""Bound the memory that a call of a program from a file takes on the CPU by what its file says, before it is taken.
+"""Limit the memory that a call of a loaded program allocates on the CPU to the size that its file states.
 
-A few bytes of text can ask for any size: two vectors may become a matrix. So `save` writes how many bytes the tensors
-of a call have at the largest sizes, `pipeline inspect` prints it, and an operator that would make more is not called.
-Its result is computed on a fake tensor first, which has sizes and no memory. On a GPU torch's allocator is the bound.
+A malicious file can make a small graph allocate any size: the outer product of two vectors is a matrix. So `save`
+writes how many bytes the tensors of a call have at the largest sizes, `pipeline inspect` prints it, and an operator
+whose result would exceed it is not called: its size is first computed on fake tensors. On a GPU torch's allocator is
+the limit.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ T = TypeVar("T")
 aten = torch.ops.aten
 
 FACTOR: Final = 4
-"""An operator may take so many times the memory of its result: an engine's layers compute it in steps."""
-LITTLE: Final = 64 << 20
-"""So many bytes any program may take."""
-MOST_KNOWN: Final = 16384
-"""For how many calls of operators their bytes are remembered."""
+"""How often the memory of its result an operator may take: an engine's layers compute it in steps."""
+ALWAYS_ALLOWED: Final = 64 << 20
+"""Bytes that any program may take."""
+CACHED_CALLS: Final = 16384
+"""The number of operator calls whose result sizes are cached."""
 
-_known: Final[dict[object, int]] = {}
+_sizes: Final[dict[object, int]] = {}
 
 
 def call_bytes(compiled: Compiled) -> int:
-    """The most bytes that a call takes on the CPU; 0 if sizes have no bound."""
+    """Return the most bytes that a call takes on the CPU; 0 if a dynamic size has no upper bound."""
     graphs = [compiled.program.graph_module]
     graphs += [m for m in compiled.program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     nodes = {node for graph in graphs for node in graph.graph.nodes}
@@ -56,11 +57,11 @@ def call_bytes(compiled: Compiled) -> int:
         for tensor in layer.outputs
         if min(tensor.shape, default=0) >= 0
     )
-    return 0 if None in sizes else LITTLE + layers + FACTOR * sum(filter(None, sizes))
+    return 0 if None in sizes else ALWAYS_ALLOWED + layers + FACTOR * sum(filter(None, sizes))
 
 
 def _bytes(value: object, symbols: Symbols) -> int | None:
-    """The bytes of a tensor at the largest sizes; None if there is no largest one."""
+    """Return the bytes of a tensor at its largest sizes; None if a size has no upper bound."""
     if not isinstance(value, torch.Tensor | TensorType):
         return 0
     shape = shape_of(value)
@@ -71,7 +72,10 @@ def _bytes(value: object, symbols: Symbols) -> int | None:
 
 
 class Bounded(TorchDispatchMode):
-    """A context in which tensors of this thread take at most ``most`` bytes at a time. ``file`` is for the error."""
+    """A context in which the tensors that this thread makes take at most ``most`` bytes at a time.
+
+    file: the name of the program's file, for the error.
+    """
 
     supports_higher_order_operators = True
 
@@ -88,23 +92,23 @@ class Bounded(TorchDispatchMode):
         kwargs: Mapping[str, Argument] | None = None,
     ) -> Argument:
         named = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):  # it runs graphs, in which this goes on
+        if not isinstance(func, torch._ops.OpOverload):  # control flow: its graphs run in this mode
             return func(*[self._inside(arg) for arg in args], **named)
         asked = self._asked(func, args, named)
         if self.taken + asked > self.most:
             taken, most = in_bytes(self.taken), in_bytes(self.most)
             raise ExecutionError(
-                f"{func} asks for {in_bytes(asked)} after {taken}; {self.file} says that a call takes at most {most}",
-                "a file that was changed may ask for any size; if it was not, compile the model for larger inputs",
+                f"{func} allocates {in_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
+                "do not trust the file if somebody may have changed it; else compile the model for larger inputs",
             )
         result = func(*args, **named)
-        before = {_memory(value) for value in _tensors((args, named))}
+        before = {_storage(value) for value in _tensors((args, named))}
         for value in _tensors(result):
-            self._note(value, _memory(value) in before)
+            self._count(value, _storage(value) in before)
         return result
 
     def _inside(self, value: Argument) -> Argument:
-        """A graph that control flow runs, in this context; any other argument itself."""
+        """Wrap a graph of control flow so that it runs in this mode; return any other argument as it is."""
         if isinstance(value, torch.Tensor) or not callable(value):
             return value
 
@@ -115,20 +119,20 @@ class Bounded(TorchDispatchMode):
         return call
 
     def _asked(self, func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-        """The bytes of a call's new tensors."""
+        """Return the bytes of a call's new tensors."""
         if func in BY_DATA:
             return BY_DATA[func](*args, **kwargs)
-        key = func, _form(args), _form(kwargs)
-        size = _known.get(key)
+        key = func, _size_key(args), _size_key(kwargs)
+        size = _sizes.get(key)
         if size is None:
-            while len(_known) >= MOST_KNOWN:
-                _known.pop(next(iter(_known)), None)
-            size = _known[key] = _made_by(func, args, kwargs)
+            while len(_sizes) >= CACHED_CALLS:
+                _sizes.pop(next(iter(_sizes)), None)
+            size = _sizes[key] = _new_bytes(func, args, kwargs)
         return size
 
-    def _note(self, value: torch.Tensor, shared: bool) -> None:
-        """Count the memory of a result until nothing holds it."""
-        memory = _memory(value)
+    def _count(self, value: torch.Tensor, shared: bool) -> None:
+        """Count the storage of a result until nothing holds it."""
+        memory = _storage(value)
         if memory in self.holders or not shared:
             size = value.untyped_storage().nbytes()
             self.taken += 0 if memory in self.holders else size
@@ -142,67 +146,67 @@ class Bounded(TorchDispatchMode):
             self.taken -= size
 
 
-def _made_by(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """The bytes of the new tensors of a call, found on fake tensors; 0 if torch does not know them, or the call is
-    wrong, which calling it says."""
+def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
+    """Return the bytes of a call's new tensors, computed on fake tensors; 0 if that fails, as for a call that is
+    wrong."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         given = tree_map_only(torch.Tensor, fakes.from_tensor, (args, dict(kwargs)))
         with fakes, _unlogged():
-            made = func(*given[0], **given[1])
+            results = func(*given[0], **given[1])
     except Exception:
         return 0
-    before = {_memory(value) for value in _tensors(given)}
-    new = {_memory(value): value.untyped_storage().nbytes() for value in _tensors(made)}
+    before = {_storage(value) for value in _tensors(given)}
+    new = {_storage(value): value.untyped_storage().nbytes() for value in _tensors(results)}
     return sum(size for memory, size in new.items() if memory not in before)
 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """A context in which torch does not log that this thread's fake tensors fail."""
+    """Silence torch's log of failures on fake tensors in this thread."""
     this = threading.get_ident()
     log = logging.getLogger(FakeTensorMode.__module__)
 
-    def is_of_others(record: logging.LogRecord) -> bool:
+    def from_other_thread(record: logging.LogRecord) -> bool:
         return record.thread != this
 
-    log.addFilter(is_of_others)
+    log.addFilter(from_other_thread)
     try:
         yield
     finally:
-        log.removeFilter(is_of_others)
+        log.removeFilter(from_other_thread)
 
 
-def _form(value: Argument) -> object:
-    """What decides the sizes of results."""
+def _size_key(value: Argument) -> object:
+    """Return a key of the properties that determine the sizes of results."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride() if value.layout == torch.strided else None, value.dtype
     if isinstance(value, (tuple, list)):
-        return tuple(map(_form, value))
+        return tuple(map(_size_key, value))
     if isinstance(value, dict):
-        return tuple((name, _form(part)) for name, part in value.items())
+        return tuple((name, _size_key(part)) for name, part in value.items())
     return type(value), value
 
 
 @frozen
 class Bound:
-    """The bound of the calls of one program from a file: ``most`` bytes each."""
+    """The memory limit of each call of a program from a file, in bytes."""
 
     most: int
     file: str
 
     @classmethod
     def of(cls, parameters: object, device: torch.device, times: int = 1) -> Bound | None:
-        """The bound that a program's file states, whose parameters these are; None where none is needed."""
+        """Return the limit that the file of these parameters states; None on a GPU or without a stated limit."""
         if device.type != "cpu" or not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None
         return cls(parameters.call_bytes * times, file_of(parameters))
 
     def __call__(self, call: Callable[..., T], *args: Argument) -> T:
-        """Return the result of a call that takes no more.
+        """Return the result of a call within the limit.
 
         Raises:
-            ExecutionError: it asks for more.
+            ExecutionError: the call takes more memory.
         """
         with Bounded(self.most, self.file):
             return call(*args)
@@ -213,7 +217,7 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
     return (v for v in found if isinstance(v, torch.Tensor) and v.layout == torch.strided)
 
 
-def _memory(value: torch.Tensor) -> int:
+def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
@@ -235,4 +239,4 @@ BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.unique_dim.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_consecutive.default: lambda x, *args, **kwargs: 24 * x.numel(),
 }
-"""The most bytes of results whose sizes data decides."""
+"""Upper bounds, in bytes, for operators whose result sizes depend on data."""

@@ -1,8 +1,7 @@
-"""Plan calls: number a program's values, and compute every size for given input shapes once.
+"""Plan calls: number a program's values, and compute every size once for given input shapes.
 
-A program's values live in *slots*, a list that each call copies and fills. ``Layout`` numbers them, once for each
-module. A ``CallPlan`` is made at the first call with certain shapes, dtypes and devices, after every check; they are
-its key.
+A program's values are stored in *slots*, a list that each call copies and fills. ``Layout`` numbers them once for each
+module. The first call with certain shapes, dtypes and devices makes a ``CallPlan`` after every check; they are its key.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ Runner: TypeAlias = Callable[[list[Leaf]], Sequence[Leaf]]
 Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
-"""The types of numbers that depend on sizes in a graph: an expression if the graph was loaded."""
+"""Types of numbers that depend on sizes in a graph; a loaded graph has expressions."""
 
 
 @frozen
 class Step:
     """A segment and the slots it reads and fills.
 
-    A weight that an engine reads where it lies has a slot that no call fills. ``late``: sizes that depend on results of
-    earlier segments, computed before it runs. ``learns``: the sizes that it determines itself: (position among its
-    outputs, dim or None for an int, symbol).
+    A weight that an engine reads in place has a slot that the plan fills. ``late``: sizes that depend on results of
+    earlier segments, computed before this one runs. ``learns``: the sizes that its outputs determine: (output index,
+    dim or None for an int, symbol).
     """
 
     segment: Segment
@@ -49,8 +48,7 @@ class Return:
     """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
     ``again``, or the parameter or buffer in slot ``held`` itself.
 
-    A tensor that the program made is returned in ``dtype``; ``copied``: the slot's memory must not be handed to the
-    caller.
+    A tensor that the program computed is returned in ``dtype``. ``copied``: the caller gets a clone of the slot.
     """
 
     slot: int
@@ -59,19 +57,19 @@ class Return:
     copied: bool = False
     again: int | None = None
     held: int | None = None
-    made: bool = field(init=False)
-    """Whether the program makes it, and the caller does not have it already."""
+    computed: bool = field(init=False)
+    """Whether the program computes it, so that the caller does not hold it already."""
 
-    @made.default
-    def _is_made(self) -> bool:
+    @computed.default
+    def _is_computed(self) -> bool:
         return self.input_index is None and self.again is None and self.held is None
 
 
 @frozen
 class Write:
     """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``.
-    For a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value is an old one of
-    what is written to itself, or a view of one, and is copied before the first write."""
+    For a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value shares memory with
+    an input or buffer that is written to, and is cloned before the first write."""
 
     slot: int
     input_index: int | None = None
@@ -94,14 +92,14 @@ class Layout:
     constants: tuple[tuple[int, Leaf], ...]
     late: tuple[tuple[int, Expr], ...]
     weights: tuple[tuple[int, str], ...] = ()
-    """The slots of weights that engines read where they lie, and the placeholders of these constants."""
+    """The slots of weights that engines read in place, and the placeholders of these constants."""
 
     @property
     def on_cpu(self) -> bool:
         """Whether the outputs were on the CPU when the model was captured."""
         values = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
-        made = [values.get(o.value) for o in self.program.outputs if o.kind == "user" and not o.constant]
-        return all(value.device.type == "cpu" for value in made if isinstance(value, TENSORS))
+        outputs = [values.get(o.value) for o in self.program.outputs if o.kind == "user" and not o.constant]
+        return all(value.device.type == "cpu" for value in outputs if isinstance(value, TENSORS))
 
     @property
     def static(self) -> bool:
@@ -110,19 +108,20 @@ class Layout:
 
     @property
     def unrecorded(self) -> str:
-        """Why no CUDA graph has a call; empty if one can."""
+        """The reason why calls cannot be captured in a CUDA graph; empty if they can."""
         if self.decisions:
-            return "what it decides by data is checked before it returns"
-        return "" if self.static else "sizes inside it depend on its inputs' values"
+            return "each call checks on the host that it takes the captured data-dependent branches"
+        return "" if self.static else "sizes inside the program depend on its inputs' values"
 
 
 @frozen(eq=False)
 class CallPlan:
-    """The parts that calls with the same shapes, dtypes, devices and numbers share.
+    """The state that calls with the same shapes, dtypes, devices and numbers share.
 
-    ``template`` holds the slots that are the same at every such call. ``moves``: the tensors among the inputs (number,
+    ``template`` holds the slots that are equal in every such call. ``moves``: the tensors among the inputs (index,
     slot, whether it must be converted to the program's device or dtype). ``profile``: the first of the program's
-    profiles that the sizes fit. Outputs return to ``home``. ``guard`` receives the results of the program's checks.
+    profiles that the sizes fit. ``home``: the device of outputs. ``guard`` receives the results of the program's
+    checks.
     """
 
     template: Slots = field(repr=False)
@@ -132,19 +131,19 @@ class CallPlan:
     home: torch.device | None
     guard: Guard | None = field(default=None, repr=False)
 
-    def noted(self, slots: Slots, checks: Sequence[int]) -> None:
+    def report_checks(self, slots: Slots, checks: Sequence[int]) -> None:
         """Pass the slots of checks to the guard."""
         for slot in checks:
             if self.guard is not None:
                 self.guard.note(slots[slot])
 
     def is_home(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is on the device where the caller gets outputs."""
+        """Return whether a tensor is on the device of outputs."""
         return self.home is None or value.device == self.home
 
 
 def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
-    """The values that writes bring, taken before the first of them."""
+    """Return the value of each write; those that a write would change are cloned."""
     return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
 
 
@@ -170,10 +169,10 @@ class LayoutBuilder:
         self.steps = tuple(map(self._step, segments))
 
     def layout(self) -> Layout:
-        """The finished layout."""
+        """Return the finished layout."""
         outputs = self.program.outputs
         users = [o for o in outputs if o.kind == "user"]
-        returns = _told_once(users, [self._return(o) for o in users])
+        returns = _deduplicated(users, [self._return(o) for o in users])
         writes = self._writes([o for o in outputs if o.kind in ("buffer", "input")])
         checks = tuple(self._value(o) for o in outputs if o.kind == "check")
         decisions = tuple((self._value(o), o.target) for o in outputs if o.kind == "decision")
@@ -199,7 +198,7 @@ class LayoutBuilder:
         return Step(segment, takes, gives, late, learns)
 
     def _early(self, expr: Expr) -> bool:
-        """Whether the inputs' shapes determine a size: its slot is then filled by the plan."""
+        """Return whether the inputs' shapes determine a size; the plan then fills its slot."""
         early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
@@ -207,7 +206,7 @@ class LayoutBuilder:
 
     def _taken(self, port: Port) -> int:
         if port.name in self.program.constants:
-            slot = self._slot(f"weight {port.name}")  # apart from the constant that a program returns, which may move
+            slot = self._slot(f"weight {port.name}")  # not the slot of a returned constant, which may move
             self.weights[slot] = port.name
             return slot
         return self._slot(_size_name(port.value) if port.is_number else port.name)
@@ -236,7 +235,7 @@ class LayoutBuilder:
         return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
-        """The slot of an output's value."""
+        """Return the slot of an output's value."""
         if output.constant:
             slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value
@@ -254,34 +253,33 @@ class LayoutBuilder:
         holders = {target: name for name, target in self.program.buffers.items()}
         written = {o: o.target if o.kind == "input" else holders[o.target] for o in outputs}
         old = {o: self._memory(o.value) in written.values() and o.value != written[o] for o in outputs}
-        return tuple(self._write(o, written[o], old[o]) for o in outputs)
-
-    def _write(self, output: Output, name: str, old: bool) -> Write:
-        slot = self._value(output)
-        if output.kind == "input":
-            return Write(slot, input_index=self.input_index[name], old=old)
-        return Write(slot, buffer=self._slot(name), old=old)
+        return tuple(
+            Write(self._value(o), input_index=self.input_index[written[o]], old=old[o])
+            if o.kind == "input"
+            else Write(self._value(o), buffer=self._slot(written[o]), old=old[o])
+            for o in outputs
+        )
 
     def _memory(self, name: str) -> str:
-        """The value that one computes nothing from, and may share its memory with."""
+        """Return the value whose memory one may share: the first of a chain of ops that only move elements."""
         node: torch.fx.Node = self.graph[name]
         while node.op == "call_function" and moves(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         return node.name
 
 
-def _told_once(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """The outputs, of which those that are another once more say so: they are one tensor, wherever it is brought. One
-    that only has the value of another is a copy."""
+def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
+    """Mark outputs that are the same tensor as an earlier one (``again``), and those that only have an earlier one's
+    value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
-    told: list[Return] = []
-    for i, (output, each) in enumerate(zip(outputs, returns, strict=True)):
-        at = first.setdefault((output.target, each), i)
-        shared = each.slot in slots and each.input_index is None and each.held is None
-        slots.add(each.slot)
-        told.append(evolve(each, again=at) if at < i else evolve(each, copied=each.copied or shared))
-    return tuple(told)
+    marked: list[Return] = []
+    for i, (output, item) in enumerate(zip(outputs, returns, strict=True)):
+        at = first.setdefault((output.target, item), i)
+        shared = item.slot in slots and item.input_index is None and item.held is None
+        slots.add(item.slot)
+        marked.append(evolve(item, again=at) if at < i else evolve(item, copied=item.copied or shared))
+    return tuple(marked)
 
 
 def _symbols(port: Port) -> set[sympy.Symbol]:

@@ -1,8 +1,8 @@
-"""Capture CUDA graphs of a whole program, PyTorch segments included: one per shape, up to a limit.
+"""Capture CUDA graphs of a program, PyTorch segments included: one per shape, up to a limit.
 
 A shape's first call runs normally, its second is captured, later ones are replayed. The graph reads an input in place
-as long as its address stays the same, and a copy of it after it has moved; its outputs are copied out, so that nothing
-that a caller holds is ever overwritten.
+as long as its address stays the same, and a copy of it once it has moved. Outputs are copied out, so that no replay
+overwrites a tensor that a caller holds.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _capturing = threading.Lock()
 
 
 LARGE = 1 << 20
-"""Outputs of so many bytes and more are written to the caller's memory at once where it was a result's before: the call
-is captured again for it. A copy of GPT-2's logits at batch 8 moves 206 MB: by an H200's bandwidth 5 % of the call."""
+"""Outputs of at least so many bytes are written straight to the caller's memory once its address repeats: the call is
+captured again for that address. Copying GPT-2's logits at batch 8 (206 MB) takes an H200 5 % of the call."""
 
 
 class OnGpu(Protocol):
-    """The parts of a worker that a CUDA graph captures: the runner of the segments, and the stream."""
+    """The worker that a CUDA graph captures: its segment executor and its stream."""
 
     executor: SegmentExecutor
     lane: Lane
 
 
 class CapturedCall:
-    """A call as a CUDA graph.
+    """A call captured as a CUDA graph.
 
     Args:
-        worker: has the contexts to capture.
+        worker: the worker whose call is captured.
         plan: the plan of the calls to replay.
         leaves: the inputs of one such call.
-        pool: the memory of the worker's graphs, which are never replayed at the same time.
+        pool: the memory pool of the worker's graphs, which are never replayed at the same time.
         reuse: return the graph's own outputs, which the next replay overwrites.
-        still: addresses of the inputs that are read in place, by number.
+        still: addresses of the inputs that are read in place, by input index.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class CapturedCall:
         still: Mapping[int, int],
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
-        self.quick: Any = None
-        """How calls like this one are told (`pipeline.runtime.replay_fast_path`)."""
+        self.fast_replay: Any = None
+        """The `FastReplay` of such calls, once outputs."""
         self.still = tuple(still.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.available()
@@ -80,7 +80,7 @@ class CapturedCall:
         self.results = [(r.input_index, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
         self._large = self._written_at_once(values)
         random = any(step.segment.kind == "torch" for step in self.layout.steps)
-        again = WeakMethod(self._captured_for) if self._large else None  # so that what is forgotten is freed at once
+        again = WeakMethod(self._captured_for) if self._large else None  # weak: a dropped call is freed at once
         self._replay = Replays(self.graph, list(self._fed.values()), self.takes, random=random, again=again)
         in_order = [(given, i) for given, i, _ in self.results] == [(None, i) for i in range(len(self.takes))]
         self._as_made = in_order and self._replay.complete and not self.written
@@ -89,7 +89,7 @@ class CapturedCall:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
     def _written_at_once(self, values: Sequence[object]) -> dict[int, int]:
-        """The slots of large outputs, by number, that engines fill: if nothing else is done with them."""
+        """Return the slots, by output index, of large outputs that engines fill and nothing else reads."""
         engines = all(step.segment.kind != "torch" for step in self.layout.steps)
         if not engines or self.layout.writes or not self._copies_out:
             return {}
@@ -102,7 +102,7 @@ class CapturedCall:
         return self._inside and not self.reuse and self.plan.home is None
 
     def _run(self, leaves: Sequence[Leaf], turn: Turn) -> tuple[list[Leaf], list[Leaf]]:
-        """All slots and the outputs of a run on the graph's copies of the inputs."""
+        """Run on the graph's copies of the inputs; return all slots, and the outputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
@@ -115,7 +115,7 @@ class CapturedCall:
         stream.wait_stream(caller)
         try:
             with torch.cuda.stream(stream):
-                self._run(leaves, turn)  # what is compiled or allocated at a first run is so now
+                self._run(leaves, turn)  # compiles and allocates before the capture
                 stream.synchronize()
             with torch.cuda.graph(self.graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 return self._body(leaves, turn)
@@ -123,10 +123,10 @@ class CapturedCall:
             caller.wait_stream(stream)
 
     @torch.no_grad()
-    def _captured_for(self, leaves: Sequence[Leaf], made: Sequence[torch.Tensor | None]) -> Instance:
-        """An instance whose large outputs are written to this memory, without a copy."""
+    def _captured_for(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> Instance:
+        """Return an instance that writes the large outputs directly to this memory."""
         graph = self._new_graph()
-        into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
+        into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._lane.device)):
             turn = Turn(torch.cuda.current_stream(), captured=True, into=into)
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -138,12 +138,12 @@ class CapturedCall:
         return instance(graph, list(self._fed.values()), takes)
 
     def _body(self, leaves: Sequence[object], turn: Turn) -> tuple[list[Leaf], list[Leaf], list[Take]]:
-        """Run the parts to capture: copies in, the program, writes to buffers, copies out."""
+        """Run the captured steps: copy inputs, run the program, write buffers, copy outputs."""
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
         values, results = self._run(leaves, turn)
-        self.plan.noted(values, self.layout.checks)
+        self.plan.report_checks(values, self.layout.checks)
         self.written = []
         for write, value in zip(self.layout.writes, to_write(values, self.layout.writes), strict=True):
             if write.input_index is not None:
@@ -151,16 +151,16 @@ class CapturedCall:
             elif values[write.buffer or 0] is not value:
                 values[write.buffer or 0].copy_(value)
         given = {id(value) for value in turn.into.values()}
-        made = zip(self.layout.returns, results, strict=True)
-        found = {id(v): v for r, v in made if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
+        outputs = zip(self.layout.returns, results, strict=True)
+        found = {id(v): v for r, v in outputs if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
         return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]
 
     def _is_itself(self, output: Return, value: torch.Tensor) -> bool:
-        """Whether an output is an input, or a parameter or buffer that is where the caller is given outputs."""
+        """Return whether an output is an input, or a parameter or buffer on the device of outputs."""
         return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
 
     def reads(self, leaves: Sequence[Leaf]) -> bool:
-        """Whether the inputs that are read in place have the same addresses."""
+        """Return whether the inputs that the graph reads in place have the same addresses."""
         for given, address in self.still:
             value = leaves[given]
             if value.data_ptr() != address or not plain(value):
@@ -169,15 +169,16 @@ class CapturedCall:
 
     def __call__(self, leaves: Sequence[object], stream: int) -> list[Leaf]:
         """Return the outputs for these inputs, on the current stream; ``stream`` is its handle."""
-        made: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
+        outputs: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
         if self._as_made:
-            return list(made)
+            return list(outputs)
         if not self._replay.complete:
-            made = [m if m is not None else self._given(t.value) for m, t in zip(made, self.takes, strict=True)]
+            outputs = [m if m is not None else self._given(t.value) for m, t in zip(outputs, self.takes, strict=True)]
         if self.written:
             self._write(leaves)
         return [
-            leaves[given] if given is not None else value if i is None else made[i] for given, i, value in self.results
+            leaves[given] if given is not None else value if i is None else outputs[i]
+            for given, i, value in self.results
         ]
 
     @torch.no_grad()
@@ -205,9 +206,9 @@ class CudaGraphs:
         self._pool: object = None
 
     def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: OnGpu) -> CapturedCall | None:
-        """The graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
+        """Return the graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
 
-        It is captured again, at most once for each input, when an input that it reads in place has moved.
+        When an input that the graph reads in place has moved, the call is captured again, at most once for each input.
         """
         kept = self.kept.get(plan)
         if kept is not None and kept.reads(leaves):
@@ -241,7 +242,7 @@ class CudaGraphs:
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         _bounded(self.refused, 8 * self.limit)[plan] = reason
-        log.warning("a call cannot be captured in a CUDA graph and runs without: %s", reason)
+        log.warning("a call runs without a CUDA graph, since it cannot be captured: %s", reason)
         return None
 
 

@@ -1,4 +1,4 @@
-"""``CudaWorker``: runs engines on a GPU with execution contexts of its own, one arena, and CUDA graphs if requested."""
+"""``CudaWorker``: run a program on a GPU with its own execution contexts, one arena, and optional CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_profiles import ProfiledSession
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
-from pipeline.runtime.run_context import ON_CPU, Told, Turn, untold
+from pipeline.runtime.run_context import ON_CPU, SegmentRunner, Turn, ignoring_turn
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 
 
 class EngineStep:
-    """An engine as a step of a program, which fills the slots ``gives``. ``own``: nobody keeps its outputs, so they
-    need no copies."""
+    """An engine as a step of a program, which fills the slots ``gives``. ``own``: the outputs stay in the session's
+    memory, since nobody holds them longer than the call."""
 
     def __init__(self, session: Session | ProfiledSession, gives: Sequence[int], own: bool) -> None:
         self.session, self.gives, self.own = session, gives, own
@@ -37,7 +37,7 @@ class EngineStep:
 
 
 class CudaWorker:
-    """Runs a program on the current stream of a GPU, one call at a time."""
+    """Run a program on the current stream of a GPU, one call at a time."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class CudaWorker:
         self.lane, self.graphs, self._turn = Lane(device), graphs, ON_CPU
         self._static = layout.static
         arena, contexts = Arena(device), defaultdict[object, Contexts](Contexts)
-        for part in parts:  # before any engine runs: what was lent of a smaller arena would be freed
+        for part in parts:  # before any engine runs: growing the arena would free memory in use
             if isinstance(part, LoadedEngine):
                 arena.reserve(part.device_memory)
 
-        def runner(step: Step, part: Runner | LoadedEngine) -> Told:
+        def runner(step: Step, part: Runner | LoadedEngine) -> SegmentRunner:
             if not isinstance(part, LoadedEngine):
-                return untold(part)
+                return ignoring_turn(part)
             launched = settings.engine_graphs and graphs is None
             inputs, constants = step.segment.inputs, layout.program.constants
             held = frozenset(i for i, port in enumerate(inputs) if port.name in layout.program.buffers)
@@ -87,14 +87,14 @@ class CudaWorker:
         return self._run(plan, leaves)
 
     def replayed(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
-        """The outputs by a graph for inputs that it fits; None if it is not this worker's, or another GPU is
+        """Return a graph's outputs for inputs that fit it; None if the graph is another worker's, or another GPU is
         current."""
         if self.lane.elsewhere() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
         return graph(leaves, self.lane.handle())
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """The same without a graph."""
+        """Return the outputs without a graph."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(plan, leaves)
@@ -103,12 +103,12 @@ class CudaWorker:
     def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         shapes = plan if self._static else None
         if self._turn.stream is not stream or self._turn.plan is not shapes:
-            self._turn = Turn(stream, shapes)  # most calls are as the last one was
+            self._turn = Turn(stream, shapes)  # reused while calls have the same shapes
         return self.executor(plan, leaves, self._turn)
 
 
 def _inner(layout: Layout, step: Step) -> bool:
-    """Whether only engines read what a step gives."""
+    """Return whether only engines read a step's outputs."""
     others = {i for s in layout.steps if s.segment.kind == "torch" for i in s.takes}
     returned = {r.slot for r in layout.returns} | {w.slot for w in layout.writes}
     return not (set(step.gives) & (others | returned))

@@ -1,10 +1,10 @@
-"""Count writes to tensors through ``.data``, which torch does not count: PEFT merges adapters so.
+"""Count writes to tensors through ``.data``, which torch's version counter misses; PEFT merges adapters this way.
 
-A compiled graph of torch.compile compares its weights with those of the call before each call, in a few microseconds,
-so it cannot read their values. torch's count of writes, and the address, show all but ``weight.data.add_(…)``: an alias
-that ``.data`` gives has a count of its own, which ends with it. Nothing but the access itself is left to be seen. So
-while a graph lives that watches a tensor, ``torch.Tensor.data`` is a descriptor of ours, which calls torch's and gives
-aliases of one count for watched tensors. It goes with the last such graph.
+Before each call a graph of torch.compile checks in a few microseconds whether its weights have changed, so it cannot
+compare values. torch's version counter and the address reveal every write except ``weight.data.add_(…)``: the alias
+that ``.data`` returns has a counter of its own, which is lost with it. So while a graph watches tensors,
+``torch.Tensor.data`` is our descriptor, which calls torch's and returns aliases with one shared counter for each
+watched tensor. It is removed with the last such graph.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _own: Final[Any] = torch._C.TensorBase.data
 
 @define(eq=False)
 class DataWrites:
-    """What is known of the writes to a tensor through ``.data``: how often it was assigned, and the alias that counts
-    writes in place. The tensor is watched while this lives."""
+    """Writes to a tensor through ``.data``: the number of assignments, and the alias whose version counts in-place
+    writes. The tensor is watched while this object lives."""
 
     assigned: int = 0
     alias: torch.Tensor | None = None
 
     @property
     def count(self) -> tuple[int, int]:
-        """Another value after each write."""
+        """A value that differs after each write."""
         return self.assigned, 0 if self.alias is None else self.alias._version
 
 
@@ -40,12 +40,12 @@ _lock: Final = threading.RLock()
 
 
 def watch(tensor: torch.Tensor) -> DataWrites:
-    """Count the writes to a tensor through ``.data`` while what this returns lives."""
+    """Count the writes to a tensor through ``.data`` while the returned object lives."""
     with _lock:
         found = _writes_of(tensor)
         if found is None:
             found = DataWrites()
-            _living.add(found)  # first: collecting garbage may end the last of the others at any step
+            _living.add(found)  # first: garbage collection may finalize the last of the others at any step
             weakref.finalize(found, _ended).atexit = False
             _watched[tensor] = weakref.ref(found)
         if not isinstance(vars(torch.Tensor).get("data"), _Data):
@@ -54,9 +54,9 @@ def watch(tensor: torch.Tensor) -> DataWrites:
 
 
 def _ended() -> None:
-    """Give torch its own attribute back if nothing is watched any more."""
+    """Restore torch's own attribute if no tensor is watched."""
     with _lock:
-        is_last = next(iter(_living), None) is None  # its length may count one that is dead
+        is_last = next(iter(_living), None) is None  # len() may count a dead one
         if is_last and isinstance(vars(torch.Tensor).get("data"), _Data):
             del torch.Tensor.data
 
@@ -77,11 +77,11 @@ class _Data:
         writes = _writes_of(tensor)
         if writes is None:
             return data
-        if data.is_inference():  # it counts no writes
+        if data.is_inference():  # inference tensors have no version counter
             writes.assigned += 1
             return data
         if writes.alias is None or not _is_alias(writes.alias, data):
-            writes.assigned += writes.alias is not None  # what an older alias counted is not lost
+            writes.assigned += writes.alias is not None  # keep the writes that an older alias counted
             writes.alias = data
         return writes.alias.detach()
 
@@ -93,6 +93,6 @@ class _Data:
 
 
 def _is_alias(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements of the same memory."""
+    """Return whether two tensors view the same memory in the same way."""
     same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
     return same and one.shape == other.shape and one.stride() == other.stride()

@@ -1,7 +1,7 @@
-"""Execution contexts of a worker, which sessions of one engine use in turns.
+"""Execution contexts of a worker, which sessions of one engine use in turn.
 
-A context of TensorRT-RTX costs memory on the GPU and time to make, whatever the engine. Layers of a decoder that are
-one engine, built once, are told apart by addresses alone: one context runs them all.
+Each context of TensorRT-RTX costs GPU memory and time, whatever the engine. Decoder layers that share one engine differ
+only in addresses, so one context runs them all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import ExecutionError
 from pipeline.runtime.engine_buffers import OutputBuffer
-from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
+from pipeline.runtime.engine_load import LOG, LoadedEngine, Messages, listening
 from pipeline.trt import trt
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -20,10 +20,10 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Context:
-    """An execution context with what was set last: whose turn it is, shapes, addresses and output allocators.
+    """An execution context with its current state: the session that uses it, shapes, addresses and output allocators.
 
-    ``name`` is that of the network whose turn it is, for errors. ``turn`` is an object of the session whose turn it is,
-    and not the session: a circle would keep memory on the GPU until the garbage collector comes.
+    ``name`` is that of the session's network, for errors. ``turn`` identifies the session; it is not the session
+    itself, since a reference cycle would hold GPU memory until the garbage collector runs.
 
     Args:
         loaded: the engine.
@@ -37,56 +37,56 @@ class Context:
         self.name, self._shapes = loaded.network.name, Shapes()
         self._addresses: dict[str, int] = {}
         self._buffers: dict[str, OutputBuffer] = {}
-        with listening() as said:
-            self.made, self._config = loaded.context(said, graph=graph)
-            taken = self.made.set_optimization_profile_async(profile, stream.cuda_stream)
-            self.require(taken, f"profile {profile}", said)
+        with listening() as messages:
+            self.handle, self._config = loaded.context(messages, graph=graph)
+            taken = self.handle.set_optimization_profile_async(profile, stream.cuda_stream)
+            self.require(taken, f"profile {profile}", messages)
 
-    def require(self, done: bool, what: str, said: Said) -> None:
-        """Raise ``ExecutionError`` with TensorRT's words if it did not do something."""
+    def require(self, done: bool, what: str, messages: Messages) -> None:
+        """Raise ``ExecutionError`` with TensorRT's message unless a call succeeded."""
         if not done:
-            raise ExecutionError(f"{self.name}: TensorRT refused {what} ({said()})")
+            raise ExecutionError(f"{self.name}: TensorRT refused {what} ({messages()})")
 
-    def shape(self, shapes: Shapes, ranges: Mapping[str, str], said: Said, *, anew: bool = False) -> None:
-        """Set the inputs' shapes and infer the others, unless these are set; ``anew``: even then. ``ranges`` says in
-        words what each input was built for."""
+    def shape(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, anew: bool = False) -> None:
+        """Set the inputs' shapes and infer the others, unless these are current; ``anew``: even then. ``ranges``
+        describes, for errors, what each input was built for."""
         if shapes == self._shapes and shapes and not anew:
             return
         self._shapes = Shapes()
         for name, shape in shapes:
-            taken = self.made.set_input_shape(name, shape)
-            self.require(taken, f"the shape {list(shape)} of input {name}{ranges.get(name, '')}", said)
+            taken = self.handle.set_input_shape(name, shape)
+            self.require(taken, f"the shape {list(shape)} of input {name}{ranges.get(name, '')}", messages)
         try:
-            missing = self.made.infer_shapes()
+            missing = self.handle.infer_shapes()
         except RuntimeError as error:
-            raise ExecutionError(f"{self.name}: shapes cannot be inferred: {error} ({said()})") from error
-        self.require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
+            raise ExecutionError(f"{self.name}: shapes cannot be inferred: {error} ({messages()})") from error
+        self.require(not missing, f"to infer shapes without more about {', '.join(missing)}", messages)
         self._shapes = shapes
 
     def address(self, name: str, address: int) -> None:
-        """Set the address of an input or output, unless it is set."""
+        """Set the address of an input or output, unless it is current."""
         if self._addresses.get(name) != address:
             self._addresses.pop(name, None)
             mark = LOG.mark()
-            if not self.made.set_tensor_address(name, address):
-                self.require(False, f"the address of {name}", lambda: LOG.said_since(mark))
+            if not self.handle.set_tensor_address(name, address):
+                self.require(False, f"the address of {name}", lambda: LOG.messages_since(mark))
             self._addresses[name] = address
 
-    def ask(self, name: str, buffer: OutputBuffer) -> None:
-        """Have an output's memory asked for, unless it is already."""
+    def allocate_with(self, name: str, buffer: OutputBuffer) -> None:
+        """Set the allocator of an output, unless it is current."""
         if self._buffers.get(name) is not buffer:
             self._buffers.pop(name, None)
             mark = LOG.mark()
-            taken = self.made.set_output_allocator(name, buffer)
-            self.require(taken, f"an output allocator for {name}", lambda: LOG.said_since(mark))
+            taken = self.handle.set_output_allocator(name, buffer)
+            self.require(taken, f"an output allocator for {name}", lambda: LOG.messages_since(mark))
             self._buffers[name] = buffer
 
     def lend(self, memory: torch.Tensor) -> None:
-        """Lend memory for activations."""
-        if hasattr(self.made, "set_device_memory"):
-            self.made.set_device_memory(memory.data_ptr(), memory.numel())
+        """Set the memory for activations."""
+        if hasattr(self.handle, "set_device_memory"):
+            self.handle.set_device_memory(memory.data_ptr(), memory.numel())
         else:
-            self.made.device_memory = memory.data_ptr()
+            self.handle.device_memory = memory.data_ptr()
 
 
 class Contexts:
@@ -96,7 +96,7 @@ class Contexts:
         self._made: dict[tuple[int, int], tuple[trt.ICudaEngine, Context]] = {}
 
     def of(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int) -> Context:
-        """The context of an engine and a profile."""
+        """Return the context of an engine and a profile."""
         key = (id(loaded.cuda_engine), profile)
         if key not in self._made:
             self._made[key] = loaded.cuda_engine, Context(loaded, stream, profile)

@@ -19,7 +19,7 @@ from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.trt import CAPABILITIES, LIBRARY, Log, enum_member, has_gpu, trt
 
 LOG = Log()
-Said: TypeAlias = Callable[[], str]
+Messages: TypeAlias = Callable[[], str]
 Prepare: TypeAlias = Callable[[Any], None]
 
 _loading = threading.Lock()
@@ -28,19 +28,19 @@ _listeners = 0
 
 
 class UnloadableError(ExecutionError):
-    """TensorRT does not load an engine of its own on this GPU."""
+    """TensorRT does not load an engine of its own version on this GPU."""
 
 
 @contextmanager
-def listening() -> Iterator[Said]:
-    """A context that yields a function returning TensorRT's errors since its start. Messages are dropped when nobody
-    listens."""
+def listening() -> Iterator[Messages]:
+    """Yield a function that returns TensorRT's errors since the block's start. The log is cleared when the last such
+    block ends."""
     global _listeners
     with _hearing:
         _listeners += 1
         mark = LOG.mark()
     try:
-        yield lambda: LOG.said_since(mark)
+        yield lambda: LOG.messages_since(mark)
     finally:
         with _hearing:
             _listeners -= 1
@@ -49,8 +49,10 @@ def listening() -> Iterator[Said]:
 
 
 def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
-    """The ``ICudaEngine`` of a serialized engine, on the current GPU. ``targets``: the compute capabilities that it was
-    built for; none for TensorRT's default.
+    """Return the ``ICudaEngine`` of a serialized engine, on the current GPU.
+
+    targets: the compute capabilities that it was built for; empty for TensorRT's default.
+
 
     Raises:
         ExecutionError: there is no GPU, the plan comes from another library, or TensorRT cannot load it.
@@ -59,18 +61,18 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     flavour = engine.library.split(" ")[0]
     if flavour != CAPABILITIES.flavour:
         raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", _rebuild(flavour))
-    with _loading, listening() as said:
+    with _loading, listening() as messages:
         loaded = _runtime().deserialize_cuda_engine(engine.checked())
-        engine.checked()  # it may have been overwritten meanwhile
+        engine.checked()  # its file may have been overwritten meanwhile
         if loaded is None:
             if engine.library != LIBRARY:
-                raise ExecutionError(_unloadable(engine, said()), _rebuild(flavour))
-            raise UnloadableError(_unloadable(engine, said()), _elsewhere(targets))
+                raise ExecutionError(_unloadable(engine, messages()), _rebuild(flavour))
+            raise UnloadableError(_unloadable(engine, messages()), _elsewhere(targets))
     return loaded
 
 
 def require_gpu(what: str) -> None:
-    """Raise ``ExecutionError`` if no engine can run here."""
+    """Raise ``ExecutionError`` without a GPU."""
     if not has_gpu():
         raise ExecutionError(f"{what} runs on a GPU, and torch sees none here")
 
@@ -91,10 +93,10 @@ class LoadedEngine:
     ) -> LoadedEngine:
         """Load a serialized engine on the current GPU, with its compiled kernels if a ``cache`` is among the options.
 
-        ``prepare`` is called with the engine before any context is made.
+        ``prepare`` is called with the engine before any context is created.
 
         Raises:
-            ExecutionError: there is no GPU, or the engine does not load; with TensorRT's words.
+            ExecutionError: there is no GPU, or the engine does not load; with TensorRT's message.
         """
         loaded = cls(load(engine, options.get("targets", ())), as_bound(network, engine.bindings), **options)
         prepare(loaded.cuda_engine)
@@ -103,24 +105,24 @@ class LoadedEngine:
         return loaded
 
     def serving(self, engine: Engine, network: Network) -> LoadedEngine:
-        """The same engine for another network of the same structure; ``engine`` has the plan's names for it."""
+        """Return the same engine for another network of the same structure; ``engine`` maps its names to the plan's."""
         return evolve(self, network=as_bound(network, engine.bindings))
 
     @property
     def device_memory(self) -> int:
-        """Bytes of activations at the largest shapes."""
+        """The bytes of activations at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
     def keep_kernels(self) -> None:
-        """Save newly compiled kernels for the next start, after a first run with some shapes."""
+        """Save newly compiled kernels to the cache."""
         if self.cache is not None:
             self.cache.save()
 
-    def context(self, said: Said, *, graph: bool = False) -> tuple[Leaf, Leaf]:
-        """A new execution context, which gets its memory from us, and its configuration, which must outlive it.
+    def context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
+        """Return a new execution context, whose memory the caller sets, and its configuration, which must outlive it.
 
-        A context of TensorRT-RTX reads its configuration when another profile than the first is selected: without it
-        the process crashes. With ``graph`` TensorRT-RTX launches the context as a CUDA graph.
+        TensorRT-RTX reads the configuration when another profile than the first is selected, and crashes without it.
+        ``graph``: TensorRT-RTX launches the context as a CUDA graph.
         """
         config = None
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -134,17 +136,17 @@ class LoadedEngine:
                 config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             if self.cache is not None and self.cache.handle is not None:
                 config.set_runtime_cache(self.cache.handle)
-            made = self.cuda_engine.create_execution_context(runtime_config=config)
+            context = self.cuda_engine.create_execution_context(runtime_config=config)
         else:
-            made = self.cuda_engine.create_execution_context(strategy)
-        if made is None:
-            refused = f"{self.network.name}: TensorRT refused an execution context ({said()})"
+            context = self.cuda_engine.create_execution_context(strategy)
+        if context is None:
+            refused = f"{self.network.name}: TensorRT refused an execution context ({messages()})"
             raise UnloadableError(refused, _elsewhere(self.targets))
-        return made, config
+        return context, config
 
 
 def as_bound(network: Network, names: Mapping[str, str]) -> Network:
-    """The network with an engine's names for its inputs and outputs."""
+    """Return the network with an engine's names for its inputs and outputs."""
     if not names:
         return network
 
@@ -155,8 +157,8 @@ def as_bound(network: Network, names: Mapping[str, str]) -> Network:
         return Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
 
     first, *others = map(renamed, network.profiles) if network.profiles else (None,)
-    made = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs), profile=first)
-    return evolve(made, other_profiles=tuple(filter(None, others)))
+    bound = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs), profile=first)
+    return evolve(bound, other_profiles=tuple(filter(None, others)))
 
 
 @cache
@@ -164,14 +166,14 @@ def _runtime() -> Leaf:
     return trt.Runtime(LOG)
 
 
-def _unloadable(engine: Engine, said: str) -> str:
-    # A version-compatible plan of another version does load, so the versions are compared only when one did not.
-    differs = f": it was built by {engine.library}, this is {LIBRARY}, and plans fit one version"
-    return f"{engine.name} cannot be loaded{differs if engine.library != LIBRARY else ''} ({said})"
+def _unloadable(engine: Engine, messages: str) -> str:
+    # A version-compatible plan of another version may load, so the versions are compared only after a failure.
+    differs = f": it was built by {engine.library}, and {LIBRARY} loads only its own plans"
+    return f"{engine.name} cannot be loaded{differs if engine.library != LIBRARY else ''} ({messages})"
 
 
 def is_for_this_gpu(targets: Sequence[str]) -> bool:
-    """Whether engines of these targets, compute capabilities or TensorRT's default, are built for the current GPU."""
+    """Return whether engines for these compute capabilities (empty: TensorRT's default) run on the current GPU."""
     return not targets or current_capability() in targets
 
 
@@ -181,7 +183,7 @@ def current_capability() -> str:
 
 
 def _elsewhere(targets: Sequence[str]) -> str:
-    """What to do about an engine that does not load here."""
+    """Return the hint for an engine that does not load on this GPU."""
     if is_for_this_gpu(targets):
         return (
             "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "

@@ -1,4 +1,4 @@
-"""``ProfiledSession``: an engine of several profiles, with a session for each, chosen by the shapes of a call."""
+"""``ProfiledSession``: an engine with several profiles; the shapes of a call choose the session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[[torch.cuda.Stream, int], Session]
 
 
 class ProfiledSession:
-    """Runs each call in the first profile that it fits. Contexts are made when first needed, and share memory for
+    """Run each call in the first profile that it fits. Contexts are created when first needed, and share the memory for
     activations and the engine's weights."""
 
     def __init__(self, network: Network, make: Make) -> None:
@@ -29,7 +29,7 @@ class ProfiledSession:
     def __call__(
         self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, like: object = None, **options: Any
     ) -> list[Any]:
-        """Return the outputs of a run, as `Session` does."""
+        """Return the outputs of a run, as `Session.__call__`."""
         last = self._last
         if last is not None and like is not None and last[0] is like:
             return last[1](inputs, stream, like=like, **options)
@@ -45,10 +45,10 @@ class ProfiledSession:
         """The session of the last run.
 
         Raises:
-            ExecutionError: there was none.
+            ExecutionError: no call has run.
         """
         if self._last is None:
-            raise ExecutionError(f"{self.network.name} has run in none of its profiles", "call it before")
+            raise ExecutionError(f"{self.network.name} has run in none of its profiles", "call the module first")
         return self._last[1]
 
     @property
@@ -58,7 +58,7 @@ class ProfiledSession:
 
     @property
     def loaded(self) -> LoadedEngine:
-        """The engine."""
+        """The loaded engine."""
         return self.last.loaded
 
     def place(self, inputs: Sequence[Any]) -> int:
@@ -76,7 +76,7 @@ class ProfiledSession:
 
 
 def fits(profile: Profile, shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Whether all shapes are within a profile."""
+    """Return whether all shapes are within a profile."""
     return all(
         all(a <= size <= b for a, size, b in zip(low, shapes[name], high, strict=True))
         for name, low, _, high in profile.ranges

@@ -1,4 +1,4 @@
-"""Refit a serialized engine with new weights: a new serialized engine."""
+"""Refit a serialized engine with new weights, which returns a new serialized engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
     """Return the engine with these weights, refittable again.
 
     Args:
-        engine: a refittable engine; it is not changed.
+        engine: a refittable engine.
         weights: all its weights by name.
-        changed: those that differ from the engine's; None for all. TensorRT may have folded weights away: for an
-            unchanged one that does not matter, a changed one is an error.
+        changed: the names of weights that differ from the engine's; None for all. A changed weight that TensorRT has
+            folded away is an error; an unchanged one is not.
 
     Raises:
         RefitError: some weights cannot be refitted; the message names each, with the reason.
@@ -36,44 +36,39 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
     due = frozenset(weights if changed is None else (names.get(name, name) for name in changed))
     if not engine.refittable:
         raise RefitError(dict.fromkeys(sorted(due), f"{engine.name} was built with immutable_weights=True"))
-    with listening() as said:
+    with listening() as messages:
         loaded = load(engine)
         refitter = trt.Refitter(loaded, LOG)
-        kept = {name: _weight(value) for name, value in weights.items()}
-        if not _supply(refitter, kept, due):
+        given = {name: held(value.detach().cpu().contiguous()) for name, value in weights.items()}
+        if not _supply(refitter, given, due):
             return engine
         if not refitter.refit_cuda_engine():
-            raise RefitError(dict.fromkeys(sorted(due), f"TensorRT refused to refit {engine.name} ({said()})"))
+            raise RefitError(dict.fromkeys(sorted(due), f"TensorRT refused to refit {engine.name} ({messages()})"))
         plan = _serialized(loaded)
         if plan is None:
-            reason = f"the refitted {engine.name} could not be serialized ({said()})"
+            reason = f"the refitted {engine.name} could not be serialized ({messages()})"
             raise RefitError(dict.fromkeys(sorted(due), reason))
     return evolve(engine, plan=plan, stripped=False, digest=hashlib.sha256(memoryview(plan)).hexdigest())
 
 
 def supply(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.Tensor]) -> None:
-    """Supply the weights of its network, by name, to an engine that was loaded from a plan without them.
+    """Supply the weights of the network, by name, to an engine that was loaded from a plan without weights.
 
     Raises:
-        RefitError: TensorRT refuses or misses weights; the message names them.
+        RefitError: TensorRT refuses weights or lacks some; the message names them.
     """
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
-    with listening() as said:
+    with listening() as messages:
         refitter = trt.Refitter(loaded, LOG)
-        kept = {name: _weight(value) for name, value in named.items()}
+        given = {name: held(value.detach().cpu().contiguous()) for name, value in named.items()}
         due = frozenset(refitter.get_all_weights())
-        if _supply(refitter, kept, due) and not refitter.refit_cuda_engine():
-            reason = f"TensorRT refused the weights of {engine.name} ({said()})"
+        if _supply(refitter, given, due) and not refitter.refit_cuda_engine():
+            reason = f"TensorRT refused the weights of {engine.name} ({messages()})"
             raise RefitError(dict.fromkeys(sorted(due), reason))
 
 
-def _weight(value: torch.Tensor) -> torch.Tensor:
-    """A weight as networks hold it."""
-    return held(value.detach().cpu().contiguous())
-
-
 def _supply(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> bool:
-    """Hand all weights to TensorRT; whether it took any."""
+    """Pass all weights to TensorRT, and return whether it accepted any."""
     known = frozenset(refitter.get_all_weights())
     refused = {name: _refusal(refitter, name, value, known) for name, value in weights.items()}
     reasons = {name: reason for name, reason in refused.items() if reason and name in due}
@@ -87,18 +82,18 @@ def _supply(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], due: Co
 
 
 def _refusal(refitter: trt.Refitter, name: str, value: torch.Tensor, known: Collection[str]) -> str:
-    """Hand a weight to TensorRT; why it was refused, or nothing."""
+    """Pass a weight to TensorRT; return why it was refused, or an empty string."""
     if name not in known:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
-    given, held = weights_of(value), refitter.get_weights_prototype(name)  # TensorRT 1.4 takes another dtype silently
-    if (given.size, given.dtype) == (held.size, held.dtype) and refitter.set_named_weights(name, given):
+    given, wanted = weights_of(value), refitter.get_weights_prototype(name)  # RTX 1.4 accepts another dtype silently
+    if (given.size, given.dtype) == (wanted.size, wanted.dtype) and refitter.set_named_weights(name, given):
         return ""
-    holds = f"the engine holds {held.size} x {dtype_name(held.dtype)}"
+    holds = f"the engine holds {wanted.size} x {dtype_name(wanted.dtype)}"
     return f"TensorRT refused {described(value.dtype, tuple(value.shape))}; {holds}"
 
 
 def _serialized(loaded: Any) -> Leaf:
-    """The plan of a refitted engine: with its weights, and refittable."""
+    """Return the plan of a refitted engine: with its weights, and refittable."""
     config = loaded.create_serialization_config()
     flags = trt.SerializationFlag.__members__
     config.clear_flag(flags["EXCLUDE_WEIGHTS"])

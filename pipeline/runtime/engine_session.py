@@ -1,4 +1,4 @@
-"""``Session``: runs an engine in an execution context; shapes and addresses are set only when they change."""
+"""``Session``: run an engine in an execution context; shapes and addresses are set only when they change."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from pipeline.runtime.engine_load import LOG, LoadedEngine, listening
 from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
-"""Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
-TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (it updates all its kernels), a copy of 16 MiB on an H200
-0.01 ms of the GPU and 5 us of the host."""
+"""Inputs and outputs of up to so many bytes are copied to and from the session's memory. A new address costs RTX 1.4
+about 0.12 ms of the host for ResNet-50 (it updates all its kernels); a copy of 16 MiB on an H200 costs 0.01 ms of the
+GPU and 5 us of the host."""
 NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
 PLANS = 64
-"""How many shapes a session remembers."""
+"""The most shapes whose plans a session caches."""
 
 
 @frozen(eq=False)
 class EnginePlan:
     """The settings that runs with the same shapes share.
 
-    ``copies``: (input number, the session's own memory) for the inputs that are copied; ``loose``: the numbers of the
-    inputs whose own memory is read. ``results``: the session's own memory for each output, or None if each run gets new
-    memory, made by ``makers`` (None if the shape is known only after the run). ``fixed`` is bound once and kept alive.
+    ``copies``: (input index, session memory) of the inputs that are copied. ``loose``: the indices of the inputs that
+    are read in place. ``results``: session memory for each output, or None if each run allocates it with ``makers``
+    (None if the shape is known only after the run). ``fixed``: tensors that are bound once and kept alive.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -68,13 +68,12 @@ class Session:
         arena: memory for activations.
         graph: let TensorRT-RTX launch runs as a CUDA graph, while shapes and addresses stay the same. Such a run cannot
             be captured in another graph.
-        held: the numbers of inputs of the caller that the engine updates in place; other inputs that it writes to are
-            copied.
-        fixed: the numbers of inputs that are the same tensors at every call: they are bound once.
+        held: the indices of inputs that the engine updates in place; other inputs that it writes to are copied.
+        fixed: the indices of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
-        contexts: where the context is from; sessions of one engine that have the same take turns in one context. They
-            have equal shapes in a call: those are not set within a capture. A session whose runs are launched as a
-            graph, or that has inputs in host memory, has its own.
+        contexts: contexts shared with other sessions of the engine, which take turns. Their shapes must be equal in a
+            call, since shapes are not set within a capture. A session whose runs are launched as a graph, or that has
+            inputs in host memory, creates its own context.
     """
 
     def __init__(
@@ -174,17 +173,17 @@ class Session:
     @property
     def context(self) -> trt.IExecutionContext:
         """The execution context of its runs."""
-        return self._in.made
+        return self._in.handle
 
     def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
-        """The plan for inputs like these, which is the current one now."""
+        """Return the plan for inputs of these shapes, and make it current."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         key = (loose, *shapes, self._values(inputs) if self.on_host else ())
         plan = self.plans.get(key)
         return self._enter(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
 
     def _stays(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
-        """Whether an input is read where it is, having been there at every call; if not, it is copied from now on."""
+        """Return whether an input is read in place, since its address has never changed; else copy it from now on."""
         name = self.inputs[position].name
         if self._is_readable(value, memory.dtype):
             if value.data_ptr() == self._addresses.get(name):
@@ -198,12 +197,12 @@ class Session:
         return False
 
     def _is_readable(self, value: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether TensorRT can read a tensor where it is, as one of this dtype."""
+        """Return whether TensorRT can read a tensor in place, as one of this dtype."""
         aligned = value.data_ptr() % ALIGNMENT == 0
         return aligned and value.dtype == dtype and plain(value) and value.device == self.device
 
     def _values(self, inputs: Sequence[object]) -> tuple[Any, ...]:
-        """The inputs whose values TensorRT reads on the host: other values, another plan."""
+        """Return the values that TensorRT reads on the host, as part of a plan's key."""
         return tuple(
             tuple(v.flatten().tolist()) if isinstance(v := inputs[i], torch.Tensor) else v for i in self.on_host
         )
@@ -217,59 +216,59 @@ class Session:
         return torch.device("cpu") if binding.on_host else self.device
 
     def _refuse_capture(self) -> None:
-        """Raise an error if the caller captures what TensorRT-RTX launches as a graph of its own."""
+        """Raise an error if the caller captures a CUDA graph, since TensorRT-RTX launches this engine as its own."""
         if torch.cuda.is_current_stream_capturing():
             raise ExecutionError(
-                f"{self.network.name} is launched as a CUDA graph of TensorRT-RTX's own, which another cannot capture",
+                f"{self.network.name} runs as a CUDA graph of TensorRT-RTX, which another graph cannot capture",
                 "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
             )
 
     def _take_turn(self) -> None:
-        """Set again what another session has set otherwise meanwhile."""
+        """Restore this session's settings in a shared context."""
         self._in.turn, self._in.name = None, self.network.name
         for name, address in self._addresses.items():
             self._in.address(name, address)
         for name, buffer in self.buffers.items():
-            self._in.ask(name, buffer)
+            self._in.allocate_with(name, buffer)
         if self._current is not None:
-            with listening() as said:
-                self._in.shape(self._current.shapes, self._ranges, said, anew=bool(self.on_host))
+            with listening() as messages:
+                self._in.shape(self._current.shapes, self._ranges, messages, anew=bool(self.on_host))
             self._in.lend(self.arena.memory)
         self._in.turn = self._own_turn
 
     def _enter(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
-        """Make a plan the current one: shapes and addresses are TensorRT's from here on."""
+        """Make a plan current: set its shapes and addresses in the context."""
         if len(inputs) != len(self.inputs):
-            raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, was given {len(inputs)}")
+            raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
         self._current = None
-        with listening() as said:
-            made = plan or self._inputs_of(inputs, loose=loose)
-            for name, memory in made.fixed:
+        with listening() as messages:
+            current = plan or self._inputs_of(inputs, loose=loose)
+            for name, memory in current.fixed:
                 self._address(name, memory)
-            for position, memory in made.copies:
+            for position, memory in current.copies:
                 if position in self._moving:
                     self._address(self.inputs[position].name, memory)
-            self._in.shape(made.shapes, self._ranges, said, anew=bool(self.on_host))
-            made = plan or self._outputs_of(made, loose=loose)
-            for binding, result in zip(self.outputs, made.results, strict=True):
+            self._in.shape(current.shapes, self._ranges, messages, anew=bool(self.on_host))
+            current = plan or self._outputs_of(current, loose=loose)
+            for binding, result in zip(self.outputs, current.results, strict=True):
                 if result is not None:
                     self._address(binding.name, result)
             self._in.lend(self.arena.memory)
         if plan is None:
-            self._remember(key, made)
+            self._remember(key, current)
             self._fresh = not loose
-        self._current = made
-        return made
+        self._current = current
+        return current
 
     def _remember(self, key: object, plan: EnginePlan) -> None:
         if len(self.plans) >= PLANS:
             if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # a run may still read the host memory of the plan that goes
+                torch.cuda.synchronize(self.device)  # a run may still read the dropped plan's host memory
             self.plans.pop(next(iter(self.plans)))
         self.plans[key] = plan
 
     def _inputs_of(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
-        """Where each input of such shapes will be read."""
+        """Return a plan that says where each input is read."""
         shapes, fixed, copies, free = [], [], [], []
         for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
             tensor = self._checked(binding, value)
@@ -295,7 +294,7 @@ class Session:
         return tensor
 
     def _outputs_of(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
-        """The memory of each output, once its shape is inferred."""
+        """Add the memory of each output to a plan, after shape inference."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
         makers, results = list[Maker | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
@@ -306,22 +305,24 @@ class Session:
             if binding.alias:
                 results.append(copies.get(binding.alias))
             else:
-                kept = small and not loose and not binding.on_host
-                results.append(self.slabs[binding.name].view(shape) if kept else None)
+                in_slab = small and not loose and not binding.on_host
+                results.append(self.slabs[binding.name].view(shape) if in_slab else None)
         return evolve(plan, makers=tuple(makers), results=tuple(results))
 
     @cached_property
     def _ranges(self) -> Mapping[str, str]:
-        """What each input was built for, in words."""
+        """Descriptions, for errors, of the shapes that each input was built for."""
         ranges = self.network.profiles[self._profile].ranges if self.network.profiles else ()
         spans = {name: f", built for {list(low)} to {list(high)}" for name, low, _, high in ranges}
         return {name: spans.get(name, f", built for {list(b.shape)}") for name, b in self.known.items()}
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
-        """Let an input be read in place, or from a copy that TensorRT can read."""
+        """Bind an input in place, or a copy that TensorRT can read; return the tensor to keep alive."""
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
-            raise ExecutionError(f"{self.network.name} updates {binding} where it lies, which is not aligned memory")
+            raise ExecutionError(
+                f"{self.network.name} updates {binding} in place, and its memory is not aligned to {ALIGNMENT} bytes"
+            )
         tensor = value if readable else placed(value, binding, self.device)
         self._address(binding.name, tensor)
         return tensor
@@ -337,8 +338,8 @@ class Session:
     def _receive(
         self, place: int, make: Maker | None, into: torch.Tensor | None, inputs: Sequence[Any]
     ) -> torch.Tensor | OutputBuffer:
-        """Bind an output to the input that it updates, or to new memory, if it is given none, or where its shape is not
-        known yet to a buffer that is asked for memory."""
+        """Bind an output: to the input that it updates, to ``into``, to new memory, or, if its shape is not known yet,
+        to a buffer that TensorRT asks for memory."""
         binding = self.outputs[place]
         if make is None:
             return self._buffer(binding)
@@ -350,7 +351,7 @@ class Session:
     def _buffer(self, binding: Binding) -> OutputBuffer:
         if binding.name not in self.buffers:
             buffer = OutputBuffer(binding, self.device)
-            self._in.ask(binding.name, buffer)
+            self._in.allocate_with(binding.name, buffer)
             self.buffers[binding.name] = buffer
         return self.buffers[binding.name]
 
@@ -367,18 +368,18 @@ class Session:
                 raise ExecutionError(f"{self.network.name}: no memory for an output: {errors[0]}") from errors[0]
         if not done:
             self._current = None
-            self._in.require(done, "to run", lambda: LOG.said_since(mark))
+            self._in.require(done, "to run", lambda: LOG.messages_since(mark))
 
     def _finished(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
         if isinstance(result, OutputBuffer):
             taken = result.take()
             if taken is None:
-                raise ExecutionError(f"{self.network.name}: TensorRT asked for no memory for output {binding.name}")
+                raise ExecutionError(f"{self.network.name}: TensorRT requested no memory for output {binding.name}")
             return taken.to(self.device)
         return result.to(self.device) if binding.on_host else result
 
 
 def _fixed(binding: Binding) -> bool:
-    """Whether a binding has one shape, and an address of the session's own or of an input that does not move."""
+    """Return whether a binding has one shape and is small enough for the session's memory."""
     size = torch.Size(binding.shape).numel() * binding.dtype.itemsize
     return -1 not in binding.shape and not binding.on_host and size <= COPIED

@@ -1,4 +1,4 @@
-"""Order a worker's runs on CUDA streams: after the caller's previous work, and before its next."""
+"""Order a worker's runs on CUDA streams: after the caller's earlier work and before its later work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class Lane:
-    """The order of one worker's runs on the streams of a GPU.
+    """Order one worker's runs on the streams of a GPU.
 
     A worker has one scratch memory, so a run waits for the previous run if that was on another stream. On the default
-    stream TensorRT would wait for the device, so such a run goes to the lane's own stream; the two streams wait for
-    each other. To the caller everything happens on the current stream.
+    stream TensorRT would synchronize the device, so such a run uses the lane's own stream; the two streams wait for
+    each other. To the caller all work is on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,23 +26,23 @@ class Lane:
         self._event = torch.cuda.Event()
 
     def elsewhere(self) -> bool:
-        """Whether another GPU is current."""
+        """Return whether another GPU is current."""
         return bool(torch._C._cuda_getDevice() != self._index)
 
     def here(self) -> torch.cuda.Stream:
-        """The current stream, ordered after the worker's last run."""
+        """Return the current stream, ordered after the worker's last run."""
         self.handle()
         return self._last
 
     def handle(self) -> int:
-        """The stream's handle, obtained as torch's generated code does, at a tenth of ``current_stream``'s cost."""
+        """Return the stream's handle as torch's generated code does, at a tenth of ``current_stream``'s cost."""
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)
         if handle != self._handle:
             self._move(torch.cuda.current_stream(self.device))
         return handle
 
     def run(self, body: Callable[..., T], *args: object) -> T:
-        """Call ``body`` with a stream for TensorRT, which is current inside it, and its other arguments."""
+        """Call ``body`` with a stream for TensorRT, which is current during the call, and ``args``."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.here(), *args)
         caller = torch.cuda.current_stream(self.device)
@@ -60,6 +60,6 @@ class Lane:
         self._last, self._handle = stream, stream.cuda_stream
 
     def _follow(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """Let a stream wait for the work that another has queued so far, through the event."""
+        """Make a stream wait for the work that another has queued so far."""
         self._event.record(other)
         stream.wait_event(self._event)

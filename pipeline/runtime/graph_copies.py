@@ -1,7 +1,7 @@
-"""Copy nodes of a CUDA graph, whose addresses are set at each call.
+"""Set the addresses of copy nodes in a CUDA graph at each call.
 
-A copy outside the graph costs a launch of its own: two of them take the host 17 us for ResNet-50 on an H200, against 4
-us for setting addresses in the graph. This needs ``cuda.bindings``, which PyTorch's CUDA packages include.
+Copies outside of the graph cost a launch each: for ResNet-50 on an H200 two take the host 17 us, setting addresses in
+the graph 4 us. This needs ``cuda.bindings``, which PyTorch's CUDA packages include.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ cudart: Any = runtime
 
 
 def available() -> bool:
-    """Whether addresses of a graph's nodes can be set here."""
+    """Return whether the addresses of a graph's nodes can be set here."""
     return cudart is not None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for captures only, one at a time: PyTorch's streams come from a pool, so work of another thread on the
-    same one would be captured, or break the capture."""
+    """Return a stream that only captures use, one at a time. PyTorch's streams come from a pool: another thread's work
+    on the same stream would be captured, or break the capture."""
     if cudart is None:
         return torch.cuda.Stream(device, priority=-1)
     with torch.cuda.device(device):
-        (made,) = checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
-    return torch.cuda.ExternalStream(int(made), device)
+        (stream,) = checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
+    return torch.cuda.ExternalStream(int(stream), device)
 
 
 @frozen
 class Copy:
-    """A copy of contiguous bytes among the nodes of a graph."""
+    """A node of a graph that copies contiguous bytes."""
 
     node: Any
     source: int
@@ -50,7 +50,7 @@ class Copy:
 
 
 def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
-    """The copies of a graph (made with ``keep_graph=True``) by source and target address."""
+    """Return the copies of a graph (made with ``keep_graph=True``) by source and target address."""
     found = {}
     for node in nodes(cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memcpy"):
         (form,) = checked(cudart.cudaGraphMemcpyNodeGetParams(node))
@@ -59,16 +59,16 @@ def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
     return found
 
 
-def nodes(whole: object, kind: str) -> list[Leaf]:
-    """The nodes of a kind, such as ``Memset``, in a graph of CUDA's."""
-    _, count = checked(cudart.cudaGraphGetNodes(whole))
-    every, _ = checked(cudart.cudaGraphGetNodes(whole, count))
+def nodes(graph: object, kind: str) -> list[Leaf]:
+    """Return the nodes of a kind, such as ``Memset``, of a CUDA graph."""
+    _, count = checked(cudart.cudaGraphGetNodes(graph))
+    every, _ = checked(cudart.cudaGraphGetNodes(graph, count))
     wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{kind}")
     return [node for node in every if checked(cudart.cudaGraphNodeGetType(node)) == (wanted,)]
 
 
 class CopyNode:
-    """A copy inside an instance of a graph."""
+    """A copy node in an instance of a graph."""
 
     def __init__(self, executable: object, copy: Copy) -> None:
         self._executable, self._node, self._nbytes = executable, copy.node, copy.nbytes
@@ -78,14 +78,14 @@ class CopyNode:
     def read_from(self, address: int) -> None:
         """Set the source address, from the next launch on."""
         if address != self._source:
-            self._tell(address, self._target)
+            self._set(address, self._target)
 
     def write_to(self, address: int) -> None:
         """Set the target address, from the next launch on."""
         if address != self._target:
-            self._tell(self._source, address)
+            self._set(self._source, address)
 
-    def _tell(self, source: int, target: int) -> None:
+    def _set(self, source: int, target: int) -> None:
         (error,) = cudart.cudaGraphExecMemcpyNodeSetParams1D(
             self._executable, self._node, target, source, self._nbytes, self._kind
         )
@@ -95,14 +95,14 @@ class CopyNode:
 
 
 class Instance:
-    """A graph ready to be launched, whose copies use the addresses set last.
+    """An instance of a graph, ready to be launched, whose copies use the addresses set last.
 
     Args:
         graph: the captured graph, instantiated once.
-        reads: its copies of inputs; None for inputs copied in another way.
-        writes: its copies of outputs, likewise.
-        another: make a new instance, not the one that PyTorch made and replays.
-        kept: objects that must live as long.
+        reads: its copies of inputs; None for inputs that it does not copy.
+        writes: its copies of outputs; None for outputs that it does not copy.
+        another: create a new instance instead of the one that PyTorch replays.
+        kept: objects that must live as long as this.
     """
 
     def __init__(
@@ -124,21 +124,21 @@ class Instance:
         self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
 
     def write_to(self, addresses: Sequence[int]) -> None:
-        """Set the address of each output that the graph copies."""
+        """Set the target address of each copied output."""
         for node, address in zip(self._writes, addresses, strict=True):
             if node is not None:
                 node.write_to(address)
 
     def launch(self, stream: int) -> None:
-        """Launch on the stream of this handle; a replay by PyTorch would also draw new random numbers."""
+        """Launch on the stream of this handle, without PyTorch's update of the random number generator."""
         (error,) = cudart.cudaGraphLaunch(self._executable, stream)
         if error:
             checked((error,))
 
 
 def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the results of a CUDA call, and raise its error."""
+    """Return the results of a CUDA call, or raise its error."""
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"CUDA refused what was asked of it for a graph: {error.name}")
+        raise RuntimeError(f"a CUDA call for a graph failed: {error.name}")
     return tuple(values)

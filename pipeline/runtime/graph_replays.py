@@ -1,8 +1,8 @@
 """Replay a captured CUDA graph: choose the instance to launch, and the memory that it reads and writes.
 
-Setting an address in a graph between launches costs the host 4 us. Callers usually drop each result when the next one
-comes, so that its memory is reused: with an instance for each of a few addresses, none needs to be set. If copying a
-large output would take the GPU long, the call is captured again for reused memory, and copies nothing.
+Setting an address in a graph between launches costs the host 4 us. Callers usually drop a result when the next one
+arrives, so that its memory is reused: with one instance for each of a few addresses, none needs to be set. For large
+outputs, whose copies take the GPU long, the call is captured again to write directly to the reused memory.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from pipeline.runtime.graph_fills import instantiate
 log = logging.getLogger(__name__)
 
 INSTANCES = 3
-"""Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
+"""Three results are alive at once: the caller's, the one being returned, and the next call's."""
 CAPTURED = 8
-"""The number of addresses for which a captured call is kept: more than instances, since capturing costs more than
-setting an address."""
+"""The most addresses with a captured call: more than instances, since capturing costs more than setting an address."""
 AHEAD = 16 << 20
-"""Up to so many bytes memory for the next call's outputs is made when a call was launched, and waits for it."""
+"""Outputs of up to so many bytes are allocated for the next call right after a launch."""
 PATIENCE = 64
-"""Calls for each of which a call may be captured again, beyond the first few: that takes time too, and more addresses
-may come in turn than are kept."""
+"""Calls between two captures, beyond the first few: capturing takes time, and more addresses may alternate than are
+kept."""
 
 
 class Feed:
-    """An input, and the graph's copy of it, which it makes from ``example`` or from an address that is set."""
+    """An input, and the graph's copy of it (``held``), which the graph reads from ``example`` or from a set address."""
 
     def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
         self.input_index = input_index
@@ -46,7 +45,7 @@ class Feed:
         self.example.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
-        """Let the next launch read an input; ``node`` is the graph's own copy of it."""
+        """Make the next launch read an input; ``node`` is the graph's copy node for it."""
         if node is not None and value.dtype == self.held.dtype and value.is_cuda and plain(value):
             node.read_from(value.data_ptr())
             return
@@ -56,7 +55,7 @@ class Feed:
 
 
 class Take:
-    """An output in the graph's memory, and, if the graph copies it, memory like the caller's as the copy's target."""
+    """An output in the graph's memory; ``example`` is the target of the graph's copy, if it has one."""
 
     def __init__(self, value: torch.Tensor, inside: bool) -> None:
         self.value = value
@@ -65,7 +64,7 @@ class Take:
             self.example.copy_(value)
 
     def maker(self) -> Maker:
-        """Make memory like the example, and release the example's: the graph gets another address."""
+        """Return a function that allocates memory like the example, and release the example."""
         like, self.example = self.example, self.value
         return maker(tuple(like.shape), like.dtype, like.device, like.stride())
 
@@ -73,15 +72,15 @@ class Take:
 def copies_of(
     graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]
 ) -> tuple[list[Copy | None], list[Copy | None]]:
-    """The graph's own copies of its inputs and outputs; None for those that it does not copy."""
+    """Return the graph's copies of its inputs and outputs; None for those that it does not copy."""
     known = graph_copies.copies(graph)
     reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
     return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
 
 
 def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
-    """The instance of a graph that PyTorch made. It owns the outputs that it copies; others are in the caller's memory,
-    which must be free again before the next launch writes there."""
+    """Return PyTorch's instance of a graph. It keeps the outputs that it copies alive; others are in the caller's
+    memory, which must be free before the next launch writes there."""
     kept = [take.value for take in takes if take.value is not take.example]
     return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
 
@@ -90,19 +89,18 @@ Again: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], Ins
 
 
 Next: TypeAlias = tuple[Instance, tuple[torch.Tensor | None, ...], int]
-"""An instance that will be launched, the memory that it writes each output to, if it does, and on which stream."""
+"""The instance to launch, the memory for each output that it copies, and the stream."""
 
 
 class Replays:
-    """Replays of a graph that was captured with these copies of inputs and outputs.
+    """Replay a captured graph.
 
     Args:
-        graph: made with ``keep_graph=True`` if addresses of its copies can be set.
+        graph: outputs with ``keep_graph=True`` if addresses of its copies can be set.
         feeds: the inputs that it copies.
         takes: its outputs.
-        random: the graph may draw random numbers, which only PyTorch's own replays renew.
-        again: returns the function that captures the call again, for inputs like these, writing directly to given
-            memory.
+        random: the graph may draw random numbers, which only PyTorch's replays renew.
+        again: returns a function that captures the call again, for such inputs, to write directly to given memory.
     """
 
     def __init__(
@@ -133,8 +131,8 @@ class Replays:
         self._again = again if self.complete else None
 
     def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
-        """Launch on the current stream, given its handle. Return each output that the graph copied for the caller; None
-        for those that are only in its own memory."""
+        """Launch on the current stream, given its handle. Return each output that the graph copies out; None for those
+        that stay in its own memory."""
         if self._own is None:
             for feed in self.feeds:
                 feed(leaves[feed.input_index], None)
@@ -144,7 +142,7 @@ class Replays:
         now = self._next
         if now is None or now[2] != stream:
             now = self._following(self._own, leaves, stream)
-        instance, made, _ = now
+        instance, outputs, _ = now
         if self.feeds:
             for feed, node in zip(self.feeds, instance.reads, strict=True):
                 feed(leaves[feed.input_index], node)
@@ -156,32 +154,36 @@ class Replays:
             try:
                 self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
             except torch.OutOfMemoryError:
-                self._next = None  # the next call will say so
-        return made
+                self._next = None  # the next call raises the error
+        return outputs
 
     def _following(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
-        """The next launch, if it is on this stream: outputs have memory, and an instance writes to it."""
-        made = tuple([None if make is None else make() for make in self._makers])
-        addresses = tuple([0 if value is None else value.data_ptr() for value in made])
+        """Return the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
+        outputs = tuple([None if make is None else make() for make in self._makers])
+        addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
         if found is None:
-            found = self._another(own, leaves, made, addresses)
+            found = self._another(own, leaves, outputs, addresses)
             found.write_to(addresses)
-        return found, made, stream
+        return found, outputs, stream
 
     def _another(
-        self, own: Instance, leaves: Sequence[object], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
+        self,
+        own: Instance,
+        leaves: Sequence[object],
+        outputs: Sequence[torch.Tensor | None],
+        addresses: tuple[int, ...],
     ) -> Instance:
-        """The graph's own instance; or one that is kept for these addresses: captured for them, already set to them, or
-        the least recently used one."""
+        """Return an instance for new addresses: one captured for them, a new one, the oldest one, or the graph's
+        own."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
             try:
-                return self._kept(again(leaves, made), addresses, CAPTURED)
+                return self._kept(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
-                log.warning("a call is not captured again for memory that it was given before: %s", error)
-                self._credit = -math.inf  # what was captured stays right for its addresses, and cannot be told others
+                log.warning("a call is not captured again for reused memory, and copies its outputs: %s", error)
+                self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured
         self._once.append(addresses)
         if self.random or self._again is not None:
             return own

@@ -1,4 +1,4 @@
-"""Check the inputs of a call before anything runs: structure, types, dtypes, sizes, ranges, relations."""
+"""Check the inputs of a call before it runs: structure, types, dtypes, sizes, ranges, relations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from pipeline.shapes.environment import Range, Relation, value_of
 from pipeline.shapes.lines import solved
 
 Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
-"""A size that needs symbols from other sizes: the input, its dim, the size's expression, the size in the call."""
+"""A size whose expression has symbols of other sizes: the input, its dim, the expression, the size in the call."""
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
-    """The call's inputs in the order of the program's; keyword arguments, and the keys of dicts, may come in any order,
-    and arguments by position or keyword, as the model takes them.
-
-    It takes about 30 µs, nearly all of it in pytree.
+    """Return the call's inputs in the program's order; keyword arguments and dict keys may be in any order, and
+    arguments may be passed by position or keyword, as the model takes them. It takes about 30 µs, most of it in pytree.
 
     Raises:
-        DtypeError: an input has another dtype than the compiled one; the error is a `TypeError` as well.
+        DtypeError: an input's dtype differs from the compiled one; a subclass of `TypeError`.
         TypeError: the structure or a type differs from the compiled one.
     """
     positional, named = children(program.in_spec)
@@ -41,9 +39,9 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
         given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
         leaves, structure = tree_flatten((args, dict(kwargs)), is_leaf=_is_size)
-        if any(map(_is_size, leaves)):  # torch.export makes tuples of them
+        if any(map(_is_size, leaves)):  # torch.export turns torch.Size into tuples
             return flatten_inputs(program, *tree_unflatten([tuple(v) if _is_size(v) else v for v in leaves], structure))
-        raise TypeError(_otherwise(program, args, kwargs, error)) from None
+        raise TypeError(_structure_error(program, args, kwargs, error)) from None
     for port, value in zip(program.inputs, given, strict=True):
         _check(port, value)
     return given
@@ -53,8 +51,10 @@ def _is_size(value: object) -> bool:
     return isinstance(value, torch.Size)
 
 
-def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError) -> str:
-    """Describe how a call differs from the compiled one."""
+def _structure_error(
+    program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError
+) -> str:
+    """Describe how a call's structure differs from the compiled one."""
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
@@ -63,15 +63,15 @@ def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, 
         found = (_difference(*row) for row in zip(given, given.values(), specs, strict=True))
         return next(filter(None, found), f"the inputs have another structure than was compiled: {error}")
     names = [port.name for port in program.inputs[: positional.num_leaves]]
-    due = names if len(names) == positional.num_children else [""] * positional.num_children
+    expected = names if len(names) == positional.num_children else [""] * positional.num_children
     missing, extra = [k for k in keywords if k not in kwargs], [k for k in kwargs if k not in keywords]
     differ = f": missing {missing}, not known {extra}" if missing or extra else ""
-    called, compiled = _counted([""] * len(args), kwargs), _counted(due, keywords)
+    called, compiled = _signature([""] * len(args), kwargs), _signature(expected, keywords)
     return f"called with {called}; the program was compiled for {compiled}{differ}"
 
 
 def _difference(path: str, value: Leaf, spec: Spec) -> str:
-    """The first place where an input's structure differs from the compiled one; empty if none is found."""
+    """Describe the first difference between an input's structure and the compiled one; empty if there is none."""
     parts, kind = children(spec), spec.type
     if kind not in (list, tuple, dict):
         return ""
@@ -86,20 +86,20 @@ def _difference(path: str, value: Leaf, spec: Spec) -> str:
     return next(filter(None, rows), "")
 
 
-def _counted(positional: Sequence[str], keywords: Iterable[str]) -> str:
+def _signature(positional: Sequence[str], keywords: Iterable[str]) -> str:
     names = ", ".join(filter(None, positional))
     first = f"{len(positional) or 'no'} positional input{'s'[: len(positional) != 1]}{names and f' ({names})'}"
     return f"{first} and {f'the keywords {words}' if (words := ', '.join(keywords)) else 'no keywords'}"
 
 
 def children(spec: Spec) -> Sequence[Leaf]:
-    """The specs of a container's parts, on every version of torch."""
+    """Return the specs of a container's elements, on every version of torch."""
     return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
 def _check(port: Port, value: object) -> None:
     if isinstance(value, Constant):
-        raise TypeError(f"input {port.name} is a Constant, which is for compiling: calls take the tensor itself")
+        raise TypeError(f"input {port.name} is a pipeline.Constant, which only capture takes: pass the tensor itself")
     if port.kind == "constant":
         if not _equal(value, port.value):
             raise TypeError(
@@ -119,10 +119,10 @@ def _check(port: Port, value: object) -> None:
 
 
 class Constants:
-    """The inputs of a program that have one value each.
+    """The inputs of a program that must have the value they were compiled for.
 
-    A tensor on a GPU that had it when it was last asked for, and that torch has not written to since, is not read
-    again: it would be waited for. Memory of the CPU may have other writers, such as NumPy.
+    A GPU tensor that had the value and whose version counter has not changed is not read again, which would
+    synchronize. CPU memory is always compared, since it may have other writers, such as NumPy.
     """
 
     def __init__(self, program: Program) -> None:
@@ -134,27 +134,23 @@ class Constants:
         return bool(self._values)
 
     def hold(self, leaves: Sequence[Leaf]) -> bool:
-        """Whether a call's inputs have these values."""
-        return all(self._holds(place, value, leaves[place]) for place, value in self._values)
+        """Return whether a call's inputs have these values."""
+        return all(self._holds(i, value, leaves[i]) for i, value in self._values)
 
-    def _holds(self, place: int, constant: Constant, value: Leaf) -> bool:
-        seen, number = self._known.get(place, (None, -1))
+    def _holds(self, index: int, constant: Constant, value: Leaf) -> bool:
+        seen, number = self._known.get(index, (None, -1))
         before = None if seen is None else seen()
         if before is not None and before is value and version(before) == number:
             return True
         if not constant.holds(value):
             return False
-        if _is_waited_for(value) and not value.is_inference():
-            self._known[place] = weakref.ref(value), version(value)
+        if value.device.type != "cpu" and not value.is_inference():
+            self._known[index] = weakref.ref(value), version(value)
         return True
 
 
-def _is_waited_for(value: torch.Tensor) -> bool:
-    return value.device.type != "cpu"
-
-
 def _equal(value: object, compiled: object) -> bool:
-    """Whether a value is the one that is part of the program; NaN is NaN here."""
+    """Return whether a value equals the compiled one; NaN equals NaN."""
     if isinstance(compiled, Constant):
         return compiled.holds(value)
     return is_same(value, compiled)
@@ -167,8 +163,7 @@ def _shown(value: object) -> str:
 
 
 def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
-    """Return each symbol's value, read from the inputs' sizes; every size is checked against its range and its
-    expression.
+    """Return each symbol's value, read from the inputs' sizes, and check every size against its range and expression.
 
     It takes about 2 µs for each dim and each relation; the result depends only on ranks, sizes and Python ints.
 
@@ -192,22 +187,21 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _broken(program, relation, symbols)
     if program.profiles and profile_of(program, symbols) is None:
-        raise _outside(program, symbols)
+        raise _no_profile(program, symbols)
     return symbols
 
 
 def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
-    """The number of the first of a program's profiles that sizes fit; None if there is none."""
-    return next((place for place, profile in enumerate(program.profiles) if _fits(profile, symbols)), None)
+    """Return the number of the first profile that sizes fit; None if there is none."""
+    return next((i for i, profile in enumerate(program.profiles) if _fits(profile, symbols)), None)
 
 
 def _fits(profile: Mapping[str, Range], symbols: Mapping[str, int]) -> bool:
-    """Whether sizes are those of a profile."""
     return all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols)
 
 
-def _outside(program: Program, symbols: Mapping[str, int]) -> ShapeError:
-    """The error for sizes that are in the range over all profiles, and in none of them."""
+def _no_profile(program: Program, symbols: Mapping[str, int]) -> ShapeError:
+    """Return the error for sizes that no single profile has."""
     names = {name for profile in program.profiles for name in profile}
     port, dim, name = next(
         (port, dim, size.name)
@@ -222,20 +216,20 @@ def _outside(program: Program, symbols: Mapping[str, int]) -> ShapeError:
 
 
 def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
-    """Return sizes that a segment produced, if they are inside their ranges.
+    """Return the data-dependent sizes that a segment determined, if they are inside their ranges.
 
     Raises:
-        ExecutionError: one is not; nothing that depends on it has run.
+        ExecutionError: a size is outside; nothing that depends on it has run.
     """
     for name, size in learnt.items():
         symbol = program.shapes.symbols.get(name)
         if symbol is not None and not symbol.range.min <= size <= symbol.range.max:
             allowed = f"compiled for {symbol.range.min} to {symbol.range.max}"
-            place = symbol.places[0] if symbol.places else name
-            bound = f"state a bound in the model: torch._check({place}.shape[0] <= …), of what the model calls {place}"
-            fewer = "what the model does with it takes no fewer: call it where there are some"
+            source = symbol.places[0] if symbol.places else name
+            bound = f"state a larger bound in the model: torch._check({source}.shape[0] <= …)"
+            fewer = "the model's next operator takes no fewer: call the model only with inputs that have some"
             raise ExecutionError(
-                f"{place} has size {size}, which depends on data; {allowed}",
+                f"{source} has size {size}, which depends on data; {allowed}",
                 bound if size > symbol.range.max else fewer,
             )
     return learnt
@@ -272,23 +266,23 @@ def _unknown(expr: sympy.Expr, symbols: Mapping[str, int]) -> list[str]:
 
 
 def _solvable_first(later: list[Later], symbols: Mapping[str, int]) -> Iterator[Later]:
-    """Expressions in an order in which each has at most one symbol that is not known yet, where there is one."""
+    """Yield expressions in an order in which each has at most one unknown symbol, if there is such an order."""
     while later:
-        row = min(later, key=lambda row: len(_unknown(row[2], symbols)))
-        later.remove(row)
-        yield row
+        size = min(later, key=lambda size: len(_unknown(size[2], symbols)))
+        later.remove(size)
+        yield size
 
 
 def _solve(
     port: Port, dim: int | None, expr: sympy.Expr, size: int, symbols: dict[str, int], found: dict[str, str]
 ) -> None:
-    """Check an expression (``2*s``), or give the symbol that is seen only inside it (``4*s``) its value."""
+    """Check an expression of known symbols (``2*s``), or solve it for its unknown one."""
     unknown = _unknown(expr, symbols)
     if not unknown:
         wanted = value_of(expr, symbols)
         if wanted != size:
             why = " and ".join(sorted({found[s.name] for s in expr.free_symbols if s.name in found}))
-            raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} asks" if why else "")
+            raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} requires" if why else "")
         return
     value = solved(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
     if value is None:
@@ -299,7 +293,7 @@ def _solve(
 
 
 def _broken(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:
-    """The error for a relation: about the first input that has one of its symbols."""
+    """Return the error for a broken relation, about the first input that has one of its symbols."""
     for port in program.inputs:
         for dim, expr in enumerate(port.shape if port.kind == "tensor" else (port.value,)):
             names = set() if isinstance(expr, int) or port.kind == "constant" else {s.name for s in expr.free_symbols}

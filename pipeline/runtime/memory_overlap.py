@@ -1,4 +1,4 @@
-"""Detect inputs that overlap in memory: one that the program writes to must not share memory with another."""
+"""Detect inputs that share memory with an input that the program writes to."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipeline.aten.types import Leaf
 from pipeline.program import Program
 
 Term: TypeAlias = tuple[int, int, int]
-"""A step in bytes, and how often it may be taken at least and at most."""
+"""A stride in bytes, and how often it may be taken at least and at most."""
 
 
 def written_inputs(program: Program) -> tuple[int, ...]:
-    """The inputs that a program writes to, by number."""
+    """Return the indices of the inputs that a program writes to."""
     targets = {output.target for output in program.outputs if output.kind == "input"}
     return tuple(i for i, port in enumerate(program.inputs) if port.name in targets)
 
 
 def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
-    """A written input and one that shares memory with it, by number; the same number twice if its own elements overlap.
-    None if there are none: then the order of reads and writes does not matter."""
+    """Return the indices of a written input and one that shares memory with it, equal if its own elements overlap; None
+    if there are none."""
     for i in written:
         for j, other in enumerate(given):
             if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _folded(other)):
@@ -31,7 +31,7 @@ def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | N
 
 
 def check_apart(program: Program, written: Iterable[int], given: Sequence[object]) -> None:
-    """Raise `ValueError` if a write to one input would be read through another."""
+    """Raise `ValueError` if a written input shares memory with another."""
     found = shared(written, given)
     if found is None:
         return
@@ -44,15 +44,13 @@ def check_apart(program: Program, written: Iterable[int], given: Sequence[object
 
 
 def _folded(tensor: torch.Tensor) -> bool:
-    """Whether elements of a tensor lie in one place, as those of an expanded one do."""
+    """Return whether elements of a tensor share memory, as in an expanded one."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a byte belongs to both tensors. The result is exact: interleaved slices of one tensor do not overlap.
-
-    It takes about 1 µs for tensors of different storages.
-    """
+    """Return whether a byte belongs to both tensors. The result is exact: interleaved slices of one tensor do not
+    overlap. It takes about 1 µs for tensors of different storages."""
     if torch.strided != one.layout or one.layout != other.layout:
         return one is other
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not (one.numel() and other.numel()):
@@ -68,13 +66,13 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """The steps, in bytes, that lead from a tensor's first byte to every other, and how often each may be taken."""
+    """Return the strides in bytes from a tensor's first byte to every other, and how often each may be taken."""
     dims = [(stride * tensor.itemsize, size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
 def _reached(distance: int, terms: Sequence[Term]) -> bool:
-    """Whether steps, the longest first, sum up to a distance."""
+    """Return whether strides, the longest first, can sum up to a distance."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms

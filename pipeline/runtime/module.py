@@ -1,4 +1,4 @@
-"""``ProgramModule``: a compiled program as an ``nn.Module``, which checks inputs and runs the segments in order."""
+"""``ProgramModule``: a compiled program as an ``nn.Module``."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
 from pipeline.runtime.program_engines import loaded_engine, weights_of
 from pipeline.runtime.reference import ReferenceEngine
-from pipeline.runtime.replay_fast_path import Quick
-from pipeline.runtime.run_context import Told, untold
+from pipeline.runtime.replay_fast_path import FastReplay
+from pipeline.runtime.run_context import SegmentRunner, ignoring_turn
 from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 
 is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 PLANS = 256
-"""For how many combinations of shapes a module remembers its plan."""
+"""The most combinations of shapes whose plans a module caches."""
 
 
 class ProgramModule(CompiledModule):
-    """Check inputs, find the plan of a call by their shapes, and run the segments in order."""
+    """Check inputs, look up the plan of a call by their shapes, and run the segments in order."""
 
     entry: Callable[[ProgramModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
-    """The call that torch.compile and torch.export trace in place of this module's."""
+    """The function that torch.compile and torch.export trace instead of ``forward``."""
 
     def __init__(
         self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
@@ -76,15 +76,15 @@ class ProgramModule(CompiledModule):
         self._weights = {slot: weight(self.program.constants[name]) for slot, name in self._layout.weights}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
-        kept = self.settings.runtime_cache
-        self._kernels = RuntimeCache.of(compiled.networks, kept, compiled.kernels) if on_gpu else None
+        folder = self.settings.runtime_cache
+        self._kernels = RuntimeCache.of(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
         self._parts = [_part(self, compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
-        # Nothing in here may hold this module: in a circle, its memory on the GPU would wait for the garbage collector.
+        # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
-        self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
-        check_files(compiled.program.parameters)  # what was read of it while this module was made
+        self._workers.give(self._workers.take())  # fail now rather than at the first call
+        check_files(compiled.program.parameters)  # again: the weights were read meanwhile
         self._written, self._same = written_inputs(self.program), Constants(self.program)
         self._file = file_of(compiled.program.parameters)
         self._bound = Bound.of(compiled.program.parameters, self.device)
@@ -92,12 +92,12 @@ class ProgramModule(CompiledModule):
         self._rebuilt = _rebuilder(self.program.out_spec)
 
     def _attach_state(self) -> None:
-        """Make buffers with their first values; no plan knows them yet."""
+        """Create buffers with their initial values, and drop the plans that hold older ones."""
         for name, initial in self._initial.items():
-            attach(self, name, initial.made(self.device))
+            attach(self, name, initial.new_tensor(self.device))
         self._guard = guard(self.program, self)
         self._plans: dict[object, CallPlan] = {}
-        self._quick: Quick | None = None
+        self._fast_replay: FastReplay | None = None
 
     def reset(self) -> None:
         with torch.no_grad():
@@ -107,12 +107,12 @@ class ProgramModule(CompiledModule):
             self._guard.clear()
 
     def new_state(self) -> ProgramModule:
-        made = self.__class__.__new__(self.__class__)
-        torch.nn.Module.__init__(made)
-        own = {*made.__dict__, "_guard", "_plans", "_quick"}
-        made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
-        made._attach_state()
-        return made
+        module = self.__class__.__new__(self.__class__)
+        torch.nn.Module.__init__(module)
+        own = {*module.__dict__, "_guard", "_plans", "_fast_replay"}
+        module.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
+        module._attach_state()
+        return module
 
     def forward(self, *args: object, **kwargs: object) -> Leaf:
         if is_compiling() and self.entry is not None and (is_dynamo_compiling() or is_tracing()):
@@ -122,8 +122,8 @@ class ProgramModule(CompiledModule):
                 return self.forward(*args, **kwargs)
         if self._guard is not None:
             self._guard.check()
-        quick = self._quick
-        results = None if quick is None else quick(args, kwargs, self._workers)
+        fast_replay = self._fast_replay
+        results = None if fast_replay is None else fast_replay(args, kwargs, self._workers)
         if results is None:
             leaves, plan = self._planned(args, kwargs)
             if self._written:
@@ -132,24 +132,22 @@ class ProgramModule(CompiledModule):
         return self._rebuilt(results)
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """The outputs of a call; one that replays a graph says how the next like it is told."""
-        workers = self._workers
-        worker = workers.take()
+        """Return the outputs of a call, and prepare a fast replay for the next one like it."""
+        worker = self._workers.take()
         try:
             results = worker(plan, leaves) if self._bound is None else self._bound(worker, plan, leaves)
             if self._names is not None and self.settings.cuda_graphs and not (self._written or self._same):
-                self._quick = Quick.after(self._names, plan, leaves, worker)
+                self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
             return results
         except Exception as error:
             if (failed := failure_of(self._file, error)) is not error:
                 raise failed from error
             raise
         finally:
-            workers.give(worker)
+            self._workers.give(worker)
 
-    def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
-        """Replace each segment's runner by the result of ``wrap``, given the segment and its runner, in subsequent
-        sequential calls: for measurements."""
+    def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
+        """Replace each segment's runner by ``wrap(segment, runner)`` in later sequential calls, for measurements."""
         worker = self._workers.take()
         executor = worker.executor if isinstance(worker, CudaWorker) else worker
         assert isinstance(executor, SegmentExecutor)
@@ -166,7 +164,7 @@ class ProgramModule(CompiledModule):
             self._workers.give(worker)
 
     def _planned(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
-        """The inputs in order and their plan: found by shapes where it can be, else made after every check."""
+        """Return the inputs in order and their plan: looked up by shapes, else created after every check."""
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
@@ -175,7 +173,7 @@ class ProgramModule(CompiledModule):
                 if not self._same or self._same.hold(leaves):
                     return leaves, plan
             except (KeyError, TypeError):
-                pass  # another structure, a new shape, or something that cannot be hashed
+                pass  # another structure, a new shape, or an unhashable input
         given = flatten_inputs(self.program, args, kwargs)
         key = _key(given)
         try:
@@ -220,15 +218,15 @@ class ProgramModule(CompiledModule):
         return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
     def _home(self, given: Sequence[object]) -> torch.device:
-        """Where outputs go: where inputs are, a GPU before the CPU; where none is a tensor, the CPU if the model was
-        captured there."""
+        """Return the device of outputs: that of the inputs, a GPU before the CPU; without tensor inputs the CPU if the
+        model was captured there."""
         devices = [value.device for value in given if isinstance(value, torch.Tensor)]
         if not devices:
             return torch.device("cpu") if self._layout.on_cpu else self.device
         return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def _constants_on(self, home: torch.device) -> Mapping[int, torch.Tensor]:
-        """The constants that are returned, by slot, where outputs go: a parameter is one tensor at every call."""
+        """Return the constants among the outputs, by slot, on the device of outputs: the same tensors at every call."""
         if home not in self._constants:
             own = self._constants[self.device]
             self._constants.setdefault(home, {slot: value.to(home) for slot, value in own.items()})
@@ -238,11 +236,11 @@ class ProgramModule(CompiledModule):
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ProgramModule:
-        """As for every module (``.to``, ``.cuda``), where the program can follow: engines stay in their dtypes and on
-        their device. Plans and graphs hold the old buffers, so they are dropped.
+        """Apply ``.to``, ``.cuda`` or ``.half`` if it changes neither dtype nor device, in which engines are fixed.
+        Plans and graphs hold the old buffers, so they are dropped.
 
         Raises:
-            ExecutionError: another dtype or device is asked for.
+            ExecutionError: the dtype or device would change.
         """
         there = fn(torch.empty(0, device=self.device))
         if (there.dtype, there.device) != (torch.float32, self.device):
@@ -254,25 +252,25 @@ class ProgramModule(CompiledModule):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._guard = guard(self.program, self)
         self._plans.clear()
-        self._quick = None
+        self._fast_replay = None
         self._workers.clear()
         return self
 
 
 def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
-    """A weight outside of engines, where TensorRT can read it."""
+    """Return a weight that engines read in place, aligned for TensorRT."""
     value = recipe.placed_on(device, parameters, copied=copied)
     return value.clone() if value.is_cuda and value.data_ptr() % ALIGNMENT else value
 
 
 def _key(leaves: Sequence[object]) -> object:
-    """The cache key of a call plan: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
+    """Return the cache key of a call plan: shapes, dtypes, devices and layouts of tensors, and the other inputs."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
 def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
-    """The number of positional inputs and the names of the others, if none of them is a container."""
+    """Return the number of positional inputs and the names of the keyword inputs; None if one is a container."""
     positional, named = children(spec)
     if any(c.num_leaves != 1 or c.num_children for c in (*children(positional), *children(named))):
         return None
@@ -280,7 +278,7 @@ def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
-    """Return a function that puts outputs into the model's structure; for a tensor or a tuple without using pytree."""
+    """Return a function that puts outputs into the model's structure, without pytree for a tensor or a tuple."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
     if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in children(spec)):
@@ -305,7 +303,7 @@ def _worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
     if executor == "reference":
-        return SegmentExecutor(layout, list(map(untold, parts)), device)
+        return SegmentExecutor(layout, list(map(ignoring_turn, parts)), device)
 
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
     return CudaWorker(layout, parts, device, settings, graphs)
@@ -319,8 +317,8 @@ def _part(
     constant: Callable[[str], torch.Tensor],
     loaded: dict[str, LoadedEngine],
 ) -> object:
-    """The runner of a segment, for all workers: a function, or an engine of which each worker makes a context. An
-    engine whose plan was ``loaded`` for another segment serves both."""
+    """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates a
+    context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
     if segment.kind == "torch":
         return torch_segment(module.program, segment, constant, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
@@ -330,8 +328,8 @@ def _part(
     engine = compiled.engines[index]
     if engine.digest in loaded and not engine.stripped:
         return loaded[engine.digest].serving(engine, network)
-    made = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
-    return loaded.setdefault(engine.digest, made) if engine.digest else made
+    loaded_now = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
+    return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
 
 def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:

@@ -1,4 +1,4 @@
-"""A compiled program in the place of its module: an object of the module's class, without weights."""
+"""Replace a module by an object of its class that runs the compiled program and has no weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.runtime.state import attach, buffer
 
 WEIGHTS = "its values are in the engines of a compiled program"
 HINT = (
-    "pipeline.refit_module_weights gives a compiled program other weights, compiled.with_lora adapters, and "
-    "compiled.save keeps it in a file"
+    "to change weights use pipeline.refit_module_weights, for adapters compiled.with_lora, and to save the program "
+    "compiled.save"
 )
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
 class InPlace:
-    """What an object of a module's class runs in place of its own ``forward``.
+    """Mixin that overrides ``forward`` and the access to weights.
 
     Attributes:
         runner: the `CompiledModule` that runs the program.
@@ -33,15 +33,15 @@ class InPlace:
     runner: CompiledModule
 
     def state_dict(self, *_: object, **__: object) -> NoReturn:
-        """There are no weights to be kept: an error. ``runner.state_dict()`` has the buffers that a program updates."""
+        """Raise an error: there are no weights. ``runner.state_dict()`` has the buffers that the program updates."""
         raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:
-        """There are no weights to be replaced: an error."""
+        """Raise an error: there are no weights."""
         raise ExecutionError(f"{type(self).__name__} takes no weights: {WEIGHTS}", HINT)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
-        """As for every compiled module: it moves nowhere, and says so if it is asked to."""
+        """Apply ``.to`` or ``.cuda`` as `ProgramModule` does: a change of dtype or device is an error."""
         self.runner._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _share_state(self, self.runner)  # type: ignore[arg-type]
         return self
@@ -51,7 +51,7 @@ class InPlace:
 
 
 def in_place_of(model: M, runner: CompiledModule) -> M:
-    """An object of a module's class that runs a program: see `Compiled.in_place_of`."""
+    """Return an object of a module's class that runs a program: see `Compiled.in_place_of`."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
         raise TypeError(f"in_place_of takes the nn.Module that was compiled, not a {type(model).__name__}")
     _check_takes(model, runner)
@@ -62,18 +62,18 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
 
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     own = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    made = _hollow(model, runner.device, {})
-    made.__class__ = type(f"Compiled{kind.__name__}", (InPlace, kind), own)
-    for name in HOOKS:  # those of the module are in its program
-        made.__dict__[name] = OrderedDict()
-    made.__dict__.pop("forward", None)
-    made.__dict__["runner"] = runner
-    _share_state(made, runner)
-    return made.eval()
+    replacement = _hollow(model, runner.device, {})
+    replacement.__class__ = type(f"Compiled{kind.__name__}", (InPlace, kind), own)
+    for name in HOOKS:  # the module's hooks are captured in the program
+        replacement.__dict__[name] = OrderedDict()
+    replacement.__dict__.pop("forward", None)
+    replacement.__dict__["runner"] = runner
+    _share_state(replacement, runner)
+    return replacement.eval()
 
 
 def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
-    """Whether a module's ``forward`` takes what the program takes."""
+    """Raise `TypeError` if a module's ``forward`` does not take the program's inputs."""
     positional, named = children(runner.program.in_spec)
     signature = inspect.signature(model.forward)
     try:
@@ -84,7 +84,8 @@ def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
 
 
 class Fixed(dict[str, Leaf]):
-    """The modules or parameters of a module that is without weights: to put others there would change nothing."""
+    """The submodules or parameters of a module without weights. Assigning to them is an error, since the program would
+    not change."""
 
     def __setitem__(self, name: str, value: object) -> None:
         what = f"{name} cannot be a {type(value).__name__} here, which would change nothing"
@@ -94,38 +95,38 @@ class Fixed(dict[str, Leaf]):
         raise ExecutionError(f"{name} cannot be removed here, which would change nothing: {WEIGHTS}", HINT)
 
 
-def _share_state(made: torch.nn.Module, runner: CompiledModule) -> None:
-    """The buffers that a program updates are those of its runner."""
+def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
+    """Register the runner's buffers, which the program updates, on a module."""
     for name in runner.program.buffers.values():
-        attach(made, name, buffer(runner, name))
+        attach(replacement, name, buffer(runner, name))
 
 
-def _hollow(module: M, device: torch.device, made: dict[int, Leaf]) -> M:
-    """A copy of a module and of those in it, on a device, without weights. Those in it that have weights do not run."""
-    if id(module) in made:
-        return made[id(module)]  # type: ignore[no-any-return]
-    copied = made[id(module)] = module.__class__.__new__(module.__class__)
+def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
+    """Copy a module and its submodules to a device without weights. Submodules that had weights refuse to run."""
+    if id(module) in copies:
+        return copies[id(module)]  # type: ignore[no-any-return]
+    copied = copies[id(module)] = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
     parameters, buffers, modules = (copied.__dict__[name] for name in ("_parameters", "_buffers", "_modules"))
-    stand_ins = {n: p if p is None else _stand_in(p, device, made) for n, p in parameters.items()}
+    stand_ins = {n: p if p is None else _stand_in(p, device, copies) for n, p in parameters.items()}
     copied.__dict__["_parameters"] = Fixed(stand_ins)
     copied.__dict__["_buffers"] = {n: b if b is None or b.is_meta else b.to(device) for n, b in buffers.items()}
-    copied.__dict__["_modules"] = Fixed({n: m if m is None else _hollow(m, device, made) for n, m in modules.items()})
+    copied.__dict__["_modules"] = Fixed({n: m if m is None else _hollow(m, device, copies) for n, m in modules.items()})
     if next(module.parameters(), None) is not None:
         copied.__dict__["_forward_pre_hooks"] = OrderedDict({0: _refuse})
     return copied
 
 
-def _stand_in(parameter: torch.nn.Parameter, device: torch.device, made: dict[int, Leaf]) -> torch.nn.Parameter:
-    """A parameter of the same sizes and dtype on a device, which takes no memory and is NaN everywhere."""
-    if id(parameter) not in made:
+def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
+    """Return a parameter of the same sizes and dtype, all NaN, that takes no memory."""
+    if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
         one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)
-        made[id(parameter)] = torch.nn.Parameter(one.expand(parameter.shape), requires_grad=False)
-    return made[id(parameter)]  # type: ignore[no-any-return]
+        copies[id(parameter)] = torch.nn.Parameter(one.expand(parameter.shape), requires_grad=False)
+    return copies[id(parameter)]  # type: ignore[no-any-return]
 
 
 def _refuse(module: torch.nn.Module, _: object) -> None:
     name = type(module).__name__
-    hint = f"call what was compiled; for {name} by itself, compile it, or use the model that has the weights"
+    hint = f"call the compiled module; to run {name} alone, compile it, or call the original model"
     raise ExecutionError(f"{name} has no weights here: {WEIGHTS}", hint)

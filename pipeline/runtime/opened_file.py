@@ -1,4 +1,4 @@
-"""Notice that a memory-mapped file was overwritten: what a process maps changes with it, and may be gone."""
+"""Detect that a memory-mapped file was overwritten, since the mapped tensors change with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from pipeline.frozen import FrozenDict
 
 
 class OpenedFile:
-    """A file that is memory-mapped. A file that takes its name by a rename leaves it as it is; one that is written over
-    it does not.
+    """A memory-mapped file, kept open. Replacing it by a rename is harmless; writing to it is not.
 
-    file: stays open here. verify: whether the file, which was written to, has the same bytes all the same.
+    verify: returns whether the file still has the loaded bytes after its modification time changed.
     """
 
     def __init__(self, file: BinaryIO, name: str, verify: Callable[[], bool]) -> None:
@@ -27,7 +26,7 @@ class OpenedFile:
         self.state = self._state()
 
     def check(self) -> None:
-        """Raise an error if the file does not have the bytes any more that were loaded."""
+        """Raise an error if the file's bytes have changed since it was loaded."""
         if (found := self._state()) == self.state:
             return
         with self.lock:
@@ -36,7 +35,7 @@ class OpenedFile:
                 return
         raise ArtifactError(
             f"{self.name} was overwritten while this process uses it",
-            "load it again; write a new file under another name, and put it in place in one step: os.replace, mv",
+            "load it again; write new files under another name and rename them into place (os.replace, mv)",
         )
 
     def _state(self) -> tuple[int, int]:
@@ -45,34 +44,36 @@ class OpenedFile:
 
 
 def check_files(parameters: object) -> None:
-    """Raise an error if a file was overwritten that a program maps, whose parameters these are."""
+    """Raise an error if a file that a program's parameters are mapped from was overwritten."""
     for file in parameters.files if isinstance(parameters, FileWeights) else ():
         file.check()
 
 
 def file_of(parameters: object) -> str:
-    """The file that a program was loaded from, whose parameters these are; empty if there is none."""
+    """Return the name of the file that a program's parameters were loaded from; empty if there is none."""
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
 
 def call_bytes_of(parameters: object) -> int:
-    """How much memory a call takes, as the file says it that a program was loaded from; 0 if nothing is said."""
+    """Return the bytes that a call takes, as the file of a program's parameters states; 0 if it does not."""
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
 def failure_of(file: str, error: Exception) -> Exception:
-    """The error of a call that failed in an operator: for a program from a file one that names the file and the node,
-    else the error itself. A GPU that is full says so in torch's own error."""
+    """Return the error of a call that failed in an operator: for a program from a file one that names the file and the
+    node; else, and for lack of memory, the error itself."""
     if not file or isinstance(error, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         return error
     where = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    hint = "call it with inputs as those that it was compiled for; a file that was changed may fail so as well"
+    hint = (
+        "call it with inputs like those it was compiled for; if they are, the file may have been changed: save it again"
+    )
     return ExecutionError(f"{file}{where}: {worded(error)}", hint)
 
 
 class FileWeights(FrozenDict[str, Leaf]):
-    """Tensors that are memory-mapped; a file is checked whenever one is read by its name. ``call_bytes``: how much
-    memory a call of their program takes, as the file says it; 0 if it does not."""
+    """Memory-mapped tensors; each access by name checks their files. ``call_bytes``: the memory that a call of their
+    program takes, as its file states; 0 if it does not."""
 
     __slots__ = ("call_bytes", "files")
     files: tuple[OpenedFile, ...]

@@ -1,4 +1,4 @@
-"""Load a program's engines: for calls, or to find those that do not load on the GPU at hand."""
+"""Load a program's engines: for calls, or to find those that do not load on the current GPU."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pipeline.trt import has_gpu, trt
 log = logging.getLogger(__name__)
 
 MEMORY: Final = ("out of memory", "outofmemory", "memoryallocation", "gpu memory")
-"""Parts of the messages of a GPU that has no room for an engine, in lower case."""
+"""Parts of TensorRT's messages, in lower case, when a GPU has too little memory for an engine."""
 
 
 @frozen
 class Loads:
-    """The result of loading a program's engines: TensorRT's words for each that does not load, by its name; and the
-    kernels that were compiled for them."""
+    """The result of loading a program's engines: TensorRT's message for each engine that does not load, by name, and
+    the kernels compiled for the engines."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
     kernels: bytes = field(default=b"", repr=False)
@@ -42,29 +42,29 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
 
     Args:
         compiled: the program; its settings say how its engines are loaded.
-        keep: keep the compiled kernels where the program's modules find them.
+        keep: save the compiled kernels where the program's modules find them.
 
     Returns:
-        None if nothing can be said: without a GPU, for a program that is compiled for other GPUs only, or where the GPU
-        has no memory left for it.
+        None if loading cannot be tried: without a GPU, for a program compiled for other GPUs, or if the GPU has too
+        little memory.
 
     Raises:
-        ExecutionError: an engine is of another library or version, or does not take its weights or their budget.
+        ExecutionError: an engine is of another library or version, or refuses its weights or their budget.
     """
     settings = compiled.settings
     if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
         return None
     cache, refused = RuntimeCache.of(compiled.networks, settings.runtime_cache if keep else False), dict[str, str]()
-    parameters, words = Snapshot(compiled.program), dict[str, str]()
+    parameters, failures = Snapshot(compiled.program), dict[str, str]()
     for index, engine in enumerate(compiled.engines):
         plan = engine.name if engine.stripped or not engine.digest else engine.digest
-        if plan not in words:
-            words[plan] = _refusal(compiled, index, cache, parameters)
-            if any(each in words[plan].lower() for each in MEMORY):
-                log.info("%s was not loaded to see whether it loads: %s", engine.name, words[plan])
+        if plan not in failures:
+            failures[plan] = _refusal(compiled, index, cache, parameters)
+            if any(each in failures[plan].lower() for each in MEMORY):
+                log.info("%s was not loaded for a trial, for lack of GPU memory: %s", engine.name, failures[plan])
                 return None
-        if words[plan]:
-            refused[engine.name] = words[plan]
+        if failures[plan]:
+            refused[engine.name] = failures[plan]
     if cache is None or refused:
         return Loads(FrozenDict(refused))
     cache.save()
@@ -72,11 +72,11 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
 
 
 def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, parameters: Mapping[str, torch.Tensor]) -> str:
-    """TensorRT's words if an engine does not load; empty if it does. It is freed again."""
+    """Return TensorRT's message if an engine does not load; empty if it does. The engine is freed."""
     try:
-        with listening() as said:
+        with listening() as messages:
             loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
-            context, config = loaded.context(said)
+            context, config = loaded.context(messages)
             del context, config  # in this order
     except UnloadableError as error:
         return error.message
@@ -118,6 +118,6 @@ def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, to
 
 
 def _literal(literals: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """A constant of a network, in memory of the module's own if it is in a file's."""
+    """Return a constant of a network, copied if it is memory-mapped."""
     found = present(literals, name)
     return found.clone() if isinstance(literals, FileWeights) else found

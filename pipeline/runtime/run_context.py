@@ -1,4 +1,4 @@
-"""``Turn``: the arguments of a run that the runners of segments share."""
+"""``Turn``: the arguments that all segments of a run share."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from attrs import frozen
 from pipeline.frozen import FrozenDict
 from pipeline.runtime.call_plan import CallPlan, Runner
 
-NO_MEMORY: Final[Mapping[int, torch.Tensor]] = FrozenDict()
-
 
 @frozen(eq=False)
 class Turn:
-    """A run of a program: the arguments that each of its segments gets beside its inputs.
+    """The arguments of a run that each segment gets beside its inputs.
 
     Attributes:
         stream: the CUDA stream that engines run on; None on the CPU.
         plan: a key for all shapes in the run; None if they do not depend on the inputs' shapes alone.
         captured: whether the run is captured in a CUDA graph.
-        into: memory that engines write values to, by slot.
+        into: memory that engines write outputs to, by slot.
     """
 
     stream: Any = None
     plan: CallPlan | None = None
     captured: bool = False
-    into: Mapping[int, torch.Tensor] = NO_MEMORY
+    into: Mapping[int, torch.Tensor] = FrozenDict()
 
 
 ON_CPU: Final = Turn()
-"""A run without a stream."""
+"""The arguments of a run on the CPU."""
 
-Told: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
-"""Runs a segment, given the `Turn`."""
+SegmentRunner: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
+"""Runs a segment on its inputs."""
 
 
-def untold(runner: Runner) -> Told:
+def ignoring_turn(runner: Runner) -> SegmentRunner:
     """Adapt a runner that needs no `Turn`."""
     return lambda inputs, turn: runner(inputs)

@@ -1,4 +1,4 @@
-"""Keep the model's parameters as they were when the model was compiled."""
+"""Read the model's parameters as they were at compile time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.runtime.opened_file import FileWeights, OpenedFile
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
-    """The model's parameters themselves. One that has been changed in place since the model was compiled raises an
-    ``ExecutionError``: its value is lost."""
+    """The model's parameters, without copies. Reading one that was changed in place since compiling raises an
+    ``ExecutionError``."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -38,7 +38,7 @@ class Unchanged(Mapping[str, torch.Tensor]):
 
 
 class Snapshot(Unchanged):
-    """Copies of the parameters, made on demand: what changes them later does not change these."""
+    """Copies of the parameters, made at the first access; later changes of the model do not affect them."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -51,7 +51,7 @@ class Snapshot(Unchanged):
 
 
 class AbsentWeights(FileWeights):
-    """The meta tensors of a program that was loaded without weights, and the reason."""
+    """The meta tensors of a program that was loaded without weights, and the reason for their absence."""
 
     __slots__ = ("reason",)
     reason: str
@@ -71,19 +71,19 @@ class AbsentWeights(FileWeights):
 
 
 def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """The tensor of a name; an `ExecutionError` if it was loaded without its value."""
+    """Return the tensor of a name; raise `ExecutionError` if it was loaded without its value."""
     tensor = tensors[name]
     if tensor.is_meta:
         why = f": {tensors.reason}" if isinstance(tensors, AbsentWeights) else ""
         raise ExecutionError(
             f"{name} has no value{why}",
-            'save with weights="inside", put the file of weights in its place, or give all weights to '
-            "pipeline.refit_module_weights; engines that hold their weights run without them on a GPU",
+            'save with weights="inside", restore the file of weights, or pass all weights to '
+            "pipeline.refit_module_weights; on a GPU, engines that contain their weights run without them",
         )
     return tensor
 
 
 def without_parameters(compiled: Compiled) -> Compiled:
-    """Return the program without the model's tensors, which are not needed once its engines are loaded."""
+    """Return the program without the model's tensors, which loaded engines do not need."""
     program = evolve(compiled.program, parameters=FrozenDict(), examples=FrozenDict(), source=None)
     return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program), literals=FrozenDict())

@@ -18,20 +18,20 @@ from pipeline.shapes.environment import expression, number_of
 
 @frozen(eq=False)
 class Initial:
-    """The first value of a buffer. A buffer with equal elements, usually zeros, is kept as a single element."""
+    """The initial value of a buffer. A buffer of equal elements, usually zeros, is stored as a single element."""
 
     value: torch.Tensor
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Initial:
-        """The value that a buffer has now, on the CPU."""
-        kept = tensor.detach().to("cpu", copy=True).contiguous()
-        same = kept.numel() > 1 and bool((kept.view(-1)[1:] == kept.view(-1)[0]).all())
-        return cls(kept.view(-1)[:1].clone() if same else kept, tuple(tensor.shape))
+        """Copy the current value of a buffer to the CPU."""
+        value = tensor.detach().to("cpu", copy=True).contiguous()
+        same = value.numel() > 1 and bool((value.view(-1)[1:] == value.view(-1)[0]).all())
+        return cls(value.view(-1)[:1].clone() if same else value, tuple(tensor.shape))
 
-    def made(self, device: torch.device) -> torch.Tensor:
-        """Make a new tensor with this value on a device."""
+    def new_tensor(self, device: torch.device) -> torch.Tensor:
+        """Return a new tensor with this value on a device."""
         return self.write(torch.empty(self.shape, dtype=self.value.dtype, device=device))
 
     def write(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def attach(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 
 def buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
-    """The buffer of a module that has this dotted name."""
+    """Return the buffer of a module with this dotted name."""
     owner, leaf = _owner(module, name)
     found = owner._buffers[leaf]
     assert found is not None
@@ -63,8 +63,8 @@ def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[t
 
 
 def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each buffer as the program views it in a call with these sizes, by the name of its placeholder: the first
-    elements, in the placeholder's shape."""
+    """Yield (placeholder, buffer) for a call with these sizes: the first elements of each buffer in the placeholder's
+    shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -76,8 +76,8 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
 
 
 class Flags:
-    """Bytes of host memory that GPUs write to. One that is given back is the last to be taken again, after ``PAGE``
-    others: a graph that was launched before may still write there."""
+    """A pool of bytes in pinned host memory that GPUs write to. A returned byte is taken again only after ``PAGE``
+    others, since a graph launched before may still write to it."""
 
     PAGE = 4096
 
@@ -85,13 +85,13 @@ class Flags:
         self._free = deque[torch.Tensor]()
 
     def take(self) -> torch.Tensor:
-        """A bool in pinned memory, which is False."""
+        """Take a bool tensor, which is False."""
         while len(self._free) <= self.PAGE:
             self._free.extend(torch.zeros(self.PAGE, dtype=torch.bool, pin_memory=torch.cuda.is_available()))
         return self._free.popleft().zero_()
 
     def give(self, flag: torch.Tensor) -> None:
-        """Give one back."""
+        """Return a flag to the pool."""
         self._free.append(flag)
 
 
@@ -99,11 +99,11 @@ _flags = Flags()
 
 
 class Guard:
-    """Checks whether a call wrote outside of a buffer, without waiting for the GPU.
+    """Check whether a call's positions were outside of a buffer, without waiting for the GPU.
 
-    On the CPU the call itself fails. A GPU adds each call's result to a flag and writes that to host memory, which the
-    next call reads; nothing outside of a buffer is ever written. A kernel writes it: a copy to the host would be a node
-    of its own kind in a CUDA graph.
+    On the CPU the call itself fails. On a GPU each call accumulates its result in a flag, which a kernel writes to host
+    memory (in a CUDA graph a copy would be another kind of node), and the next call reads it. Writes outside of a
+    buffer are always dropped.
     """
 
     def __init__(self, device: torch.device, names: str) -> None:
@@ -116,10 +116,10 @@ class Guard:
             weakref.finalize(self, _flags.give, self.seen)
 
     def note(self, outside: torch.Tensor) -> None:
-        """Note the result of a call; captured graphs include this.
+        """Add the result of a call; captured graphs include this.
 
         Raises:
-            ExecutionError: on the CPU, if the call wrote outside.
+            ExecutionError: on the CPU, if the call's positions were outside.
         """
         if self.on_gpu:
             torch.logical_or(self.flag, outside, out=self.flag)
@@ -128,11 +128,8 @@ class Guard:
             raise self.error("this call")
 
     def check(self) -> None:
-        """Raise an error if an earlier call wrote outside, as far as the GPU has finished.
-
-        Raises:
-            ExecutionError: one did; later calls miss its rows, until `reset`.
-        """
+        """Raise ``ExecutionError`` if an earlier call that the GPU has finished had positions outside; until `reset`
+        the buffers lack its rows."""
         if self._look:
             raise self.error("an earlier call")
 
@@ -144,7 +141,7 @@ class Guard:
         self.seen.zero_()
 
     def error(self, which: str) -> ExecutionError:
-        """The error, in words."""
+        """Return the error for a call."""
         return ExecutionError(
             f"{which} has positions outside of {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",
@@ -152,7 +149,7 @@ class Guard:
 
 
 def guard(program: Program, module: torch.nn.Module) -> Guard | None:
-    """The guard of a program that checks its positions; None for others."""
+    """Return the guard of a program that checks positions; None for others."""
     if not any(output.kind == "check" for output in program.outputs):
         return None
     name = next(output.target for output in program.outputs if output.kind == "check")

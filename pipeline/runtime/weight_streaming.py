@@ -1,4 +1,4 @@
-"""Keep weights on the host and stream them to the GPU at each call, within a budget of its memory."""
+"""Stream weights from the host to the GPU at each call, within a budget of GPU memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
-    """Limit the bytes that an engine's weights take on the GPU, before contexts are made.
+    """Limit the bytes that an engine's weights take on the GPU, before contexts are created.
 
     Raises:
         ExecutionError: TensorRT refuses the budget.
@@ -23,5 +23,5 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
     wanted = min(budget, size)
     loaded.weight_streaming_budget_v2 = wanted
     if loaded.weight_streaming_budget_v2 != wanted:
-        least = f"{name} has {size} bytes of weights that can be streamed"
-        raise ExecutionError(f"TensorRT refused weight_streaming_budget={budget}: {least}", "give more")
+        streamable = f"{name} has {size} bytes of weights that can be streamed"
+        raise ExecutionError(f"TensorRT refused weight_streaming_budget={budget}: {streamable}", "set a larger budget")

@@ -1,4 +1,4 @@
-"""Workers, which run a program's segments for one call at a time, and a pool of them for threads and streams."""
+"""Workers, which run a program's segments one call at a time, and their pool for threads and streams."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pipeline.errors import DecisionError, worded
 from pipeline.program import Segment
 from pipeline.runtime.call_plan import CallPlan, Layout, Slots, Step, to_write
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.run_context import ON_CPU, Told, Turn
+from pipeline.runtime.run_context import ON_CPU, SegmentRunner, Turn
 from pipeline.shapes.environment import number_of
 
 
 class Worker(Protocol):
-    """Runs a program, for one caller at a time."""
+    """Run a program, for one caller at a time."""
 
     def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """Return the program's outputs for these inputs."""
 
 
 class SegmentExecutor:
-    """Runs a program's segments in order on values in slots. Nothing of a call is kept."""
+    """Run a program's segments in order on values in slots; a call leaves no state behind."""
 
-    def __init__(self, layout: Layout, runners: Sequence[Told], device: torch.device) -> None:
+    def __init__(self, layout: Layout, runners: Sequence[SegmentRunner], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
         self._set_steps(tuple(zip(layout.steps, runners, strict=True)))
         self._double = layout.program.settings.truncate_double
@@ -36,7 +36,7 @@ class SegmentExecutor:
         self._decisions = layout.decisions
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
-        """Return the outputs of a call. Mutated inputs and buffers are written back."""
+        """Return the outputs of a call, and write mutated inputs and buffers back."""
         slots = plan.template.copy()
         for given, slot, moved in plan.moves:
             value = leaves[given]
@@ -46,19 +46,18 @@ class SegmentExecutor:
         else:
             self.run(slots, plan, turn)
         if self._checks:
-            plan.noted(slots, self._checks)
+            plan.report_checks(slots, self._checks)
         results = self.results(slots, leaves, plan)
         if self._writes:
             self.write(slots, leaves)
         return results
 
-    def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
-        """Replace each segment's runner by the result of ``wrap``, given the segment and its runner: for
-        measurements."""
+    def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
+        """Replace each segment's runner by ``wrap(segment, runner)``, for measurements."""
         self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
 
-    def _set_steps(self, steps: tuple[tuple[Step, Told], ...]) -> None:
-        """Set all steps, and those that run in each of the program's profiles."""
+    def _set_steps(self, steps: tuple[tuple[Step, SegmentRunner], ...]) -> None:
+        """Set the steps, and select those of each profile."""
         self._steps = steps
         places = (None, *range(len(self.layout.program.profiles)))
         self._in_profile = {place: tuple(s for s in steps if s[0].segment.runs_in(place)) for place in places}
@@ -69,7 +68,7 @@ class SegmentExecutor:
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Fill the slots of all segments' outputs, and of the sizes that they determine."""
+        """Fill the slots of all segments' outputs and of the sizes that they determine."""
         symbols = plan.symbols
         for step, run in self._in_profile[plan.profile]:
             for slot, expr in step.late:
@@ -83,10 +82,11 @@ class SegmentExecutor:
             slots[slot] = number_of(expr, symbols)
 
     def _run_checked(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Run the segments, and check that the call takes the branches of the example; this waits for the GPU.
+        """Run the segments, and check that the call takes the captured data-dependent branches. Synchronizes with the
+        GPU.
 
         Raises:
-            DecisionError: it does not, or a step failed, as one may on other sizes than those of these branches.
+            DecisionError: the call takes another branch, or a step failed, as it may on sizes of another branch.
         """
         try:
             self.run(slots, plan, turn)
@@ -94,15 +94,15 @@ class SegmentExecutor:
             raise
         except Exception as error:
             places = " or ".join(place for _, place in self._decisions)
-            why = f"this call failed, as one does that decides otherwise at {places} than the example that was captured"
+            why = f"this call failed, probably because it takes another branch at {places} than the captured example"
             raise DecisionError(f"{why}: {worded(error)}") from error
         _check_branches(slots, self._decisions)
 
     def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
-        """The values that the caller gets."""
+        """Return the program's outputs."""
         results: list[Leaf] = []
         for output in self._returns:
-            if output.made:
+            if output.computed:
                 value = slots[output.slot]
                 if isinstance(value, torch.Tensor):
                     value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
@@ -119,7 +119,7 @@ class SegmentExecutor:
         return results
 
     def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
-        """Write mutations back to the buffers and the caller's inputs."""
+        """Write mutations back to buffers and the caller's inputs."""
         for write, value in zip(self._writes, to_write(slots, self._writes), strict=True):
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not value:
@@ -127,15 +127,15 @@ class SegmentExecutor:
 
 
 def _check_branches(slots: Slots, decisions: Sequence[tuple[int, str]]) -> None:
-    """Raise a `DecisionError` if a call takes another branch, where data decides, than the captured example."""
-    otherwise = torch.stack([slots[slot] for slot, _ in decisions]).tolist()
-    for differs, (_, place) in zip(otherwise, decisions, strict=True):
+    """Raise `DecisionError` if this call takes another data-dependent branch than the captured example."""
+    flags = torch.stack([slots[slot] for slot, _ in decisions]).tolist()
+    for differs, (_, place) in zip(flags, decisions, strict=True):
         if differs:
-            raise DecisionError(f"this call decides otherwise at {place} than the example that was captured")
+            raise DecisionError(f"this call decides otherwise at {place} than the captured example")
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    """The sizes and numbers that are known only after a segment has run."""
+    """Return the sizes and numbers that a segment's outputs determine."""
     return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
 
 
@@ -147,10 +147,8 @@ W = TypeVar("W")
 
 
 class Pool(Generic[W]):
-    """Hands out workers, the one used last first, and makes another if all are busy and fewer than ``limit``.
-
-    Beyond the limit callers wait.
-    """
+    """A pool of at most ``limit`` workers, created on demand. The one used last is taken first; callers wait while all
+    are busy."""
 
     def __init__(self, make: Callable[[], W], limit: int) -> None:
         self._make, self._left = make, limit
@@ -159,14 +157,14 @@ class Pool(Generic[W]):
         self._waiting = 0
 
     def take(self) -> W:
-        """Take a worker, which is the caller's alone until given back."""
+        """Take a worker for exclusive use until `give`."""
         try:
-            return self._free.pop()  # atomic, and the way of every call where there is one thread
+            return self._free.pop()  # atomic; with one thread every call ends here
         except IndexError:
             return self._more()
 
     def give(self, worker: W) -> None:
-        """Give a worker back."""
+        """Return a worker to the pool."""
         self._free.append(worker)
         if self._waiting:
             with self._turn:
@@ -191,7 +189,7 @@ class Pool(Generic[W]):
     def _awaited(self) -> W:
         while True:
             self._turn.wait_for(lambda: bool(self._free))
-            with suppress(IndexError):  # somebody was quicker
+            with suppress(IndexError):  # another thread was faster
                 return self._free.pop()
 
     def _made(self) -> W:

@@ -108,7 +108,7 @@ class _Conversion:
         shape = tuple(d if isinstance(d, int) else self.size(d) for d in port.shape)
         source = self.ctx.net.add_input(port.name, to_trt(border_dtype(port.dtype or torch.int64)), shape)
         if source is None:
-            said = self.ctx.log.said_since(0)
+            said = self.ctx.log.messages_since(0)
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
         varying = zip(port.shape, shape, strict=True)
         name_dimensions(source, [self.dimension_names.get(str(d), "") if n < 0 else "" for d, n in varying])

@@ -126,7 +126,7 @@ def check_target(
 
 
 def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
-    """Run a function with as many calls as a profile has examples."""
+    """Run a function on drawn calls, ``profile.max_examples`` in all."""
     for number in range(0, profile.max_examples, ROUND):
         count = min(ROUND, profile.max_examples - number)
         _round(drawn, run, hypothesis.settings(profile, max_examples=count, **_ALWAYS), number)

@@ -28,7 +28,7 @@ class Again:
         Raises:
             PipelineError: the pipeline has no stage that returns one of these records.
         """
-        places = {record: _place(stages, record) for record in (Validated, Partitioned, Built, Compiled)}
+        places = {record: _stage_returning(stages, record) for record in (Validated, Partitioned, Built, Compiled)}
         if missing := [record.__name__ for record, place in places.items() if place is None]:
             raise PipelineError(
                 f"the program cannot be compiled again: no stage of its pipeline returns {' or '.join(missing)}",
@@ -58,5 +58,6 @@ class Again:
         return self.finished(self.partition(validated))
 
 
-def _place(stages: Sequence[AnyStage], record: object) -> int | None:
+def _stage_returning(stages: Sequence[AnyStage], record: object) -> int | None:
+    """Return the index of the first stage that returns this record."""
     return next((i for i, stage in enumerate(stages) if stage.gives is record), None)

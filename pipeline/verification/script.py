@@ -177,13 +177,13 @@ def _like(value: torch.Tensor) -> str:
         low, high = (int(value.min()), int(value.max())) if value.numel() else (0, 0)
         return f"torch.randint({low}, {high + 1}, {list(value.shape)}, dtype={value.dtype})"
     finite = value.double()[value.isfinite()]
-    mean, deviation = _moments(finite)
+    mean, deviation = _mean_and_deviation(finite)
     least, most = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
     drawn = f"normal({mean:.6g}, {deviation:.6g}, {least:.9g}, {most:.9g}{shape})"
     return drawn if value.dtype == torch.float32 else f"{drawn}.to({value.dtype})"
 
 
-def _moments(finite: torch.Tensor) -> tuple[float, float]:
+def _mean_and_deviation(finite: torch.Tensor) -> tuple[float, float]:
     if not finite.numel():
         return 0.0, 1.0
     return float(finite.mean()), float(finite.std(correction=0))

@@ -1,4 +1,4 @@
-"""Ways to damage a kept program: bytes, lengths, order, fields of the manifest, names, huge numbers."""
+"""Ways to damage a saved program: bytes, lengths, order, fields of the manifest, names, huge numbers."""
 
 from __future__ import annotations
 

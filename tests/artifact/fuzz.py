@@ -1,4 +1,4 @@
-"""Change kept programs by the grammar of their format, make the digests right again, and load and run what comes.
+"""Change saved programs by the grammar of their format, make the digests right again, and load and run what comes.
 
 A file that runs has to compute the numbers that `tests.artifact.meaning`, which is no part of `pipeline`, reads in its
 records. ``python -m tests.artifact.fuzz --seconds 600 --seed 1`` prints each file that does not, and is not refused

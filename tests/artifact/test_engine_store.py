@@ -60,7 +60,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 def test_more_than_the_size_is_not_kept(tmp_path: Path) -> None:
     store = pipeline.DiskStore(tmp_path, size=100)
-    with pytest.warns(pipeline.ArtifactWarning, match="is not kept"):
+    with pytest.warns(pipeline.ArtifactWarning, match="is not saved"):
         store.save(KEY, bytes(100))
     assert store.load(KEY) is None
 
@@ -77,7 +77,7 @@ def test_altered_bytes_are_dropped_with_a_warning(damage: Any, tmp_path: Path) -
 
 def test_keys_stay_in_the_folder(tmp_path: Path) -> None:
     for key in ("../x", "", "a/b", ".x", "a" * 300):
-        with pytest.raises(ValueError, match="is no key"):
+        with pytest.raises(ValueError, match="is not a key"):
             pipeline.DiskStore(tmp_path / "engines").save(key, b"")
     assert not list(tmp_path.iterdir())
 
@@ -85,7 +85,7 @@ def test_keys_stay_in_the_folder(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     store = pipeline.DiskStore(tmp_path / "file" / "engines")
-    with pytest.warns(pipeline.ArtifactWarning, match="cannot be kept"):
+    with pytest.warns(pipeline.ArtifactWarning, match="cannot be saved"):
         store.save(KEY, b"plan")
     with pytest.warns(pipeline.ArtifactWarning, match="cannot be read"):
         assert store.load(KEY) is None
@@ -127,7 +127,12 @@ def _piped(path: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [(_group, "others can write to"), (_linked, "is a symbolic link"), (_piped, "is no file"), (Path.unlink, "")],
+    [
+        (_group, "others can write to"),
+        (_linked, "is a symbolic link"),
+        (_piped, "is not a regular file"),
+        (Path.unlink, ""),
+    ],
 )
 def test_an_entry_that_others_could_write_is_not_read(damage: Any, words: str, tmp_path: Path) -> None:
     store = pipeline.DiskStore(tmp_path)
@@ -150,7 +155,7 @@ def test_a_folder_that_others_could_write_is_not_used(tmp_path: Path, monkeypatc
     store.folder.chmod(0o777)
     with pytest.warns(pipeline.ArtifactWarning, match=r"others can write to .*engines \(mode 777\).*: chmod go-w"):
         assert store.load(KEY) is None
-    with pytest.warns(pipeline.ArtifactWarning, match="cannot be kept in .*others can write"):
+    with pytest.warns(pipeline.ArtifactWarning, match="cannot be saved to .*others can write"):
         store.save(OTHER, b"plan")
     store.folder.chmod(0o700)
     with monkeypatch.context() as another:
@@ -166,7 +171,7 @@ def test_a_full_disk_is_told_with_the_place_and_the_size(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.warns(
-            pipeline.ArtifactWarning, match=rf"cannot be kept in {tmp_path}: .*5032 bytes are to be written"
+            pipeline.ArtifactWarning, match=rf"cannot be saved to {tmp_path}: .*5032 bytes are to be written"
         ):
             store.save(KEY, bytes(5000))
     finally:

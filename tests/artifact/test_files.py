@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import pipeline
 from pipeline import Compiled
-from pipeline.artifact.manifest import KeptEngine, KeptVerdict, Manifest
+from pipeline.artifact.manifest import Manifest, SavedEngine, SavedVerdict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, Verdict
 from tests.artifact.programs import Case, cases
@@ -164,7 +164,7 @@ def test_places_of_weights_that_cannot_be_meant_are_told(tmp_path: Path, monkeyp
     program = compiled(CASES["whole"])
     monkeypatch.chdir(tmp_path)
     for weights in ("Inside", "NONE", ""):
-        with pytest.raises(pipeline.ArtifactError, match=f"weights='{weights}' is no place"):
+        with pytest.raises(pipeline.ArtifactError, match=f"weights='{weights}' is not a place"):
             program.save("p.trtp", weights=weights)
     for weights in ("p.trtp", Path("..", tmp_path.name, "p.trtp")):
         with pytest.raises(pipeline.ArtifactError, match=r"p\.trtp is the program's own file"):
@@ -222,7 +222,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
         program.save(tmp_path / "none" / "p.trtp")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match=r"\d{4,} bytes are to be written; free as much there.*p\.trtp"):
+        with pytest.raises(OSError, match=r"\d{4,} bytes are to be written; free as much space.*p\.trtp"):
             program.save(tmp_path / "p.trtp")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -248,7 +248,7 @@ LEFT_OUT = {
 
 
 def test_every_field_of_the_records_is_kept_or_known_to_be_left_out() -> None:
-    kept_fields = {field.name for record in (Manifest, KeptVerdict, KeptEngine) for field in attrs.fields(record)}
+    kept_fields = {field.name for record in (Manifest, SavedVerdict, SavedEngine) for field in attrs.fields(record)}
     for record, left_out in LEFT_OUT.items():
         names = {field.name for field in attrs.fields(record) if field.init}
         assert names - left_out <= kept_fields, f"{record.__name__}: manifest.py keeps its fields"

@@ -158,12 +158,12 @@ def test_nothing_that_is_passed_in_changes(base: pipeline.Compiled) -> None:
     ("given", "name", "reason"),
     [
         ({"base_model.model.z.lora_A.weight": torch.ones(2, 8)}, "z.lora_A", "has no such parameter"),
-        ({"base_model.model.q.lora_A.weight": torch.ones(2, 8)}, "q.weight", "only one of"),
+        ({"base_model.model.q.lora_A.weight": torch.ones(2, 8)}, "q.weight", "one of lora_A and lora_B is missing"),
         ({"q.weight": (torch.ones(2, 7), torch.ones(8, 2))}, "q.weight", "do not fit"),
         ({"q.weight": (torch.ones(2, 8), torch.ones(8, 3))}, "q.weight", "do not fit"),
-        ({"q.weight": torch.ones(8, 8)}, "q.weight", "no lora_A or lora_B"),
+        ({"q.weight": torch.ones(8, 8)}, "q.weight", "is not lora_A or lora_B"),
         ({"q.weight": "a"}, "q.weight", "a pair of tensors"),
-        ({"base_model.model.q.lora_magnitude_vector": torch.ones(8)}, "magnitude", "cannot be adapted"),
+        ({"base_model.model.q.lora_magnitude_vector": torch.ones(8)}, "magnitude", "are not supported"),
     ],
 )
 def test_what_does_not_fit_is_named(base: pipeline.Compiled, given: Any, name: str, reason: str) -> None:

@@ -169,7 +169,7 @@ def test_what_cannot_be_tried_is_not_batched(tmp_path: Path) -> None:
     pipeline.default()(nn.Linear(8, 4).eval(), args=(rows,)).save(tmp_path / "p.trtp", weights="none")
     found = serve_config(tmp_path / "p.trtp", tmp_path / "models")
     assert found.batch is None
-    assert "cannot be tried" in str(found)
+    assert "depends on others failed" in str(found)
     assert "saved without weights" in found.obstacle
     assert main(["serve-config", str(tmp_path / "p.trtp"), "-o", str(tmp_path / "models"), "--batching"]) == 0
     assert message(tmp_path / "models" / "p" / "config.pbtxt")["max_batch_size"] == [16]
@@ -275,7 +275,7 @@ def test_what_triton_has_no_name_for_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(pipeline.ArtifactError, match="spectrum is complex64"):
         serve_config(kept(tmp_path, Complex(), (torch.randn(2, 8),)), tmp_path / "models")
-    with pytest.raises(pipeline.ArtifactError, match="no name of a model"):
+    with pytest.raises(pipeline.ArtifactError, match="is not a model's name"):
         serve_config(kept(tmp_path, nn.ReLU(), (torch.randn(2, 8),)), tmp_path, "../x")
 
 

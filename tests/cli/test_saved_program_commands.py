@@ -29,7 +29,7 @@ class Heads(nn.Module):
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """A kept program."""
+    """A saved program."""
     x = pipeline.Input(min_shape=(1, 4), opt_shape=(2, 4), max_shape=(8, 4))
     program = pipeline.default()(Heads().eval(), args=(x, torch.tensor(2.0)))
     program.save(tmp_path / "heads.trtp")

@@ -96,7 +96,7 @@ def test_diff_of_two_versions_of_a_setting(folder: Path, capsys: pytest.CaptureF
     [
         (["report", "none.trtp"], "there is no file or folder 'none.trtp'"),
         (["report", ".", "-o", "x.html"], "has no program.json"),
-        (["report", "mixed_net.py"], "no kept program"),
+        (["report", "mixed_net.py"], "not a saved program"),
         (["diff", "a", "b", "--left", "x=1"], "leave B out"),
         (["diff", "mixed_net:net"], "diff takes A and B"),
         (["diff", "mixed_net:net", "--left", "precision"], "write NAME=VALUE"),

@@ -19,7 +19,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import Kept, kept_by
-from pipeline.impl.attention import MANY
+from pipeline.impl.attention import MANY_KEYS
 from tests.compat import families
 from tests.meta.executor_faults import factor, planted
 from tests.testing.in_turn import in_turn
@@ -53,7 +53,7 @@ def test_tokens_are_eagers(family: str) -> None:
 
 
 def test_tokens_are_eagers_with_few_positions() -> None:
-    assert 80 < MANY <= SIZES["max_cache_len"]
+    assert 80 < MANY_KEYS <= SIZES["max_cache_len"]
     check("llama", 80)
 
 

@@ -11,9 +11,9 @@ import torch
 
 from pipeline.network.description import Network, Profile
 from pipeline.network.engine import Engine
-from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.trt import trt
+from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.reference_networks import BUILDER, LOG, Net
 
 Sizes = tuple[int, ...]

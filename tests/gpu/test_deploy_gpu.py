@@ -1,4 +1,4 @@
-"""The program of docs/deploy.md runs an engine of a kept program with TensorRT's own runtime."""
+"""The program of docs/deploy.md runs an engine of a saved program with TensorRT's own runtime."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pipeline import ExecutionError
-from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.trt import CAPABILITIES, to_trt, trt
 from tests.gpu.networks import Ranges, engine_of, on_gpu, runner_of
 from tests.gpu.threads import in_threads
+from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.reference_networks import Net
 
 pytestmark = pytest.mark.gpu

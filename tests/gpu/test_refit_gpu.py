@@ -11,10 +11,11 @@ from torch import nn
 
 import pipeline
 from pipeline import Compiled, RefitError
-from pipeline.runtime.engine import EngineRunner, refit
+from pipeline.runtime.engine_refit import refit
 from pipeline.trt import trt
 from tests.gpu.networks import engine_of
 from tests.gpu.refits import REFITS, needs_refit
+from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.reference_networks import Net
 
 pytestmark = pytest.mark.gpu

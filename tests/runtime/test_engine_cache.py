@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: An
     cache.handle.data += b"one"
     with caplog.at_level(logging.WARNING):
         assert not cache.save()
-    assert "cannot be kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 def test_engines_of_a_program_have_one(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_in_memory_only() -> None:
 
 
 def test_the_oldest_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_cache, "KEPT", 3)
+    monkeypatch.setattr(engine_cache, "MAX_FILES", 3)
     for age, name in enumerate("edcba"):
         cache = attached(tmp_path / f"{name}.kernels")
         cache.handle.data += name.encode()

@@ -196,7 +196,7 @@ def test_a_refused_shape_names_the_range() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     run = session(adder())
-    with pytest.raises(ExecutionError, match="net takes 2 inputs, was given 1"):
+    with pytest.raises(ExecutionError, match="net takes 2 inputs, not 1"):
         run([X])
     with pytest.raises(ExecutionError, match=r"input x is int64\[2, 3\], the engine takes x: float32\[-1, 3\]"):
         run([X.long(), Y])

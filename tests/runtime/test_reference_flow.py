@@ -190,7 +190,7 @@ def test_inputs_are_checked() -> None:
         run(chain(1), {}, {"x": torch.ones(1)})
     with pytest.raises(LayerError, match=r"input 't0' is torch.float32\[1, 1\]"):
         run(chain(1), {}, {"t0": torch.ones(1, 1)})
-    with pytest.raises(LayerError, match="takes 1 inputs, was given 2"):
+    with pytest.raises(LayerError, match="takes 1 inputs, not 2"):
         ReferenceEngine(chain(1), {})([torch.ones(1), torch.ones(1)])
 
 

@@ -138,7 +138,7 @@ def test_fill_from_inputs_in_two_dimensions() -> None:
 def test_random_fills_say_why_they_have_no_reference() -> None:
     net = Net()
     layer = net.net.add_fill((4,), trt.FillOperation.RANDOM_UNIFORM, trt.float32)
-    with pytest.raises(LayerError, match="RANDOM_UNIFORM has no reference"):
+    with pytest.raises(LayerError, match="RANDOM_UNIFORM is not modelled"):
         net.output(layer.get_output(0)).run()
 
 

@@ -1,4 +1,4 @@
-"""The quick way of a call that replays a graph: which calls take it, and that no other does."""
+"""The fast path of a call that replays a graph: which calls take it, and that no other does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scaled(nn.Module):
 class FakeGraph:
     """Computes a call again, as a graph does, with the inputs that it was captured with, but for those it copies."""
 
-    quick: Any = None
+    fast_replay: Any = None
 
     def __init__(self, worker: Any, plan: CallPlan, leaves: Sequence[Any], still: Mapping[int, int]) -> None:
         self.worker, self.plan, self.captured, self.still = worker, plan, list(leaves), tuple(still.items())
@@ -132,7 +132,7 @@ def test_every_call_gives_what_the_model_gives(chosen: list[tuple[str, str, int]
                 assert close(module(x, y=y), model(x, y)), (first, second, rows)
 
 
-def test_calls_like_the_last_one_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_like_the_last_one_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     module, graphs, model = graphed(monkeypatch)
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     for _ in range(5):
@@ -171,7 +171,7 @@ def test_a_call_that_its_graph_does_not_fit_is_no_example(capturing: bool, monke
     module, graphs, model = graphed(monkeypatch)
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     for _ in range(2):
-        module(nn.Parameter(x), y=y)  # with which the quick way does not begin
+        module(nn.Parameter(x), y=y)  # not a plain tensor: no fast replay
     if capturing:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -228,12 +228,12 @@ def test_a_state_has_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         module(x, y=y)
     other = module.new_state()
-    assert module._quick is not None and other._quick is None
+    assert module._fast_replay is not None and other._fast_replay is None
     for _ in range(2):
         assert close(other(x, y=y), model(x, y))
     assert len(graphs.kept) == 2
     module.float()
-    assert module._quick is None
+    assert module._fast_replay is None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])

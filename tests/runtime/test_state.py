@@ -107,7 +107,7 @@ def test_equal_elements_are_kept_as_one() -> None:
     assert zeros.value.numel() == 1 and range_.value.numel() == 4
     for initial, value in ((zeros, torch.zeros(4, 4)), (range_, torch.arange(4)), (Initial.of(torch.tensor(2)), None)):
         expected = torch.tensor(2) if value is None else value
-        assert torch.equal(initial.made(torch.device("cpu")), expected)
+        assert torch.equal(initial.new_tensor(torch.device("cpu")), expected)
 
 
 def test_a_guard_of_a_gpu_tells_the_next_call() -> None:

@@ -29,7 +29,7 @@ def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
         return known
     columns = zip(*(sizes_of(ctx, each) for each in inputs), strict=True)
     found = [size if size is not None else _one(column) for size, column in zip(known, columns, strict=True)]
-    base.noted(ctx, x, found)
+    base.with_sizes(ctx, x, found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Find the conversion from a converter's first argument: a context, or the network of the LEGACY convention."""
+"""Accept both first arguments of converters: a conversion context, or a network (LEGACY convention)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pipeline.trt import torch_dtype
 
 
 def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
-    """[x1, y1, x2, y2] with the smaller corner first, from corner pairs or from centre and size."""
+    """Convert corner pairs, or centre and size, to [x1, y1, x2, y2] with the smaller corner first."""
     if form == "CENTER_SIZES":
         centre, half = boxes[..., :2], boxes[..., 2:] / 2
         return torch.cat([centre - half, centre + half], -1)
@@ -20,7 +20,7 @@ def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
 
 
 def _overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of one box and many."""
+    """Return the intersection over union of one box with many."""
     sides = torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])
     shared = sides.clamp(min=0).prod(-1)
     area = (box[2:] - box[:2]).prod(-1) + (others[:, 2:] - others[:, :2]).prod(-1) - shared
@@ -46,7 +46,7 @@ def _value(inputs: Inputs, index: int) -> float:
 
 
 def nms(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Rows of (batch, class, box), by batch and then by falling score; and how many there are."""
+    """Return rows of (batch, class, box), by batch and then by descending score; and their number."""
     boxes, scores, most = present(inputs, 3)
     corners = _corners(boxes.float(), layer.attribute("bounding_box_format"))
     limit, overlap, lowest = layer.attribute("topk_box_limit"), _value(inputs, 3), _value(inputs, 4)

@@ -1,4 +1,4 @@
-"""Kinds that change the dtype: casts."""
+"""Layer kinds that change the dtype: casts."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,8 @@ from pipeline.trt import torch_dtype
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast as a GPU does: floats are truncated to integers, and clamped to the nearest bound. NaN becomes 0, or the
-    least int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
+    """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, or the least
+    int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:
@@ -31,7 +31,7 @@ def cast(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def identity(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """An identity, or a cast if its output has another dtype."""
+    """Return the input, cast if the output has another dtype."""
     (x,) = present(inputs, 1)
     return (converted(x, torch_dtype(layer.outputs[0].dtype)),)
 

@@ -1,4 +1,4 @@
-"""Kinds that work element by element."""
+"""Elementwise layer kinds."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,38 +15,30 @@ Activation = Callable[[torch.Tensor, float, float], torch.Tensor]
 
 
 def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
-    """An integer quotient; by zero it is not defined in TensorRT, and 0 here."""
+    """Divide integers; a quotient by zero, undefined in TensorRT, is 0."""
     zero = b == 0
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
 
 
-def _div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a / b if a.is_floating_point() else _divided(a, b, "trunc")
-
-
-def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.floor(a / b) if a.is_floating_point() else _divided(a, b, "floor")
-
-
 def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """On integers: rounded toward zero where the exponent is negative."""
+    """Raise to a power; integer results with a negative exponent round toward zero."""
     if a.is_floating_point():
         return torch.pow(a, b)
     reciprocal = torch.where(a == 1, 1, torch.where(a == -1, 1 - 2 * (b % 2), 0))
     return torch.where(b < 0, reciprocal.to(a.dtype), torch.pow(a, b.clamp(min=0)))
 
 
-# MAX and MIN keep the first operand unless the second compares greater or less: NaN stays in the first, is passed over
-# in the second (measured on RTX 1.4; NVIDIA/TensorRT issue 4758). A converter that wants NaN says so itself.
+# MAX and MIN keep the first operand unless the second compares greater or less: a NaN in the first stays, one in the
+# second is ignored (measured on RTX 1.4; NVIDIA/TensorRT issue 4758).
 ELEMENTWISE: Mapping[str, Binary] = {
     "SUM": torch.add,
     "PROD": torch.mul,
     "MAX": lambda a, b: torch.where(b > a, b, a),
     "MIN": lambda a, b: torch.where(b < a, b, a),
     "SUB": torch.sub,
-    "DIV": _div,
+    "DIV": lambda a, b: a / b if a.is_floating_point() else _divided(a, b, "trunc"),
     "POW": _pow,
-    "FLOOR_DIV": _floor_div,
+    "FLOOR_DIV": lambda a, b: torch.floor(a / b) if a.is_floating_point() else _divided(a, b, "floor"),
     "AND": torch.logical_and,
     "OR": torch.logical_or,
     "XOR": torch.logical_xor,
@@ -87,17 +79,13 @@ def _elu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
     return torch.where(x >= 0, x, alpha * torch.expm1(x))
 
 
-def _selu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    return beta * torch.where(x > 0, x, alpha * torch.expm1(x))
-
-
 def _softplus(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    """alpha * log(1 + exp(beta * x)), without overflow."""
+    """Compute alpha * log(1 + exp(beta * x)) without overflow."""
     return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
 
 
 def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    """In float64: whether PyTorch's own gives inf or NaN for inf depends on the tensor's length."""
+    """Compute GELU in float64, since PyTorch's own returns inf or NaN for inf depending on the tensor's length."""
     x = x.double()
     if approximate == "tanh":
         return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -110,7 +98,7 @@ ACTIVATION: Mapping[str, Activation] = {
     "TANH": lambda x, alpha, beta: torch.tanh(x),
     "LEAKY_RELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * x),
     "ELU": _elu,
-    "SELU": _selu,
+    "SELU": lambda x, alpha, beta: beta * torch.where(x > 0, x, alpha * torch.expm1(x)),
     "SOFTSIGN": lambda x, alpha, beta: x / (1 + x.abs()),
     "SOFTPLUS": _softplus,
     "CLIP": lambda x, alpha, beta: x.clamp(alpha, beta),
@@ -129,7 +117,7 @@ def elementwise(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
-    """int8 takes part in every function of real numbers, the other integers only in those that give integers."""
+    """Convert halves and int8, which TensorRT computes in float32."""
     return x.float() if x.dtype == torch.int8 else wide(x)
 
 
@@ -165,7 +153,7 @@ def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.T
 
 
 def scale(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """(x * scale + shift) ** power, each of them optional."""
+    """Compute (x * scale + shift) ** power, each of them optional."""
     (x,) = present(inputs, 1)
     result = wide(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):

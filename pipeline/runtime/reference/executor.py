@@ -17,7 +17,7 @@ LIMITS = ("TRIP_LIMIT", "CONDITION")
 
 @attrs.frozen
 class Plan:
-    """The layers to run in order, and the tensors to drop after each step."""
+    """The layers to run in order, and the tensors to drop after each."""
 
     network: Network
     flow: Flow
@@ -26,7 +26,7 @@ class Plan:
 
     @classmethod
     def of(cls, network: Network) -> "Plan":
-        """Make the plan; layers inside loops and conditionals are not steps: they run on demand."""
+        """Make the plan; layers inside loops and conditionals are not steps, since they run on demand."""
         flow = read_flow(network)
         wanted = needed(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
@@ -54,11 +54,11 @@ class Frame:
     parent: "Frame | None" = None
 
     def loops(self) -> set[str | None]:
-        """The loops that are running."""
+        """Return the running loops."""
         return {self.loop} | (self.parent.loops() if self.parent is not None else set())
 
     def home(self, regions: Collection[str | None]) -> "Frame":
-        """The frame of the innermost loop that a tensor lies in, which keeps its value."""
+        """Return the frame of the innermost of these regions that is a running loop."""
         frame = self
         while frame.parent is not None and frame.loop not in regions:
             frame = frame.parent
@@ -66,7 +66,7 @@ class Frame:
 
 
 def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
-    """The outputs of a network by name. LayerError names a layer that breaks a rule of TensorRT."""
+    """Return the outputs of a network by name. A `LayerError` names a layer that breaks a rule of TensorRT."""
     return run_plan(Plan.of(network), weights, inputs)
 
 
@@ -86,7 +86,7 @@ def _bound(tensor: Tensor, inputs: Values) -> torch.Tensor:
 
 
 def _own(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
-    """An output shares memory with no input, weight or other output."""
+    """Return an output, cloned if it shares memory with an input, a weight or another output."""
     value = value.contiguous()
     value = value.clone() if value.untyped_storage().data_ptr() in foreign else value
     foreign.add(value.untyped_storage().data_ptr())
@@ -103,7 +103,7 @@ def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
 
 
 class _Machine:
-    """One run. What a tensor's value is follows from its producer alone; frames only remember."""
+    """A run of a plan. A tensor's value depends on its producer alone; frames cache it."""
 
     def __init__(self, plan: Plan, weights: Values) -> None:
         self.plan, self.flow, self.weights = plan, plan.flow, weights
@@ -130,8 +130,8 @@ class _Machine:
         return self.home(name, frame).values.get(name)
 
     def demand(self, name: str, frame: Frame) -> torch.Tensor:
-        """The value of a tensor, after running everything that it needs; with a stack instead of recursion, since
-        networks are deep."""
+        """Return the value of a tensor after running the layers it depends on, with a stack, since networks are
+        deep."""
         value = self.get(name, frame)
         if value is not None:
             return value
@@ -151,8 +151,8 @@ class _Machine:
         return value
 
     def needs(self, layer: Layer, frame: Frame) -> tuple[str, ...]:
-        """The tensors that a layer needs before it runs: for a conditional those of the branch taken, for a loop its
-        start."""
+        """Return the tensors that a layer needs before it runs: for a conditional those of the taken branch, for a loop
+        its initial state."""
         region = region_of(layer)
         if layer.kind == "CONDITIONAL_OUTPUT":
             (condition,) = (used(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
@@ -190,7 +190,7 @@ class _Machine:
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
 
     def loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
-        """Every output of a loop by the name of its layer."""
+        """Run a loop; return its outputs by layer name."""
         recurrences = self.flow.boundaries(region, "RECURRENCE")
         exits = self.flow.boundaries(region, "LOOP_OUTPUT")
         collected: dict[str, list[torch.Tensor]] = {layer.name: [] for layer in exits}
@@ -206,7 +206,8 @@ class _Machine:
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
     def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Whether a loop continues: up to its count and the length of iterated tensors, while the condition holds."""
+        """Return whether a loop continues: within its count and the length of iterated tensors, while its condition
+        holds."""
         if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
@@ -215,22 +216,22 @@ class _Machine:
         return all(bool(self.demand(used(limit)[0], inner)) for limit in limits)
 
     def slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
-        whole = self.demand(used(iterator)[0], inner)
+        source = self.demand(used(iterator)[0], inner)
         axis = iterator.attribute("axis")
-        length = whole.shape[axis]
+        length = source.shape[axis]
         if trip < length:
             index = length - 1 - trip if iterator.attribute("reverse") else trip
-            inner.values[iterator.outputs[0].name] = whole.select(axis, index)
+            inner.values[iterator.outputs[0].name] = source.select(axis, index)
 
     def assert_all(self, region: str | None, inner: Frame) -> None:
-        """Run the assertions of an iteration, except those inside conditionals; other layers run on demand."""
+        """Run the assertions of an iteration outside of conditionals; other layers run on demand."""
         for layer in self.plan.network.layers:
             around = self.flow.regions_of(layer) if layer.kind == "ASSERTION" else frozenset()
             if region in around and around <= inner.loops():
                 self.execute(layer, inner)
 
     def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
-        """The last value, or one element per iteration along a new axis."""
+        """Return the last value, or the values of all iterations stacked along an axis."""
         if layer.attribute("kind") == "LAST_VALUE":
             return self.demand(used(layer)[0], last)
         row, axis = layer.outputs[0], layer.attribute("axis")
@@ -249,7 +250,7 @@ def _named(layer: Layer, error: Exception) -> LayerError:
 
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights: takes and returns tensors in the order of the network's inputs and outputs."""
+    """A network with its weights; call it with tensors in the order of the network's inputs."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)
@@ -261,7 +262,7 @@ class ReferenceEngine:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(inputs) != len(self.network.inputs):
-            raise LayerError(f"takes {len(self.network.inputs)} inputs, was given {len(inputs)}")
+            raise LayerError(f"takes {len(self.network.inputs)} inputs, not {len(inputs)}")
         named = {tensor.name: value for tensor, value in zip(self.network.inputs, inputs, strict=True)}
         outputs = run_plan(self.plan, self.weights, named)
         return [outputs[tensor.name] for tensor in self.network.outputs]

@@ -20,36 +20,36 @@ ENTRIES = ("ITERATOR", "RECURRENCE", "CONDITIONAL_INPUT")
 
 
 def region_of(layer: Layer) -> str | None:
-    """The loop or conditional that a boundary layer bounds: "loop 0"."""
+    """Return the loop or conditional of a boundary layer: "loop 0"."""
     what = BOUNDARIES.get(layer.kind)
     return None if what is None else f"{what} {layer.attribute(what)}"
 
 
 @attrs.frozen
 class Flow:
-    """The maker of each tensor, the boundary layers of each region, and the regions that each tensor lies in."""
+    """The producer of each tensor, the boundary layers of each region, and the regions around each tensor."""
 
     producers: Mapping[str, Layer]
     regions: Mapping[str, tuple[Layer, ...]]
     inside: Mapping[str, frozenset[str]]
 
     def boundaries(self, region: str | None, kind: str) -> tuple[Layer, ...]:
-        """A region's layers of one kind."""
+        """Return a region's boundary layers of one kind."""
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_of(self, layer: Layer) -> frozenset[str]:
-        """The regions that a layer lies in: those of its outputs, or, without outputs, of its inputs."""
+        """Return the regions around a layer: those of its outputs, or, without outputs, of its inputs."""
         names = [tensor.name for tensor in layer.outputs] or list(used(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 
 
 def used(layer: Layer) -> tuple[str, ...]:
-    """The names of the inputs that are not absent."""
+    """Return the names of the inputs that are present."""
     return tuple(name for name in layer.inputs if name is not None)
 
 
 def read_flow(network: Network) -> Flow:
-    """The flow of a network."""
+    """Return the flow of a network."""
     producers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     regions: dict[str, list[Layer]] = {}
     for layer in network.layers:
@@ -60,7 +60,7 @@ def read_flow(network: Network) -> Flow:
 
 
 def _inside(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[str, frozenset[str]]:
-    """Grown until nothing changes: recurrences make the network cyclic."""
+    """Return the regions around each tensor, by fixed-point iteration, since recurrences make the network cyclic."""
     inside: dict[str, frozenset[str]] = {}
     grows = True
     while grows:
@@ -76,7 +76,8 @@ def _inside(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[
 def _around(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], inside: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """A way out of a region lies in whatever any of its boundaries lies in, but not in the region."""
+    """Return the regions around a layer's outputs. An exit of a region is in all regions around its boundaries, but not
+    in the region itself."""
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
     found = frozenset().union(*(inside.get(name, frozenset()) for source in sources for name in used(source)))
@@ -86,7 +87,7 @@ def _around(
 
 
 def needed(network: Network, flow: Flow) -> frozenset[str]:
-    """The names of the layers that the outputs, and assertions, depend on."""
+    """Return the names of the layers that outputs and assertions depend on."""
     found: set[str] = set()
     waiting = [flow.producers[tensor.name] for tensor in network.outputs if tensor.name in flow.producers]
     waiting += [layer for layer in network.layers if layer.kind == "ASSERTION"]

@@ -1,4 +1,4 @@
-"""Kinds that pick elements by coordinate: slice, gather, scatter."""
+"""Layer kinds that index elements: slice, gather, scatter."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _reflected(index: torch.Tensor, length: int) -> torch.Tensor:
-    """Mirrored at the middle of the outermost elements; a single one repeats."""
+    """Mirror indices at the outermost elements; a single element repeats."""
     period = max(2 * length - 2, 1)
     folded = index.abs() % period
     return torch.where(folded >= length, period - folded, folded)
 
 
 def _strict(x: torch.Tensor, axis: int, start: int, size: int, stride: int) -> torch.Tensor:
-    """Views where possible: stride 0 is how TensorRT broadcasts."""
+    """Slice one axis, as a view where possible; TensorRT broadcasts with stride 0."""
     last = start + stride * (size - 1)
     if size and not (0 <= start < x.shape[axis] and 0 <= last < x.shape[axis]):
         raise LayerError(f"elements {start}..{last} of axis {axis} are outside 0..{x.shape[axis] - 1}")
     if size == 0:
         return x.narrow(axis, 0, 0)
     if stride == 0:
-        return x.narrow(axis, start, 1).expand([size if i == axis else length for i, length in enumerate(x.shape)])
+        return x.narrow(axis, start, 1).expand(_with_size(x, axis, size))
     if stride > 0:
         return x[(slice(None),) * axis + (slice(start, last + 1, stride),)]
     return x.index_select(axis, torch.arange(start, last - 1, stride))
@@ -64,7 +64,7 @@ def _argument(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[
 
 
 def slice_(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Inputs: data, start, shape, stride, value to fill in, axes; each but the first may be an attribute instead."""
+    """Slice: inputs are data, start, shape, stride, fill value, axes; all but the data may be attributes instead."""
     (x,) = present(inputs, 1)
     start, size, stride = (
         _argument(layer, name, optional(inputs, i)) for i, name in enumerate(("start", "shape", "stride"), 1)
@@ -83,7 +83,7 @@ def slice_(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
-    """`batched` leading dimensions of data and indices go together."""
+    """Gather along an axis; the first `batched` dims of data and indices correspond."""
     flat = _in_bounds(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
     if not batched:
         taken = x.index_select(axis, flat.reshape(-1))
@@ -93,7 +93,7 @@ def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: 
 
 
 def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
-    """The flat place, in data whose leading dimensions are flattened, of each tuple of an ND index."""
+    """Return the flat position, in data whose leading dims are flattened, of each tuple of an ND index."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batched):
@@ -121,7 +121,7 @@ def gather(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def scatter(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """A copy of the data with updates written; which of two writes to one place wins is undefined."""
+    """Return a copy of the data with updates written; of two writes to one element either may win."""
     x, indices, updates = present(inputs, 3)
     if layer.attribute("mode") == "ELEMENT":
         axis = axis_of(layer.attribute("axis"), x.dim())

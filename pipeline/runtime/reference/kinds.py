@@ -1,4 +1,4 @@
-"""The table of layer kinds and their functions, with the reason for each kind that has none."""
+"""The function of each layer kind, and the reason for each kind without one."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from pipeline.runtime.reference import (
     windows,
 )
 from pipeline.runtime.reference.common import present
+from pipeline.runtime.reference.flow import BOUNDARIES
 from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 
 
@@ -42,24 +43,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "ASSERTION": assertion,
     }
 )
-# Interpreted by the executor itself, since they say what runs and how often: flow.py.
-FLOW = frozenset(
-    {
-        "TRIP_LIMIT",
-        "ITERATOR",
-        "RECURRENCE",
-        "LOOP_OUTPUT",
-        "CONDITION",
-        "CONDITIONAL_INPUT",
-        "CONDITIONAL_OUTPUT",
-    }
-)
+FLOW = frozenset(BOUNDARIES)
+"""The kinds of control flow, which the executor interprets itself."""
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(
     {
         "PLUGIN": "a plugin's meaning is its own code",
         "PLUGIN_V2": "a plugin's meaning is its own code",
         "PLUGIN_V3": "a plugin's meaning is its own code",
-        "MOE": "no TensorRT at hand makes one, so that no result could be compared",
+        "MOE": "no available TensorRT runs it, so that no result can be compared",
         "DIST_COLLECTIVE": "it needs several processes; the reference is one",
     }
 )

@@ -15,8 +15,7 @@ Kind: TypeAlias = Callable[[Layer, Inputs, Roles], Outputs]
 
 
 class LayerError(ExecutionError):
-    """A network does something that TensorRT does not allow, or that the reference does not model; the message names
-    the layer."""
+    """A layer breaks a rule of TensorRT, or the reference does not model it; the message names the layer."""
 
-    advice = "call the model with the same inputs; what PyTorch takes runs with torch_executed_ops naming its operator"
+    advice = "if the original model takes these inputs, name the layer's operator in torch_executed_ops"
     named = False

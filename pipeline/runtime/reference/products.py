@@ -1,4 +1,4 @@
-"""Kinds that are sums of products: matrix products, einsum, attention and related layers."""
+"""Layer kinds for matmul, einsum, attention and related operations."""
 
 from collections.abc import Mapping
 
@@ -11,18 +11,18 @@ from pipeline.runtime.reference.quantized import nearest
 
 
 def matrix_multiply(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """A matrix product: leading dimensions broadcast; VECTOR uses only the last dimension."""
+    """Matmul: leading dims broadcast; a VECTOR operand uses only its last dim."""
     a, b = present(inputs, 2)
     op0, op1 = layer.attribute("op0"), layer.attribute("op1")
     left = _operand(wide(a), op0, -2)
-    product = left @ _operand(wide(b), op1, -1)
-    product = product.squeeze(-1) if op1 == "VECTOR" else product
-    return ((product.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else product).to(a.dtype),)
+    result = left @ _operand(wide(b), op1, -1)
+    result = result.squeeze(-1) if op1 == "VECTOR" else result
+    return ((result.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else result).to(a.dtype),)
 
 
 def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
     if operation not in ("NONE", "TRANSPOSE", "VECTOR"):
-        raise LayerError(f"{operation!r} is no operation on a matrix")
+        raise LayerError(f"{operation!r} is not a matrix operation")
     if operation == "VECTOR":
         return x.unsqueeze(vector_axis)
     return x.transpose(-1, -2) if operation == "TRANSPOSE" else x
@@ -34,7 +34,7 @@ def einsum(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Not scaled: TensorRT leaves that to the caller."""
+    """Return unscaled attention scores: TensorRT leaves the scale to the caller."""
     scores = query @ key.transpose(-1, -2)
     kind = layer.attribute("causal_kind", "UPPER_LEFT" if layer.attribute("causal") else "NONE")
     if kind != "NONE":
@@ -52,8 +52,7 @@ def _only_padded(layer: Layer, *forms: str) -> None:
 
 
 def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """The whole attention, from query, key, value, mask (True attends, or added), quantization scale, and both
-    lengths."""
+    """Attention of query, key, value, mask (bool or additive), quantization scale and both lengths."""
     query, key, value = present(inputs, 3)
     _only_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
@@ -71,12 +70,12 @@ def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def attention_output(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """The second boundary: returns the result of attention_input."""
+    """Return the result of attention_input."""
     return present(inputs, 1)
 
 
 def _tables(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines as [batch, 1, sequence, half], from tables by position where positions are given."""
+    """Return cosines and sines as [batch, 1, sequence, half], looked up in tables if positions are given."""
     cosines, sines = (wide(table) for table in present(inputs, 3)[1:])
     positions = optional(inputs, 3)
     if positions is not None:
@@ -85,7 +84,7 @@ def _tables(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Rotate pairs of adjacent elements (interleaved), or of the two halves, by their angles; further elements are
+    """Rotate pairs of adjacent elements (interleaved) or of the two halves; elements beyond `rotary_embedding_dim` are
     unchanged."""
     (x,) = present(inputs, 1)
     cosines, sines = _tables(inputs)
@@ -100,7 +99,8 @@ def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Return a new cache with `update` written from each sequence's index on; writes beyond the end are dropped."""
+    """Return a copy of the cache with `update` written from each sequence's index on; writes beyond the end are
+    dropped."""
     cache, update, starts = present(inputs, 3)
     _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":

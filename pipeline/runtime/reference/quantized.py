@@ -1,7 +1,7 @@
-"""Kinds that quantize: rounding to nearest and ties to even, saturation, and blocks that share a scale.
+"""Quantization layer kinds: round to nearest, ties to even, saturate; blocks may share a scale.
 
-PyTorch does not compute with TensorRT's codes of 4 bits: between layers each is a separate element here, int8 for INT4
-and the number itself, in float32, for FP4. Weights have two per byte, the first in the low bits.
+PyTorch does not compute with 4-bit dtypes: between layers an element is an int8 for INT4 and a float32 for FP4. Weights
+have two elements per byte, the first in the low bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,31 +15,31 @@ from pipeline.trt import torch_dtype
 
 INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"
 ELEMENTS: Mapping[str, torch.dtype] = {INT4: torch.int8, FP4: torch.float32}
-"""What an element of a tensor is here, of dtypes that PyTorch does not compute with."""
+"""The dtype that represents a 4-bit dtype between layers."""
 
 LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-"""The numbers of FP4 (E2M1) by their code; the fourth bit is the sign."""
+"""The values of FP4 (E2M1) by their low three bits; the fourth bit is the sign."""
 
 RANGES: Mapping[str, tuple[float, float]] = {INT4: (-8, 7), "int8": (-128, 127), "float8_e4m3fn": (-448, 448)}
 
 
 def element_dtype(name: str) -> torch.dtype:
-    """The dtype that a tensor of a network's dtype has here."""
+    """Return the dtype that represents a network's dtype."""
     return ELEMENTS[name] if name in ELEMENTS else torch_dtype(name)
 
 
 def unpacked(weight: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The elements of a weight; a byte holds two if they have 4 bits."""
+    """Return the elements of a weight, two per byte if they have 4 bits."""
     if dtype not in ELEMENTS or weight.dtype != torch.uint8:
         return weight
-    codes = torch.stack([weight & 15, weight >> 4], -1).reshape(-1).long()
+    bits = torch.stack([weight & 15, weight >> 4], -1).reshape(-1).long()
     if dtype == INT4:
-        return torch.where(codes > 7, codes - 16, codes).to(torch.int8)
-    return torch.where(codes > 7, -1.0, 1.0) * LEVELS[codes % 8]
+        return torch.where(bits > 7, bits - 16, bits).to(torch.int8)
+    return torch.where(bits > 7, -1.0, 1.0) * LEVELS[bits % 8]
 
 
 def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor:
-    """A scale for each element: from one for all, one along an axis, or one a block."""
+    """Broadcast a scale per tensor, per axis or per block to the elements."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() == 1 and len(shape) != 1:
@@ -52,8 +52,7 @@ def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tenso
 
 
 def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The numbers of a quantized dtype nearest to those of a float32 tensor: ties to the even code, and saturation
-    beyond the range."""
+    """Round a float32 tensor to a quantized dtype: ties to the even value, saturating."""
     if dtype == FP4:
         return _nearest_fp4(x)
     if dtype == E8M0:
@@ -71,8 +70,8 @@ def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Quantize with zero points of zero: TensorRT takes no others. Its kernels multiply with the scale's reciprocal in
-    float32, as their source in plans of RTX 1.6 and 1.7 shows."""
+    """Quantize with zero point 0, as TensorRT. Its kernels multiply by the scale's reciprocal in float32, as their
+    source in plans of RTX 1.6 and 1.7 shows."""
     x, scale = present(inputs, 2)
     each = wide(_spread(scale, x.shape, layer.attribute("axis")))
     return (nearest(wide(x) * (1 / each), layer.outputs[0].dtype),)
@@ -86,10 +85,10 @@ def dequantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def dynamic_quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Codes, and the scale of each block: the least power of two that keeps it in range (E8M0); or, with a second input
-    (the scale of all scales), its greatest magnitude over the greatest code, in E4M3."""
+    """Return quantized values and the scale of each block: the least power of two that keeps the block in range (E8M0);
+    or, with a second input (the tensor's scale), its greatest magnitude over the greatest quantized value, in E4M3."""
     (x,) = present(inputs, 1)
-    whole, axis = optional(inputs, 1), axis_of(layer.attribute("axis"), x.dim())
+    tensor_scale, axis = optional(inputs, 1), axis_of(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
     moved = wide(x).movedim(axis, -1)
     blocks = moved.unflatten(-1, (-1, layer.attribute("block_size")))
@@ -98,11 +97,11 @@ def dynamic_quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
         scales = nearest(torch.where(most > 0, most, 2.0**-127), E8M0)
         each = scales.float()
     else:
-        factor = torch.ones(()) if whole is None else whole.float()
+        factor = torch.ones(()) if tensor_scale is None else tensor_scale.float()
         scales = (most / factor).clamp(max=448.0).to(torch.float8_e4m3fn)
         each = scales.float() * factor
-    codes = nearest(torch.where(each[..., None] == 0, 0.0, blocks / each[..., None]), kind)
-    return codes.flatten(-2).movedim(-1, axis), scales.movedim(-1, axis)
+    values = nearest(torch.where(each[..., None] == 0, 0.0, blocks / each[..., None]), kind)
+    return values.flatten(-2).movedim(-1, axis), scales.movedim(-1, axis)
 
 
 KINDS: Mapping[str, Kind] = {

@@ -1,4 +1,4 @@
-"""Kinds that combine elements along axes."""
+"""Layer kinds that combine elements along axes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,32 +13,23 @@ from pipeline.trt import torch_dtype
 Axes = tuple[int, ...]
 
 
-def _lowest(x: torch.Tensor) -> float:
-    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+def _max(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    return _empty(x, axes, -math.inf) if _is_empty(x, axes) else without_nan(x, -math.inf).amax(axes, keepdim=True)
 
 
-def _highest(x: torch.Tensor) -> float:
-    return float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).max
+def _min(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    return _empty(x, axes, math.inf) if _is_empty(x, axes) else without_nan(x, math.inf).amin(axes, keepdim=True)
 
 
 def _is_empty(x: torch.Tensor, axes: Axes) -> bool:
     return any(x.shape[axis] == 0 for axis in axes)
 
 
-def _reduced_shape(x: torch.Tensor, axes: Axes) -> list[int]:
-    return [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-
-
-def _max(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    if _is_empty(x, axes):
-        return x.new_full(_reduced_shape(x, axes), _lowest(x))
-    return without_nan(x, -math.inf).amax(axes, keepdim=True)
-
-
-def _min(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    if _is_empty(x, axes):
-        return x.new_full(_reduced_shape(x, axes), _highest(x))
-    return without_nan(x, math.inf).amin(axes, keepdim=True)
+def _empty(x: torch.Tensor, axes: Axes, value: float) -> torch.Tensor:
+    """Return the extreme of no elements: an infinity, or that bound of an integer dtype."""
+    if not x.is_floating_point():
+        value = torch.iinfo(x.dtype).max if value > 0 else torch.iinfo(x.dtype).min
+    return x.new_full([1 if axis in axes else size for axis, size in enumerate(x.shape)], value)
 
 
 def _prod(x: torch.Tensor, axes: Axes) -> torch.Tensor:
@@ -52,7 +43,7 @@ def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
 
 
 def _avg(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    """Of integers, toward zero; of nothing, NaN or 0."""
+    """Average; of integers rounded toward zero, of no elements NaN or 0."""
     if x.is_floating_point():
         return x.mean(axes, keepdim=True)
     count = max(x.numel() // max(_sum(x, axes).numel(), 1), 1)
@@ -78,8 +69,7 @@ def reduce(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def top_k(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Values in order, and their indices; of equal ones the earlier comes first. NaN comes last, and counts as an
-    infinity."""
+    """Return the top values and their indices, of equal ones the earlier first. NaN sorts last, as an infinity."""
     (x,) = present(inputs, 1)
     x = without_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
@@ -97,7 +87,7 @@ def softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def ragged_softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Softmax of each row over its own length; elements beyond are 0."""
+    """Apply softmax to the first `length` elements of each row; the others are 0."""
     x, lengths = present(inputs, 2)
     inside = torch.arange(x.shape[-1]) < lengths.reshape(*x.shape[:-1], 1)
     scores = wide(x).masked_fill(~inside, float("-inf"))
@@ -117,13 +107,13 @@ def cumulative(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def non_zero(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Coordinates of nonzero elements: one column per element, one row per dimension."""
+    """Return the coordinates of nonzero elements: one column per element, one row per dim."""
     (x,) = present(inputs, 1)
     return (x.nonzero().t().contiguous().to(torch_dtype(layer.outputs[0].dtype)),)
 
 
 def normalization(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias, by groups of channels; v1 scales a group, v2 a channel."""
+    """Normalize groups of channels; v1 has a scale and bias per group, v2 per channel."""
     x, scale, bias = present(inputs, 3)
     groups, axes = layer.attribute("num_groups"), layer.attribute("axes")
     values, scale, bias = wide(x), wide(scale), wide(bias)
@@ -138,14 +128,14 @@ def normalization(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """One a group (v1) is one for each channel of the group."""
+    """Repeat a coefficient per group (v1) for each channel of the group."""
     if x.dim() > 1 and 1 < coefficient.shape[1] < x.shape[1]:
         return coefficient.repeat_interleave(x.shape[1] // coefficient.shape[1], 1)
     return coefficient
 
 
 def lrn(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Across channels: x / (k + alpha / window * sum of squares) ** beta."""
+    """Compute x / (k + alpha / window * sum of squares across channels) ** beta."""
     (x,) = present(inputs, 1)
     values, size = wide(x), layer.attribute("window_size")
     distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])

@@ -1,4 +1,4 @@
-"""Kinds that interpolate between elements: resize, grid sample."""
+"""Layer kinds that interpolate: resize, grid sample."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,7 +20,7 @@ ROUND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _origins(layer: Layer, length: int, size: int, scale: float | None) -> torch.Tensor:
-    """Where each output element lies in the input, in float32 as kernels compute it."""
+    """Return the input coordinate of each output element, in float32 as kernels compute it."""
     index = torch.arange(size, dtype=torch.float32)
     mode = layer.attribute("coordinate_transformation")
     if size == 1 and layer.attribute("selector_for_single_pixel") == "UPPER":
@@ -37,7 +37,7 @@ def _linear(layer: Layer, origin: torch.Tensor) -> Taps:
 
 
 def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
-    """Keys' kernel: 1 at 0, 0 at 1 and from 2 on."""
+    """Evaluate Keys' cubic convolution kernel."""
     d = distance.abs()
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
@@ -57,7 +57,7 @@ TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {"NEAREST": _nearest
 
 
 def _only_inside(taps: Taps, length: int) -> Taps:
-    """Weights of places outside are 0, and the others make 1 again."""
+    """Set the weights of positions outside to 0, and normalize the others."""
     kept = [(place, torch.where((place >= 0) & (place < length), weight, 0.0)) for place, weight in taps]
     total = torch.stack([weight for _, weight in kept]).sum(0)
     return [(place, weight / total) for place, weight in kept]
@@ -77,8 +77,7 @@ def _resized(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: float |
 
 
 def resize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Resize axis after axis: to a shape (attribute or second input), or by scales, which then also place the
-    elements."""
+    """Resize axis by axis: to a shape (attribute or second input), or by scales, which also determine coordinates."""
     (x,) = present(inputs, 1)
     dynamic, scales = optional(inputs, 1), layer.attribute("scales")
     sizes = layer.attribute("shape") if dynamic is None else integers(dynamic)

@@ -1,4 +1,4 @@
-"""Kinds that move elements or make tensors."""
+"""Layer kinds that move elements or create tensors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pipeline.trt import torch_dtype
 
 
 def constant(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """A constant; empty ones have no weight."""
+    """Return a constant; an empty one has no weight."""
     shape, dtype = layer.attribute("shape"), layer.outputs[0].dtype
     if "weights" not in weights:
         return (torch.empty(shape, dtype=element_dtype(dtype)),)
@@ -26,12 +26,12 @@ def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
 
 
 def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
-    """Reshape: -1 is inferred; 0 copies the dimension at its place if it is a placeholder, else it means empty."""
+    """Reshape: -1 is inferred; 0 copies the input's dim if `zero_is_placeholder`, else it is an empty dim."""
     shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(wanted)]
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
         if known == 0:
-            raise LayerError(f"-1 in {list(wanted)} may be anything, as the rest is empty")
+            raise LayerError(f"-1 in {list(wanted)} is ambiguous, since the other dims are empty")
         shape[shape.index(-1)] = x.numel() // known
     return x.reshape(shape)
 
@@ -72,14 +72,14 @@ def unsqueeze(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def padding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Zeros around the last two dimensions; negative amounts trim."""
+    """Pad the last two dims with zeros; negative amounts trim."""
     (x,) = present(inputs, 1)
     before, after = layer.attribute("pre_padding_nd"), layer.attribute("post_padding_nd")
     return (functional.pad(x, (before[1], after[1], before[0], after[0])),)
 
 
 def reverse_sequence(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """The first `length` entries of each sequence, backwards."""
+    """Reverse the first `length` entries of each sequence."""
     x, lengths = present(inputs, 2)
     batch, sequence = layer.attribute("batch_axis"), layer.attribute("sequence_axis")
     place = along(torch.arange(x.shape[sequence]), sequence, x.dim())
@@ -88,9 +88,9 @@ def reverse_sequence(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """alpha + sum of beta[axis] * index[axis]; a lone beta is the step of a vector."""
+    """Compute alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
     if layer.attribute("operation") != "LINSPACE":
-        raise LayerError(f"{layer.attribute('operation')} has no reference: random numbers differ from run to run")
+        raise LayerError(f"{layer.attribute('operation')} is not modelled, since random numbers differ from run to run")
     dtype = torch_dtype(layer.outputs[0].dtype)
     sizes, first, steps = optional(inputs, 0), optional(inputs, 1), optional(inputs, 2)
     result_shape = layer.attribute("shape") if sizes is None else integers(sizes)
@@ -104,7 +104,7 @@ def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def one_hot(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Indices outside the depth give only off values; values are [off, on]."""
+    """One-hot encode; values are [off, on], and indices outside the depth select off values only."""
     indices, values, depth = present(inputs, 3)
     axis = axis_of(layer.attribute("axis"), indices.dim() + 1)
     classes = along(torch.arange(int(depth)), axis, indices.dim() + 1)

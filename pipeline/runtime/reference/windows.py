@@ -1,4 +1,4 @@
-"""Kinds that slide a window: convolution, deconvolution, pooling."""
+"""Layer kinds with a sliding window: convolution, deconvolution, pooling."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ Pads = list[tuple[int, int]]
 
 
 def _split(total: int, mode: str) -> tuple[int, int]:
-    """SAME_UPPER puts the odd one at the end, SAME_LOWER at the start."""
+    """Split padding in two; the odd element is at the end for SAME_UPPER, at the start for SAME_LOWER."""
     small, large = total // 2, total - total // 2
     return (small, large) if mode == "SAME_UPPER" else (large, small)
 
 
 def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
-    """How much to pad each dimension so that windows of these extents fit exactly."""
+    """Return the padding of each dim for which windows of these extents fit exactly."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if mode.startswith("SAME"):
         needed = [
@@ -28,7 +28,7 @@ def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> P
             for size, stride, extent in zip(sizes, strides, extents, strict=True)
         ]
         return [_split(total, mode) for total in needed]
-    pads = list(zip(layer.attribute("pre_padding"), layer.attribute("post_padding"), strict=True))
+    pads = _declared(layer)
     if mode == "EXPLICIT_ROUND_DOWN":
         return pads
     rest = [
@@ -44,7 +44,7 @@ def padded(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
 
 
 def _kernel(layer: Layer, x: torch.Tensor, inputs: Inputs, weights: Roles) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Kernel and bias, each a weight or an input; weights are flat."""
+    """Return kernel and bias, each a flat weight or an input."""
     kernel, bias = optional(inputs, 1), optional(inputs, 2)
     if kernel is None:
         maps, groups = layer.attribute("num_output_maps"), layer.attribute("num_groups")
@@ -59,13 +59,13 @@ def _extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]:
 
 
 def _images(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    """One batch dimension, channels, and the dimensions of the window: all that lead are batch."""
+    """Flatten the leading dims to one batch dim, before channels and the dims of the window."""
     rank = len(layer.attribute("stride_nd")) + 1
     return x.reshape(math.prod(x.shape[:-rank]), *x.shape[-rank:])
 
 
 def _as_before(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A result with the leading dimensions and the dtype of the input."""
+    """Restore the leading dims and the dtype of the input."""
     return result.reshape([*x.shape[: 1 - result.dim()], *result.shape[1:]]).to(x.dtype)
 
 
@@ -81,21 +81,21 @@ def convolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     convolve = functional.conv2d if kernel.dim() == 4 else functional.conv3d
     groups = layer.attribute("num_groups")
     result = convolve(values, kernel, None, layer.attribute("stride_nd"), around, dilations, groups)
-    if bias is not None:  # by itself: torch has a kernel for each convolution with one and without, and makes it first
+    if bias is not None:  # separate: torch compiles other kernels for a convolution with bias
         result += bias.reshape(-1, *(1,) * len(pads))
     return (_as_before(result, x),)
 
 
 def deconvolution_trims(layer: Layer, extents: Sequence[int]) -> Pads:
-    """How much to cut from each end of the full result; SAME makes the result `stride` times the input."""
+    """Return how much to cut from each end of the full result; SAME makes the result `stride` times the input."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if not mode.startswith("SAME"):
-        return list(zip(layer.attribute("pre_padding"), layer.attribute("post_padding"), strict=True))
+        return _declared(layer)
     return [_split(max(extent - stride, 0), mode) for stride, extent in zip(strides, extents, strict=True)]
 
 
 def deconvolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """The transpose of a convolution: padding is cut from the result."""
+    """Transposed convolution: padding is cut from the result."""
     (x,) = present(inputs, 1)
     values = wide(_images(layer, x))
     kernel, bias = _kernel(layer, values, inputs, weights)
@@ -113,7 +113,8 @@ def _summed(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> 
 
 
 def _average(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
-    """Windows that stick out count what is inside the input, or the input with its declared padding."""
+    """Average pooling; a window that extends beyond counts the elements of the input, or of the declared padding
+    too."""
     size, stride = layer.attribute("window_size_nd"), layer.attribute("stride_nd")
     counted = torch.ones_like(x[:1, :1])
     rest = pads
@@ -137,21 +138,18 @@ def _maximum(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
 
 def pooling(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     (x,) = present(inputs, 1)
-    values = wide(_images(layer, x))
+    values, kind = wide(_images(layer, x)), layer.attribute("type")
     pads = window_pads(layer, values.shape[2:], layer.attribute("window_size_nd"))
-    return (_as_before(_pooled(layer, values, pads), x),)
-
-
-def _pooled(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
-    kind = layer.attribute("type")
     if kind == "MAX":
-        return _maximum(layer, x, pads)
-    if kind == "AVERAGE":
-        return _average(layer, x, pads)
-    if kind != "MAX_AVERAGE_BLEND":
+        result = _maximum(layer, values, pads)
+    elif kind == "AVERAGE":
+        result = _average(layer, values, pads)
+    elif kind == "MAX_AVERAGE_BLEND":
+        blend = layer.attribute("blend_factor")
+        result = (1 - blend) * _maximum(layer, values, pads) + blend * _average(layer, values, pads)
+    else:
         raise LayerError(f"pooling {kind} is not modelled")
-    blend: float = layer.attribute("blend_factor")
-    return (1 - blend) * _maximum(layer, x, pads) + blend * _average(layer, x, pads)
+    return (_as_before(result, x),)
 
 
 KINDS: Mapping[str, Kind] = {"CONVOLUTION": convolution, "DECONVOLUTION": deconvolution, "POOLING": pooling}

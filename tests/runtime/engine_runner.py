@@ -11,21 +11,18 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
 
-__all__ = ["EngineRunner", "refit"]
-
 
 class EngineRunner:
-    """A loaded engine: takes and returns tensors in the order of the network's inputs and outputs.
+    """Load an engine, and call it with tensors in the order of the network's inputs and outputs.
 
-    Inputs may lie on any device; a symbolic int is a Python int. Outputs are new tensors on the GPU that was current
+    Inputs may be on any device; a symbolic int is a Python int. Outputs are new tensors on the GPU that was current
     when the engine was loaded, in the order of the current stream. Threads take turns.
 
     Raises:
-        ExecutionError: there is no GPU, the engine does not load or run; with TensorRT's words.
+        ExecutionError: there is no GPU, or the engine does not load or run; with TensorRT's message.
     """
 
     def __init__(self, engine: Engine, network: Network) -> None:
@@ -35,6 +32,6 @@ class EngineRunner:
         self._session = self._lane.run(lambda stream: Session(loaded, stream, Arena(self._lane.device)))
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
-        """Return the network's outputs for these inputs."""
+        """Return the network's outputs."""
         with self._lock, torch.cuda.device(self._lane.device), torch.no_grad():
             return self._lane.run(lambda stream: self._session(inputs, stream))
