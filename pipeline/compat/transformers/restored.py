@@ -31,8 +31,9 @@ def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], C
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):
         why = f"transformers {transformers.__version__} has no language model {name}"
         raise ArtifactError(why, "install the version that the model was compiled with")
+    model_class: Any = kind
     with torch.device("meta"):
-        model = kind(kind.config_class.from_dict(record["config"]))
+        model = model_class(model_class.config_class.from_dict(record["config"]))
     model.generation_config = GenerationConfig.from_dict(record["generation_config"])
     programs = {"decoder": decoder, **{part: other(file) for part, file in record["others"].items()}}
     runners = {part: program.module() for part, program in programs.items()}
