@@ -76,7 +76,7 @@ def test_beams_are_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["--prompt-ids", "5,x"], "integers separated"),
         (["--prompt-ids", "5,99"], "the model has 50 tokens"),
-        (["--prompt-ids", "-5"], "not negative"),
+        (["--prompt-ids", "-5"], "expected ids of 0 or more"),
         (["--prompt-ids", "5", "--max-new-tokens", "0"], "--max-new-tokens is 0; it is at least 1"),
         (["--prompt-ids", "5", "--num-beams", "0"], "--num-beams is 0; it is at least 1"),
     ],
