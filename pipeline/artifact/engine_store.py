@@ -158,6 +158,8 @@ class DiskStore:
             return
         try:
             make_private(self.folder)
+            if path.is_fifo():
+                path.unlink()
             with replacing(path, mode=MODE, size=lambda: size) as file:
                 sha256 = hashlib.sha256()
                 for view in views:

@@ -73,7 +73,7 @@ def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     (docs/notes/2026-11-29-real-sizes.md)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
-    given = x if dtype == torch.bfloat16 else _behind_matmul(net, x)
+    given = _behind_matmul(net, x) if dtype == torch.float32 else x
     kind = "GELU_TANH" if approximate == "tanh" else "GELU_ERF"
     return base.cast(net, activation(net, kind, base.cast(net, given, torch.float32)), dtype)
 

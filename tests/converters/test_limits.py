@@ -33,6 +33,7 @@ ELSEWHERE = {"quantized.py": "tests/quantized/test_limits.py"}
 HAND_MADE = {
     "the number of classes is the largest index": "test_one_hot_needs_its_number_of_classes",
     "has no cumulative sum": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
+    "has no form on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
     "depends on sizes, and stays in Python": "test_a_condition_on_sizes_is_refused",
