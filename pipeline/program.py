@@ -360,10 +360,10 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
     """Return a segment as lines: its operators by target, inputs, outputs, and values that cross to later segments."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
-    total = counts.total()
-    yield f"{segment.name}: {total} operator{'s'[: total != 1]}: {listed}"
+    yield f"{segment.name}: {(total := counts.total())} operator{'s'[: total != 1]}: {listed}"
     yield from (f"  input  {port}" for port in segment.inputs)
-    yield from (f"  output {port}" for port in segment.outputs)
+    names = {o.value: o.name for o in partitioned.program.outputs if o.kind == "user" and not o.constant}
+    yield from (f"  output {evolve(port, name=names.get(port.name) or port.name)}" for port in segment.outputs)
     yield from (f"  cut    {cut}" for cut in partitioned.cuts if cut.source == segment.name)
     yield from (f"  mark   {mark}" for mark in segment.marks or ())
 

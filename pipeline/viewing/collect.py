@@ -111,7 +111,7 @@ class _Collector:
             module=module_path(node),
             where=node.meta.get("where") or line_of(node.meta),
             inputs=tuple(n.name for n in node.all_input_nodes if self.is_shown(n)),
-            values=tuple(_values(node.meta.get("val"), self.range)) if node.op != "output" else (),
+            values=tuple(self.values(node)) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
             healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed.get(node.name, ())),
@@ -126,6 +126,10 @@ class _Collector:
             slow = self.parts > MOST_PARTS and not isinstance(size, int)
             self.ranges[size] = Range(0, 1, LARGEST) if slow else bounds(size, self.program.shapes)
         return self.ranges[size]
+
+    def values(self, node: torch.fx.Node) -> Iterator[Value]:
+        """Return the tensors and numbers that a node returns."""
+        return _values(node.meta.get("val"), self.range, self.program.shapes.words)
 
     def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
         """Return a node with its converter, layers, weights and kernels."""
@@ -272,17 +276,18 @@ def _is_size(value: object) -> bool:
     return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
-def _values(value: object, range_of: Callable[[Expr], Range]) -> Iterator[Value]:
-    """Return the tensors and numbers that a node returns."""
+def _values(value: object, range_of: Callable[[Expr], Range], words: Callable[[Expr], str]) -> Iterator[Value]:
+    """Return the tensors and numbers that a node returns; sizes that vary by the model's names for them."""
     if isinstance(value, tuple | list):
         for part in value:
-            yield from _values(part, range_of)
+            yield from _values(part, range_of, words)
     elif isinstance(value, torch.Tensor | TensorType):
         shape = shape_of(value)
         ranges = [range_of(size) for size in shape]
         dtype = str(value.dtype).removeprefix("torch.")
         sizes = tuple(r.opt for r in ranges)
-        yield Value(dtype, tuple(map(str, shape)), tuple((r.min, r.opt, r.max) for r in ranges), _nbytes(dtype, sizes))
+        spans = tuple((r.min, r.opt, r.max) for r in ranges)
+        yield Value(dtype, tuple(map(words, shape)), spans, _nbytes(dtype, sizes))
     elif value is not None:
         yield Value(_number(value))
 
