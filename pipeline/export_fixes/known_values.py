@@ -121,7 +121,9 @@ def number_of(tensor: torch.Tensor) -> Number | None:
     """Return the largest element of a tensor, if it is known."""
     elements = getattr(tensor, "constant", None)
     if tensor.is_floating_point() or tensor.is_complex():
-        version, ratio = vars(tensor).get(RATIO, (-1, None))
+        if RATIO not in vars(tensor):  # tensors of inference mode count no writes
+            return None
+        version, ratio = vars(tensor)[RATIO]
         return ratio if version == tensor._version else None
     if elements is not None and elements.numel() > 0:
         return elements.max().item()  # type: ignore[no-any-return]

@@ -38,7 +38,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "capture": (2_300, ("capture/",)),
-    "what persuades torch.export": (6_300, ("export_fixes/",)),
+    "what persuades torch.export": (6_200, ("export_fixes/",)),
     "kernel faults": (1_600, ("quirks/",)),
     "converters": (6_000, ("converters/",)),
     "building blocks": (5_290, ("impl/",)),
@@ -67,7 +67,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 
-PRIVATE: Final = 110
+PRIVATE: Final = 105
 """The most private names of torch: each may change in any release."""
 IMPORTS: Final = 12
 """From so many modules of other rooms most modules import at most."""
