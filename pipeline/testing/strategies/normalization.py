@@ -112,11 +112,8 @@ def batch_norm(draw: Draw, target: object) -> Call:
     element per channel."""
     shape, dtype = _images(draw, 1), draw(floats)
     each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
-    x, affine, running = (
-        draw(tensors(shape, dtype)),
-        _affine(draw, draw(each), dtype),
-        _running(draw, draw(each), dtype),
-    )
+    x, affine = draw(tensors(shape, dtype)), _affine(draw, draw(each), dtype)
+    running = _running(draw, draw(each), dtype)
     training = [] if "no_training" in str(target) else [False]
     cudnn = [False] if target is aten.batch_norm.default else []
     outputs = None if target is aten.batch_norm.default else (0,)
