@@ -108,8 +108,7 @@ def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Lea
     aten._native_batch_norm_legit_no_training.default,
 )
 def batch_norm(draw: Draw, target: object) -> Call:
-    """Draw calls with running statistics, as in inference. Those, and the weights, may each have any shape of one
-    element per channel."""
+    """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
     shape, dtype = _images(draw, 1), draw(floats)
     each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
     x, affine = draw(tensors(shape, dtype)), _affine(draw, draw(each), dtype)
