@@ -132,12 +132,20 @@ DERIVATIVES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DERIVATIVES)
-def test_derivatives_by_torch_func(name: str) -> None:
-    function, compiled = DERIVATIVES[name], torch.compile(DERIVATIVES[name], backend=backend())
+@pytest.mark.parametrize(
+    ("name", "dtype", "dynamic"),
+    [
+        *((name, torch.float32, False) for name in DERIVATIVES),
+        ("grad", torch.float32, True),
+        ("vmap of grad", torch.float64, True),
+    ],
+)
+def test_derivatives_by_torch_func(name: str, dtype: torch.dtype, dynamic: bool) -> None:
+    function, compiled = DERIVATIVES[name], torch.compile(DERIVATIVES[name], backend=backend(), dynamic=dynamic)
     for mode in (torch.enable_grad, torch.no_grad):
-        with mode():
-            torch.testing.assert_close(compiled(X[0]), function(X[0]))
+        for x in (X[0].to(dtype), X[0, :2].to(dtype))[: 1 + dynamic]:
+            with mode():
+                torch.testing.assert_close(compiled(x), function(x))
 
 
 def test_an_input_that_requires_a_gradient_gets_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,11 +30,22 @@ def test_as_eager(call: Call) -> None:
     assert check(call)
 
 
-def test_a_line_that_a_loop_made_is_resized() -> None:
-    """RTX builds no resize of [N, C, L] that a loop over a varying L has made."""
-    lstm = torch.nn.LSTM(4, 6, batch_first=True)
-    model = Calls(lambda x: F.interpolate(lstm(x)[0].mT, scale_factor=2.0, mode="linear") + 1)
-    length = torch.export.Dim("length", min=1, max=9)
-    compiled = pipeline.default(min_block_size=1)(model, (torch.rand(2, 5, 4),), dynamic_shapes=(({1: length},),))
-    x = torch.rand(2, 7, 4)
-    torch.testing.assert_close(compiled.module("reference")(x), model(x), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("mode", ["linear", "nearest", "nearest-exact"])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_a_line_that_a_loop_made_is_resized(kind: Any, mode: str) -> None:
+    """RTX 1.4 builds no resize of [N, C, L] that a loop over a varying L has made; writes beside it stay."""
+    layer = kind(4, 6, batch_first=True)
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        rows = layer(x)[0]
+        rows[:, 0].mul_(2)
+        rows.relu_()
+        made = F.interpolate(rows.mT, scale_factor=2.0, mode=mode)
+        made[..., -1] += 1
+        return made + F.interpolate(rows.mT, rows.shape[1] * 2, mode=mode)
+
+    dims = {0: torch.export.Dim("n", min=1, max=3), 1: torch.export.Dim("length", min=1, max=9)}
+    compile = pipeline.default(require_full_compilation=True)
+    run = compile(Calls(resized), (torch.rand(2, 5, 4),), dynamic_shapes=((dims,),)).module("reference")
+    for x in (torch.rand(1, 7, 4), torch.rand(3, 1, 4)):
+        torch.testing.assert_close(run(x), resized(x), rtol=1e-5, atol=1e-5)

@@ -56,5 +56,5 @@ def test_layers_give_the_value(name: str) -> None:
 
 
 def test_what_layers_cannot_compute_is_named() -> None:
-    with pytest.raises(NetworkError, match="log is not known"):
+    with pytest.raises(NetworkError, match="log is not supported"):
         operation(sympy.log(A))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import pipeline
 
@@ -63,6 +64,22 @@ def test_as_eager(write: Write, dtype: torch.dtype) -> None:
     for i, j in ((1, 2), (3, 0), (-2, -1)):
         given = x, torch.tensor(i), torch.tensor(j)
         torch.testing.assert_close(run(*given), model(*given))
+
+
+@pytest.mark.parametrize("write", [row, element, added, through_a_view])
+def test_into_a_cache_of_any_size(write: Write) -> None:
+    class Given(nn.Module):
+        def forward(self, cache: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            cache = cache.clone()
+            write(cache, cache[0, 0] + 1, i, j)
+            return cache * 2
+
+    dims = {0: Dim("n", min=2, max=5), 1: Dim("m", min=4, max=9)}
+    given = torch.rand(2, 4, 3), torch.tensor(1), torch.tensor(2)
+    run = pipeline.default(require_full_compilation=True)(Given(), given, dynamic_shapes=(dims, None, None))
+    for shape, i, j in (((2, 9, 3), 2, 1), ((5, 4, 3), -1, -2)):
+        args = torch.rand(shape), torch.tensor(i), torch.tensor(j)
+        torch.testing.assert_close(run.module("reference")(*args), Given()(*args))
 
 
 def test_on_a_gpu() -> None:

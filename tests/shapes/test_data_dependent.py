@@ -287,6 +287,16 @@ def test_a_size_beyond_what_profiles_have_is_refused_in_words() -> None:
 
 SIZED_BY_VALUES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "bincount": (lambda x: torch.bincount(x).float().relu() * 2 + 1, torch.tensor([1, 3001]), torch.tensor([4, 0, 4])),
+    "bincount of bytes": (
+        lambda x: torch.bincount(x, minlength=3).relu() * 2 + 1,
+        torch.tensor([1, 200], dtype=torch.uint8),
+        torch.tensor([0, 1], dtype=torch.uint8),
+    ),
+    "bincount with weights": (
+        lambda x: torch.bincount(x, x / 2).relu() * 2 + 1,
+        torch.tensor([1, 1500], dtype=torch.int32),
+        torch.tensor([3, 3], dtype=torch.int32),
+    ),
     "classes": (
         lambda x: torch.nn.functional.one_hot(x).float().relu() * 2 + 1,
         torch.tensor([1, 3001]),
@@ -296,9 +306,10 @@ SIZED_BY_VALUES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
 }
 
 
+@pytest.mark.parametrize("dims", [{}, {0: Dim("n", min=1, max=4)}], ids=["one length", "any length"])
 @pytest.mark.parametrize("name", SIZED_BY_VALUES)
-def test_a_program_runs_its_example_though_values_decide_the_size(name: str) -> None:
+def test_a_program_runs_its_example_though_values_decide_the_size(name: str, dims: Any) -> None:
     function, example, other = SIZED_BY_VALUES[name]
-    module = compiled(function, [{}], example).module(executor="reference")
-    for x in (example, other[:2]):
+    module = compiled(function, [dims], example).module(executor="reference")
+    for x in (example, other[:2], *([other, other[:1]] if dims else [])):
         torch.testing.assert_close(module(x), function(x))

@@ -108,11 +108,11 @@ def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Lea
     aten._native_batch_norm_legit_no_training.default,
 )
 def batch_norm(draw: Draw, target: object) -> Call:
-    """Draw calls with running statistics, as in inference. Those and the weights may have any shape of one element per
-    channel."""
+    """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
     shape, dtype = _images(draw, 1), draw(floats)
-    each = draw(st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])]))
-    x, affine, running = draw(tensors(shape, dtype)), _affine(draw, each, dtype), _running(draw, each, dtype)
+    each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
+    x, affine = draw(tensors(shape, dtype)), _affine(draw, draw(each), dtype)
+    running = _running(draw, draw(each), dtype)
     training = [] if "no_training" in str(target) else [False]
     cudnn = [False] if target is aten.batch_norm.default else []
     outputs = None if target is aten.batch_norm.default else (0,)
