@@ -1,6 +1,7 @@
-"""Write at indices of rank 0: ``cache[:, i] = x``.
+"""Read and write at indices of rank 0: ``cache[:, i] = cache[:, j] + x``.
 
-torch.export reads such an index as a number, which only a call has, and fails; it writes at an index of one element.
+torch.export takes such an index for a number, which only a call has, and fails: to write, and before torch 2.13 to
+read. Here the model writes at an index of one element, and reads at a symbol, as torch 2.13 does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.types import Argument, Target
+from pipeline.export_fixes.patching import VERSION
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -27,6 +29,28 @@ def writing(override: Callable[..., object]) -> Callable[..., object]:
         return override(self, func, args, kwargs)
 
     return override_writes
+
+
+def reading(override: Callable[..., object]) -> Callable[..., object]:
+    """Wrap torch.export's handling of a call in the model: reads at indices of rank 0 are reads at symbols."""
+    if VERSION >= (2, 13):
+        return override
+
+    def override_reads(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        if getattr(func, "__name__", "") == "__getitem__" and isinstance(args[0], torch.Tensor):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(map(_is_position, index)) and all(_is_position(each) or _is_basic(each) for each in index):
+                args = args[0], tuple(map(_symbol, index))
+        return override(self, func, args, kwargs)
+
+    return override_reads
+
+
+def _symbol(index: Argument) -> Argument:
+    """A position as a symbol, also as an end of a slice."""
+    if isinstance(index, slice):
+        return slice(*map(_symbol, (index.start, index.stop, index.step)))
+    return index.item() if _is_position(index) else index
 
 
 def _is_position(index: object) -> bool:

@@ -56,7 +56,7 @@ aten = torch.ops.aten
 
 def _overridden(own: Kernel) -> Kernel:
     """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = scalar_indices.writing(value_hooks.indexing(pooling.of_any_size(own)))
+    own = scalar_indices.writing(scalar_indices.reading(value_hooks.indexing(pooling.of_any_size(own))))
     return legacy_tensor_api.legacy(spectra.of_any_length(packed_sequence.packing(runtime_asserts.holding(own))))
 
 

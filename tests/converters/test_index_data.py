@@ -12,7 +12,6 @@ import pipeline
 from pipeline.converters import index_data
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
-from tests.zoo.before import BEFORE, older_than
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -30,7 +29,6 @@ def compiled(function: Callable[..., Any], *args: Any, **fields: Any) -> pipelin
     return pipeline.default(min_block_size=1, **fields)(Function(function).eval(), args=args)
 
 
-@pytest.mark.skipif(older_than(2, 13), reason=BEFORE["rank 0 index"])
 @pytest.mark.parametrize("index", [0, 2, -1])
 def test_an_element_named_by_a_tensor(index: int) -> None:
     result = compiled(lambda x, i: x[i] + 1, X, torch.tensor(1), require_full_compilation=True)

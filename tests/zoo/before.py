@@ -11,7 +11,6 @@ EVEN = "torch.export before 2.13 takes for known whether a pooled size is even"
 COUNTED = "torch.export before 2.13 asks how many elements a tensor has, which varies"
 
 BEFORE: Final[Mapping[str, str]] = {
-    "rank 0 index": "torch.export before 2.13 reads an index from a tensor of rank 0",
     "quantile": COUNTED,
     "quantiles": COUNTED,
     "CrossEntropyLoss of probabilities": "torch.export before 2.13 takes the batch for known",
