@@ -103,7 +103,7 @@ FOREIGN: Final[Mapping[str, Callable[[Path], object]]] = {
 def test_files_of_torch_are_named(writer: str, tmp_path: Path) -> None:
     FOREIGN[writer](tmp_path / "model.pt")
     (path,) = tmp_path.iterdir()
-    with pytest.raises(pipeline.ArtifactError, match=r"is a file of torch, and no .*\n  hint: torch\.load"):
+    with pytest.raises(pipeline.ArtifactError, match=r"is a file of torch, not a .*\n  hint: torch\.load"):
         pipeline.load(path)
 
 
