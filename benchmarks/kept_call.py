@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kept_call FILE VALUES``: a kept program loaded and called, in a process without its library.
+"""``python -m benchmarks.kept_call FILE VALUES``: a saved program loaded and called, in a process without its library.
 
 ``VALUES`` is a file that torch.save wrote, of tensors and numbers alone: the leaves of the inputs, and of what is due.
 Prints a line: what differs, or nothing.

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kept_memory FILE``: loads a kept program in a process that has nothing else.
+"""``python -m benchmarks.kept_memory FILE``: loads a saved program in a process that has nothing else.
 
 Prints as JSON the seconds, the memory in MB (10^6 bytes) above that before (now and at most), that of its engines, and
 the packages that loading imported.

@@ -81,7 +81,7 @@ class Context:
             self.require(taken, f"an output allocator for {name}", lambda: LOG.messages_since(mark))
             self._buffers[name] = buffer
 
-    def lend(self, memory: torch.Tensor) -> None:
+    def set_memory(self, memory: torch.Tensor) -> None:
         """Set the memory for activations."""
         if hasattr(self.handle, "set_device_memory"):
             self.handle.set_device_memory(memory.data_ptr(), memory.numel())

@@ -233,7 +233,7 @@ class Session:
         if self._current is not None:
             with listening() as messages:
                 self._in.shape(self._current.shapes, self._ranges, messages, anew=bool(self.on_host))
-            self._in.lend(self.arena.memory)
+            self._in.set_memory(self.arena.memory)
         self._in.turn = self._own_turn
 
     def _enter(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
@@ -253,7 +253,7 @@ class Session:
             for binding, result in zip(self.outputs, current.results, strict=True):
                 if result is not None:
                     self._address(binding.name, result)
-            self._in.lend(self.arena.memory)
+            self._in.set_memory(self.arena.memory)
         if plan is None:
             self._remember(key, current)
             self._fresh = not loose
