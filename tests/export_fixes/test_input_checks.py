@@ -169,7 +169,7 @@ def test_an_error_without_words_has_its_kind() -> None:
             """Looks for a name that is not there."""
             return {"y": x}["x"]
 
-    with pytest.raises(pipeline.CaptureError, match=r"torch\.export cannot capture Lookup: KeyError: 'x'"):
+    with pytest.raises(pipeline.CaptureError, match=r"torch\.export cannot capture Lookup at .*: KeyError: 'x'"):
         of(Lookup, (X,))()
 
 
