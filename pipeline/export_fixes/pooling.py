@@ -10,14 +10,10 @@ import torch
 from torch.nn import functional
 
 from pipeline.aten.types import Argument, Target
+from pipeline.shapes.environment import expression
 
 MAXIMA: Final[Mapping[Target, int]] = {
-    torch.max_pool1d: 1,
-    torch.max_pool2d: 2,
-    torch.max_pool3d: 3,
-    functional.max_pool1d: 1,
-    functional.max_pool2d: 2,
-    functional.max_pool3d: 3,
+    getattr(module, f"max_pool{count}d"): count for module in (torch, functional) for count in (1, 2, 3)
 }
 POOLS: Final = {**MAXIMA, torch.avg_pool1d: 1, functional.avg_pool2d: 2, functional.avg_pool3d: 3}
 """How many dims each function pools."""
@@ -74,5 +70,4 @@ def _each(value: Argument, count: int) -> list[Argument]:
 
 def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
     """Whether a window is as long as a dim whose size varies, in each call."""
-    vary = isinstance(size, torch.SymInt) and isinstance(kernel, torch.SymInt)
-    return vary and padding == 0 and bool(size.node.expr == kernel.node.expr)
+    return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
