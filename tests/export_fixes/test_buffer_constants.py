@@ -123,7 +123,7 @@ def test_a_number_is_read(name: str, device: str | None) -> None:
     assert dict(result.program.numbers) == dict(numbers_of("n", number))
     assert torch.equal(model.n, number)
     pipeline.refit_module_weights(result, model)
-    with pytest.raises(RefitError, match=r"n(\[0\])?: it is .*, and the graph was captured for .*, which Python read"):
+    with pytest.raises(RefitError, match=r"n(\[0\])?: it is .*, and the model's code read .* during capture"):
         pipeline.refit_module_weights(result, Holds(function, other(number)))
 
 
@@ -258,7 +258,7 @@ def test_a_kept_program_knows_its_numbers(tmp_path: Path) -> None:
     compile(model.eval(), args=(X,)).save(tmp_path / "model.trtp")
     loaded = pipeline.load(tmp_path / "model.trtp")
     assert dict(loaded.program.numbers) == {"n": 2}
-    with pytest.raises(RefitError, match="n: it is 3, and the graph was captured for 2"):
+    with pytest.raises(RefitError, match="n: it is 3, and the model's code read 2"):
         pipeline.refit_module_weights(loaded, {"n": torch.tensor(3)})
 
 
