@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "no value": (lambda: compiled()(X.to("meta"), BY), "input x is on the meta device: it has a shape and no value"),
     "pickled": (
         lambda: pickle.dumps(compiled()),
-        r"a Compiled .* cannot be pickled: compiled\.save\(path\) keeps it",
+        r"a Compiled .* cannot be pickled: use compiled\.save\(path\)",
     ),
     "a module pickled": (
         lambda: pickle.dumps(compiled().module()),
