@@ -227,7 +227,7 @@ def test_what_cannot_be_captured_says_why_and_runs(caplog: Any) -> None:
         for i in range(4):
             x = values(4, i - 3)
             assert torch.equal(run(x).cpu(), Nonzero()(x.cpu()))
-    assert caplog.text.count("sizes inside it depend on its inputs' values") == 1
+    assert caplog.text.count("sizes inside the program depend on its inputs' values") == 1
 
 
 class Dropped(nn.Module):
@@ -356,10 +356,10 @@ def test_kernels_are_kept_for_the_next_start(tmp_path: Path, caplog: Any) -> Non
     (file,) = tmp_path.iterdir()
     data = file.read_bytes()
     again = result.module(runtime_cache=str(tmp_path))(values(4, 0))
-    assert "holds no kernels" not in caplog.text
+    assert "compiled again" not in caplog.text
     file.write_bytes(b"rubbish" * 100)
     third = result.module(runtime_cache=str(tmp_path))(values(4, 0))
-    assert "holds no kernels" in caplog.text
+    assert "were altered" in caplog.text
     assert file.read_bytes() != b"rubbish" * 100 and len(data) > 0
     for results in (again, third):
         assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
