@@ -66,6 +66,8 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
             operator that is missing or not allowed; the message names it.
     """
     place = Path(path) / FOLDER if Path(path).is_dir() else Path(path)
+    if place != Path(path) and not place.exists():
+        raise ArtifactError(f"{path} cannot be read: it is a folder without {FOLDER}", "pass the file that save wrote")
     compiled = program(place, operators)
     with opened(place) as file:
         record = manifest_of(Reader(file, str(place))).generation

@@ -194,7 +194,7 @@ def attempt(path: Path, program: Program, records: Mapping[str, Any], binary: Ma
         args, kwargs = tree_unflatten(list(program.inputs), module.program.in_spec)
         found = tree_leaves(module(*args, **kwargs))
     except pipeline.PipelineError as error:
-        if "allocate" in str(error):
+        if "can't allocate" in str(error):
             raise MemoryError(str(error)) from error
         return "refused in a call"
     if alike(found, program.outputs):
