@@ -136,7 +136,7 @@ def test_what_is_written_to_a_tensor_is_seen() -> None:
 
 
 def test_a_tensor_that_is_waited_for_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_inputs, "_is_waited_for", lambda value: True)
+    monkeypatch.setattr(runtime_inputs, "_is_on_gpu", lambda value: True)
     reads: list[object] = []
     holds = pipeline.Constant.holds
     monkeypatch.setattr(pipeline.Constant, "holds", lambda self, other: reads.append(other) or holds(self, other))
@@ -333,5 +333,5 @@ def test_its_sizes_do_not_vary() -> None:
 
 def test_calls_take_tensors() -> None:
     patches, grid = inputs()
-    with pytest.raises(TypeError, match="calls take the tensor itself"):
+    with pytest.raises(TypeError, match="pass the tensor itself"):
         compiled().module("reference")(patches, pipeline.Constant(grid))
