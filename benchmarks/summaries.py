@@ -25,8 +25,7 @@ which file has the details of each measurement. `python -m benchmarks.tables` wr
 
 Times are milliseconds on the GPU for a call: *ours* with `cuda_graphs=True`, *eager* recorded in a CUDA graph where it
 can be, and the fastest mode of each of the others. Compare times of one row. *Error* is ours relative to eager's in the
-same dtype, both measured against float32; a model that chooses by its data (`routed`) has none. A row without times was
-checked and not timed.
+same dtype, both measured against float32. [Models](models.md) has those at the sizes of real checkpoints.
 """
 SPEED_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "Torch-TensorRT", "error"]
 FILES_HEAD = """
@@ -71,17 +70,30 @@ KINDS: Final = {
 
 MODELS_HEAD = """# Models
 
-After this page you know which architectures compile, and how much of each runs in engines. `python -m
-benchmarks.tables` writes the page.
+After this page you know which models compile, how exact and how fast they are at real size, and how much of each
+architecture runs in engines. `python -m benchmarks.tables` writes the page.
+
+## At real size
+
+Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled (`python -m
+benchmarks.real`). Times are milliseconds on the GPU for a call: *ours* with `cuda_graphs=True`, *eager* recorded in a
+CUDA graph where it can be, and the fastest mode of `torch.compile`. Compare times of one row. *Error* is ours relative
+to eager's in the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions, which have
+the bound of 2 in the *exact* rows (`use_fp32_acc=True`). A model that chooses by its data (`routed`) has none. A row
+without times was checked and not timed.
+"""
+REAL_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "error"]
+ZOO_HEAD = """
+[The report of 29 November 2026](notes/2026-11-29-models.md) has each row's shapes, engines, seconds and reasons.
+
+## Architectures
 
 Each architecture is a small model with random weights, made from its configuration, that is compiled, run and compared
 with eager PyTorch (`python -m benchmarks.zoo`). *One engine* counts those of which nothing runs in PyTorch. Names in
 *italics* run in part in PyTorch, or are refused in one of several forms; names ~~struck through~~ are refused, mostly
 by torch.export.
 Results are of the dates in their files: [branches](notes/2026-11-29-branches.md) lists the models that decide by data,
-which are refused since, or need `decisions="example"`.
-[The report of 29 November 2026](notes/2026-11-29-models.md) has each model's errors, dims and reasons;
-[speed](benchmarks.md) has models at the sizes of real checkpoints.
+which are refused since, or need `decisions="example"`. The report above has each model's errors, dims and reasons.
 """
 MODELS_COLUMNS = ["kind", "agree with eager", "one engine", "refused", "architectures", "data"]
 GPUS_HEAD = """
@@ -96,16 +108,12 @@ differ change when matmuls are rounded otherwise. *Healed*: another form agrees,
 def speed(results: Path = RESULTS) -> str:
     """docs/benchmarks.md."""
     found = [data for data in figures.read(results) if not figures.earlier(data)]
-    rows = [row for data in found for row in (*_measured(data), *_real(data))]
-    notes = [
-        filled(f"{_on(data)}, {data['date']}: {data['note']}") for data in found if "real" in data and "note" in data
-    ]
+    rows = [row for data in found for row in _measured(data)]
     files = ([f"[{data['name']}]({DATA}/{data['name']}.json)", _kind(data), data["date"], _gpu(data)] for data in found)
     return "\n".join(
         [
             SPEED_HEAD,
             *table(SPEED_COLUMNS, rows),
-            *("", *notes) * bool(notes),
             FILES_HEAD,
             *table(["file", "measures", "date", "GPU"], files),
             "\n## Plots\n",
@@ -138,14 +146,14 @@ def _real(data: dict[str, Any]) -> Iterator[list[str]]:
     for row in data.get("real", []):
         name = f"{row['name']}{' exact' * row.get('exact', False)}"
         if "failed" in row:
-            yield [name, row["dtype"], _on(data), f"failed: {row['failed']['phase']}", "", "", "", ""]
+            yield [name, row["dtype"], _on(data), f"failed: {row['failed']['phase']}", "", "", ""]
             continue
         times = row.get("ms", {})
         eager = next((times[each]["gpu_ms"] for each in real_tables.EAGER if each in times), None)
         compiled = [each["gpu_ms"] for way, each in times.items() if way.startswith("torch.compile")]
         ours = times.get(real_tables.OURS, {}).get("gpu_ms")
         error = "routed" if row.get("routed") else f"{row['ratio']:.1f}"
-        yield [name, row["dtype"], _on(data), _ms(ours), _ms(eager), _ms(min(compiled, default=None)), "", error]
+        yield [name, row["dtype"], _on(data), _ms(ours), _ms(eager), _ms(min(compiled, default=None)), error]
 
 
 def _ms(value: float | None) -> str:
@@ -174,7 +182,12 @@ def models(results: Path = RESULTS) -> str:
     runs = [data for data in found if "zoo_gpu" in data]
     gpus = ([_on(run), run["products"], *_outcomes(run), f"[data]({DATA}/{run['name']}.json)"] for run in runs)
     lines = table(["on", "float32 matmuls in", "right", "otherwise", "data"], gpus)
-    return "\n".join([MODELS_HEAD, *table(MODELS_COLUMNS, zoo), GPUS_HEAD, *lines, ""])
+    real = [row for data in found for row in _real(data)]
+    notes = [
+        filled(f"{_on(data)}, {data['date']}: {data['note']}") for data in found if "real" in data and "note" in data
+    ]
+    first = [MODELS_HEAD, *table(REAL_COLUMNS, real), *("", *notes) * bool(notes)]
+    return "\n".join([*first, ZOO_HEAD, *table(MODELS_COLUMNS, zoo), GPUS_HEAD, *lines, ""])
 
 
 def _table_row(data: dict[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ QUIRKS: Final = (
         since=(1, 6),
         gpus="H200 (9.0)",
         trigger="a convolution of float32 between casts to float16, before an activation (YOLOv8, DPT, EfficientNet)",
-        instead="matmuls, and behind the others a maximum in one dim, which ends the kernel (it has not run on a GPU)",
+        instead="matmuls, and behind the others a maximum in one dim, which ends the kernel",
         test="tests/gpu/test_sums_gpu.py::test_convolutions_that_are_asked_to_be_exact",
         evidence=SIZES,
     ),
