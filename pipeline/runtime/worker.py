@@ -131,7 +131,7 @@ def _check_branches(slots: Slots, decisions: Sequence[tuple[int, str]]) -> None:
     flags = torch.stack([slots[slot] for slot, _ in decisions]).tolist()
     for differs, (_, place) in zip(flags, decisions, strict=True):
         if differs:
-            raise DecisionError(f"this call decides otherwise at {place} than the captured example")
+            raise DecisionError(f"this call takes another branch at {place} than the captured example")
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
