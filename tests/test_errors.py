@@ -100,7 +100,7 @@ def test_positions_out_of_range_are_named() -> None:
     with pytest.raises(PipelineError, match=r"GATHER 'embedding.*': index 0\.\.4 is outside 0\.\.3") as caught:
         compiled.module(executor="reference")(torch.tensor([0, 4]))
     assert isinstance(caught.value, ExecutionError)
-    assert "  hint: call the model with the same inputs" in str(caught.value)
+    assert "name the layer's operator in torch_executed_ops" in str(caught.value)
 
 
 def test_a_shape_error_names_input_dimension_value_and_range() -> None:

@@ -73,7 +73,7 @@ torch_1: 1 operator: 1 aten.sort.default
   cut    torch_1 -> engine_2: 1 tensor, 64 bytes (at most 192 bytes): getitem
 engine_2: 5 operators: 2 aten.linear.default, 1 aten.add.Tensor, 1 aten.relu.default, 1 aten.softmax.int
   input  getitem: float32[N=1..2..6, 8]
-  output linear_4: float32[N=1..2..6, 3]
+  output output: float32[N=1..2..6, 3]
 aten.sort.default at node sort ("""
 
 

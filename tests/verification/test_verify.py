@@ -107,7 +107,7 @@ def test_verify_stands_in_a_pipeline() -> None:
     made = compile(nn.Linear(3, 3).eval(), (torch.randn(2, 3),))
     assert made.agreement.holds
     assert compile.without("verify")(nn.Linear(3, 3).eval(), (torch.randn(2, 3),)).agreement is None
-    assert UNBUILT.insert(verify(), after="load").replace("verify", verify("warn")).names == compile.names
+    assert UNBUILT.insert(verify(), after="choose").replace("verify", verify("warn")).names == compile.names
 
 
 def test_verify_is_a_value() -> None:
