@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -40,6 +41,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it, and it logs what it cannot load
     try:
         (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
     except ImportError as error:  # it names the extra
@@ -93,6 +95,8 @@ def _model(spec: str, seed: int) -> Any:
             model = kind.from_pretrained(folder, local_files_only=True)
         else:
             model = kind.from_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
+    elif folder.is_dir():
+        raise UsageError(f"{spec} is a folder without config.json: name one that transformers' save_pretrained wrote")
     else:
         model = made_by(spec)
         model = model.eval() if isinstance(model, torch.nn.Module) else model

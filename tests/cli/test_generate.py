@@ -98,3 +98,8 @@ def test_a_missing_entry_point_is_said(folder: Path, installed: Path, capsys: py
     installed.unlink()
     assert main(["generate", str(folder), "--prompt-ids", "5"]) == 2
     assert "no entry point transformers of pipeline.generation is installed: pip install ." in capsys.readouterr().err
+
+
+def test_a_folder_without_a_config_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(tmp_path), "--prompt-ids", "5"]) == 2
+    assert "is a folder without config.json" in capsys.readouterr().err
