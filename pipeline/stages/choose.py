@@ -7,7 +7,6 @@ the reasons of ``coverage.fallback``. Small programs are not measured, and none 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
@@ -20,8 +19,8 @@ from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost, segment_costs
-from pipeline.program import Program
-from pipeline.shapes.environment import bounds, shape_of
+from pipeline.program import Program, port
+from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import in_torch
@@ -49,13 +48,14 @@ def measured(
     """Measure segments in calls at the optimal sizes; ``turn`` as for `segment_costs`."""
     program = programs[0].program
     args, kwargs = sample(program, dict(sizes_to_try(program))["optimal"]).arguments(program, torch.device("cuda"))
-    return segment_costs(programs, args, kwargs, turn)
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
+        return segment_costs(programs, args, kwargs, turn)
 
 
 @frozen
 class Choose:
     """The stage. It is skipped with ``faster_in_torch=False``, ``load_built_engines=False`` or
-    ``require_full_compilation``.
+    ``require_full_compilation``. Two compilations may differ where an engine and PyTorch take about as long.
 
     timer: measures a program's segments.
     before: the stages before it in its pipeline.
@@ -77,10 +77,10 @@ class Choose:
         try:
             other = in_torch(compiled, dict.fromkeys(engines, Rejection("it is measured in PyTorch")), stages)
             ours, theirs = self.timer((compiled, other))
+            times = {name: (ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in engines}
         except Exception as error:  # no memory for both, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
             return compiled
-        times = {name: (ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in engines}
         faster = {name: pair for name, pair in times.items() if pair[1] < MARGIN * pair[0]}
         before, after = map(sum, zip((0.0, 0.0), *faster.values(), strict=True))
         if before - after < LEAST:
@@ -103,14 +103,12 @@ def _is_measured(compiled: Compiled) -> bool:
     settings, segments = compiled.settings, compiled.partitioned.segments
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     plain = bool(compiled.engines) and all(segment.profile is None for segment in segments)
-    return asked and plain and has_gpu() and tensor_bytes(compiled.program) >= LARGE
+    here = has_gpu() and is_for_this_gpu(settings.compute_capabilities)
+    return asked and plain and here and tensor_bytes(compiled.program) >= LARGE
 
 
 def tensor_bytes(program: Program) -> int:
     """Return the bytes of all tensors of a program at the optimal sizes."""
-    values = (value for node in program.graph.nodes for value in tree_iter(node.meta.get("val")))
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return sum(
-        value.dtype.itemsize * math.prod(bounds(size, program.shapes).opt for size in shape_of(value))
-        for value in tensors
-    )
+    pairs = ((node.name, value) for node in program.graph.nodes for value in tree_iter(node.meta.get("val")))
+    tensors = (port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
+    return sum(tensor.nbytes(lambda sizes: sizes.opt) for tensor in tensors)

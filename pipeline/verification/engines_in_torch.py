@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, field, frozen
 
 from pipeline.compiled import Compiled
-from pipeline.compose.pipelines import StageLike, as_stage
+from pipeline.compose.pipelines import as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.network.engine import Engine
@@ -19,7 +19,11 @@ from pipeline.verification.split import refused
 
 
 def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection], stages: Sequence[AnyStage]) -> Compiled:
-    """Return a program in which these engines are segments of PyTorch, each for its reason. Other engines stay."""
+    """Return a program in which these engines are segments of PyTorch, each for its reason. Other engines stay.
+
+    Raises:
+        ValueError: a segment has no operator of its own.
+    """
     partitioned, program = compiled.partitioned, compiled.program
     operators = {node.name for node in program.graph.nodes if is_operator(node)}
     counts = Counter(name for segment in partitioned.segments for name in segment.nodes)
@@ -30,7 +34,11 @@ def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection], stages: Seque
         rejections |= dict.fromkeys(own, reasons[segment.name]) if segment.name in reasons else {}
         groups.append(("torch" if segment.name in reasons else segment.kind, own))
     validated = refused(Validated(program, partitioned.verdicts), rejections)
-    made = Again.of(stages, as_stage(Kept.of(compiled))).finished(assemble(validated, groups, {}))
+    assembled = assemble(validated, groups, {})
+    if len(assembled.segments) != len(partitioned.segments):
+        raise ValueError("a segment has no operator of its own, so engines would get other names")
+    kept = Kept({engine.name: engine for engine in compiled.engines})
+    made = Again.of(stages, as_stage(kept)).finished(assembled)
     return evolve(made, healed=compiled.healed, kernels=compiled.kernels)
 
 
@@ -40,11 +48,6 @@ class Kept:
 
     engines: Mapping[str, Engine] = field(repr=False)
     name: str = "kept"
-
-    @classmethod
-    def of(cls, compiled: Compiled) -> StageLike:
-        """Return the stage with a program's engines."""
-        return cls({engine.name: engine for engine in compiled.engines})
 
     def __call__(self, converted: Converted) -> Built:
         """Return the engines of the networks."""
