@@ -132,7 +132,7 @@ def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
             dropped = next((given[name] for name in ("p", "dropout", "dropout_p") if name in given), 1)
             if dropped and (given.get("train") is True or given.get("training") is True or "dropout_p" in given):
                 at, name = source_line(node), type(model).__name__
-                why = "%s is in training mode: %s (%s) computes as in training; call model.eval() first"
+                why = "capture: %s is in training mode: %s (%s) computes as in training; call model.eval() first"
                 log.warning(why, name, node.target, at or "of the model")
                 return
 
