@@ -12,6 +12,8 @@ aten = torch.ops.aten
 
 LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 """Operators that create a new tensor from a literal at each call."""
+READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""The tags of operators that make a number or a size of values."""
 
 
 def is_pointwise(node: torch.fx.Node) -> bool:

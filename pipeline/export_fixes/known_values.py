@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from pipeline.aten.op_predicates import LIFTS
+from pipeline.aten.op_predicates import LIFTS, READS
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.known_numbers import RATIOS, RULES, WRITES, Number, Ratio, largest
@@ -49,8 +49,6 @@ MAKING: Final = frozenset(
     for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "tril_indices", "triu_indices", "zeros")
 )
 """Operators that make a tensor of numbers alone."""
-READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""The tags of operators that make a number or a size of values."""
 
 
 @define

@@ -1,9 +1,9 @@
-"""Limit the memory that a call of a loaded program allocates on the CPU to the size that its file states.
+"""Limit the memory that a call of a loaded program allocates to the size that its file states.
 
 A malicious file can make a small graph allocate any size: the outer product of two vectors is a matrix. So `save`
 writes how many bytes the tensors of a call have at the largest sizes, `pipeline inspect` prints it, and an operator
-whose result would exceed it is not called: its size is first computed on fake tensors. On a GPU torch's allocator is
-the limit.
+whose result would exceed it is not called: its size is first computed on fake tensors. On a GPU later calls with the
+same shapes run unchecked, unless sizes depend on data. The memory that a TensorRT plan asks for is not counted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from pipeline.aten.op_predicates import READS
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
-from pipeline.program import in_bytes
+from pipeline.program import Program, in_bytes
 from pipeline.runtime.opened_file import FileWeights, file_of
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 
@@ -45,10 +46,8 @@ _sizes: Final[dict[object, int]] = {}
 
 
 def call_bytes(compiled: Compiled) -> int:
-    """Return the most bytes that a call takes on the CPU; 0 if a dynamic size has no upper bound."""
-    graphs = [compiled.program.graph_module]
-    graphs += [m for m in compiled.program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-    nodes = {node for graph in graphs for node in graph.graph.nodes}
+    """Return the most bytes that a call takes; 0 if a dynamic size has no upper bound."""
+    nodes = _nodes(compiled.program)
     sizes = [_bytes(value, compiled.program.shapes) for node in nodes for value in tree_iter(node.meta.get("val"))]
     layers = sum(
         8 * math.prod(tensor.shape)
@@ -58,6 +57,22 @@ def call_bytes(compiled: Compiled) -> int:
         if min(tensor.shape, default=0) >= 0
     )
     return 0 if None in sizes else ALWAYS_ALLOWED + layers + FACTOR * sum(filter(None, sizes))
+
+
+def _nodes(program: Program) -> set[torch.fx.Node]:
+    """Return the nodes of a program's graph and of the graphs of its control flow."""
+    graphs = [program.graph_module]
+    graphs += [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return {node for graph in graphs for node in graph.graph.nodes}
+
+
+def _depends_on_data(program: Program) -> bool:
+    """Return whether the sizes of a call may depend on values: of control flow, or of an operator that reads data."""
+    called = {node.target for node in _nodes(program) if node.op == "call_function"}
+    return any(
+        isinstance(target, torch._ops.HigherOrderOperator) or READS.intersection(getattr(target, "tags", ()))
+        for target in called
+    )
 
 
 def _bytes(value: object, symbols: Symbols) -> int | None:
@@ -190,26 +205,40 @@ def _size_key(value: Argument) -> object:
 
 @frozen
 class Bound:
-    """The memory limit of each call of a program from a file, in bytes."""
+    """The memory limit of each call of a program from a file.
+
+    most: bytes. file: the file's name. once: whether one call shows what later calls with its plan take.
+    """
 
     most: int
     file: str
+    once: bool = False
+    _seen: weakref.WeakSet[object] = field(factory=weakref.WeakSet, init=False, eq=False, repr=False)
 
     @classmethod
-    def of(cls, parameters: object, device: torch.device, times: int = 1) -> Bound | None:
-        """Return the limit that the file of these parameters states; None on a GPU or without a stated limit."""
-        if device.type != "cpu" or not isinstance(parameters, FileWeights) or not parameters.call_bytes:
-            return None
-        return cls(parameters.call_bytes * times, file_of(parameters))
+    def of(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> Bound | None:
+        """Return the limit that the file of a program's parameters states; None without a stated limit.
 
-    def __call__(self, call: Callable[..., T], *args: Argument) -> T:
-        """Return the result of a call within the limit.
+        times: allow so many times as much, for wider dtypes.
+        once: check a plan's first call only, if values change no size.
+        """
+        if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
+            return None
+        return cls(parameters.call_bytes * times, file_of(parameters), once and not _depends_on_data(program))
+
+    def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
+        """Return the result of ``call(plan, *args)`` within the limit.
 
         Raises:
             ExecutionError: the call takes more memory.
         """
+        if plan in self._seen:
+            return call(plan, *args)
         with Bounded(self.most, self.file):
-            return call(*args)
+            result = call(plan, *args)
+        if self.once:
+            self._seen.add(plan)
+        return result
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:

@@ -103,7 +103,7 @@ class Arena:
     def memory(self) -> torch.Tensor:
         """The memory, allocated at the first access."""
         if self._memory is None or self._memory.numel() < self.nbytes:
-            self._memory = torch.empty(max(self.nbytes, ALIGNMENT), dtype=torch.uint8, device=self.device)
+            self._memory = maker((max(self.nbytes, ALIGNMENT),), torch.uint8, self.device)()
         return self._memory
 
 

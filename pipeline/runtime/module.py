@@ -87,7 +87,7 @@ class ProgramModule(CompiledModule):
         check_files(compiled.program.parameters)  # again: the weights were read meanwhile
         self._written, self._same = written_inputs(self.program), Constants(self.program)
         self._file = file_of(compiled.program.parameters)
-        self._bound = Bound.of(compiled.program.parameters, self.device)
+        self._bound = Bound.of(compiled.program.parameters, compiled.program, once=on_gpu)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
 

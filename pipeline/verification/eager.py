@@ -59,7 +59,7 @@ class Eager:
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
         self.values: dict[str, Argument] = {}
         self.env: dict[torch.fx.Node, Argument] = {}
-        self.bound = Bound.of(parameters, device, 1 if dtype is None else WIDENED)
+        self.bound = Bound.of(parameters, program, 1 if dtype is None else WIDENED)
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
         """Return the program's outputs, including writes to buffers and inputs, for its inputs in order. The inputs are

@@ -18,6 +18,8 @@ import torch
 import pipeline
 from pipeline.artifact.container import MANIFEST
 from pipeline.artifact.graphs import GraphOfFile
+from pipeline.runtime.call_memory import Bound
+from pipeline.runtime.call_plan import CallPlan
 from pipeline.runtime.reference import elementwise
 from pipeline.settings import CompilationSettings
 from tests.artifact import fuzz
@@ -358,6 +360,24 @@ def test_a_call_takes_no_more_memory_than_its_file_says(case: str, entries: dict
     program = pipeline.load(written(entries, change, tmp_path / "p.trtp"))
     with pytest.raises(pipeline.ExecutionError, match=r"p\.trtp allows a call at most 67\.1 MB"):
         program.module("reference")(torch.randn(3, 8))
+
+
+def test_on_a_gpu_one_call_of_a_plan_is_checked() -> None:
+    plan, bound = CallPlan([], {}, None, (), None), Bound(64, "p.trtp", once=True)
+    ones: Callable[[object, int], torch.Tensor] = lambda plan, size: torch.ones(size)  # noqa: E731
+    for size in (32, 64):  # a call that is refused shows nothing
+        with pytest.raises(pipeline.ExecutionError, match="allows a call at most"):
+            bound(ones, plan, size)
+    bound(ones, plan, 16)
+    bound(ones, plan, 64)  # the same plan has the same sizes
+
+
+def test_sizes_that_depend_on_data_are_checked_at_each_call(entries: dict[str, bytes], tmp_path: Path) -> None:
+    with_branches = written(entries, lambda records: None, tmp_path / "p.trtp")
+    compiled(Case(Function(lambda m, x: m.linear(x)).eval(), (torch.randn(2, 8),), {})).save(tmp_path / "q.trtp")
+    for path, once in ((with_branches, False), (tmp_path / "q.trtp", True)):
+        program = pipeline.load(path).program
+        assert (bound := Bound.of(program.parameters, program, once=True)) is not None and bound.once is once
 
 
 def test_eager_takes_no_more_memory_than_its_file_says(entries: dict[str, bytes], tmp_path: Path) -> None:
