@@ -184,7 +184,7 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
 def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Report, turns: Turns) -> torch.nn.Module:
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
     with report.phase("compile"):
-        compile = pipeline.default(use_fp32_acc=True if report.found["exact"] else None)
+        compile = pipeline.default(use_fp32_acc=True if report.found["exact"] else None, cuda_graphs=device != "cpu")
         alone = partial(measured_segments, turn=partial(turns.held, alone=True))
         compile = compile.replace("choose", Choose(alone))
         compiled = compile.observed_by(ledger, _stages(report))(model, (), inputs)
@@ -201,7 +201,7 @@ def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Repor
     )
     with report.phase("module"):
         executor = "reference" if device == "cpu" else "tensorrt"
-        return compiled.module(executor, cuda_graphs=device != "cpu")
+        return compiled.module(executor)
 
 
 def _stages(report: Report) -> Callable[[pipeline.Event], object]:

@@ -173,8 +173,9 @@ class CompilationSettings:
 
     faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
         over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
-        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch when both are
-        measured on this GPU. False, or ``require_full_compilation``, keeps them in engines. Default True.
+        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, or the whole
+        program if the captured operators are faster, when all are measured on this GPU (in a CUDA graph with
+        `cuda_graphs`). False, or ``require_full_compilation``, keeps them in engines. Default True.
     load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
         which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). False
         leaves that to the first call, which fails. Default True.

@@ -211,6 +211,8 @@ def segment_costs(
 ) -> list[Mapping[str, SegmentCost]]:
     """Return the median cost of each program's segments in calls with these inputs, one after the other in turns.
 
+    The host launches nothing in a program of PyTorch segments that is recorded as a CUDA graph (``cuda_graphs``).
+
     turn: makes the context within which they are measured, after engines are loaded and kernels compiled.
     """
     call = Call(args, kwargs)
@@ -224,10 +226,22 @@ def segment_costs(
                 for module in modules:
                     call(module)
                     torch.cuda.synchronize()
-    return [
-        {name: SegmentCost(median(elapsed(each.marks)), 1e3 * (each.host or 0.0)) for name, each in aheads.items()}
-        for aheads in found
-    ]
+            del module, modules[:]  # the memory of three programs is enough
+            costs = [
+                {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items()}
+                for aheads in found
+            ]
+            return [_recorded(*row, call, runs) for row in zip(programs, costs, strict=True)]
+
+
+def _recorded(compiled: Compiled, costs: Mapping[str, SegmentCost], call: Call, runs: int) -> Mapping[str, SegmentCost]:
+    """Return the costs of PyTorch segments in the program's CUDA graph; those of one segment are the graph's."""
+    if compiled.engines or not compiled.settings.cuda_graphs:
+        return costs
+    times, refused = graph_times(compiled, call, runs)
+    if refused:
+        return costs
+    return {name: SegmentCost(cost.gpu if len(costs) > 1 else median(times), 0.0) for name, cost in costs.items()}
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

@@ -1,12 +1,14 @@
-"""choose: ``Compiled`` → ``Compiled``. Run the operators of an engine in PyTorch if they are faster there on this GPU.
+"""choose: ``Compiled`` → ``Compiled``. Run operators in PyTorch if they are faster there on this GPU.
 
-Before: any compiled program. After: the same; or one in which some engines are segments of PyTorch, with both times in
-the reasons of ``coverage.fallback``. Small programs are not measured, and none is without a GPU.
+Before: any compiled program. After: the fastest of the same; one in which some engines are segments of PyTorch; and the
+program before `decompose` as one segment of PyTorch, whose operators may be fewer and larger. The reasons of
+``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
@@ -23,7 +25,7 @@ from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
-from pipeline.verification.engines_in_torch import in_torch
+from pipeline.verification.engines_in_torch import captured_in_torch, in_torch
 from pipeline.verification.samples import sample, sizes_to_try
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 LARGE: Final = 256 << 20
 """The bytes of a program's tensors from which it is measured: reading them takes a GPU 60 µs."""
 MARGIN: Final = 0.97
-"""An engine is replaced if PyTorch takes less than this part of its time."""
+"""Engines are replaced if PyTorch takes less than this part of their time."""
 LEAST: Final = 0.1
 """The milliseconds that a program has to gain."""
 
@@ -70,31 +72,70 @@ class Choose:
         return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """Return the program in which each engine that is slower than PyTorch is a segment of PyTorch."""
+        """Return the fastest form of a program."""
         if not _is_measured(compiled):
             return compiled
-        engines, stages = [segment.name for segment in compiled.partitioned.engine_segments], self.before or STAGES
+        stages = self.before or STAGES
         try:
-            other = in_torch(compiled, dict.fromkeys(engines, Rejection("it is measured in PyTorch")), stages)
-            ours, theirs = self.timer((compiled, other))
-            times = {name: (ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in engines}
-        except Exception as error:  # no memory for both, or no inputs that it takes: the program is right as it is
+            times = self._times(compiled, stages)
+        except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
             return compiled
-        faster = {name: pair for name, pair in times.items() if pair[1] < MARGIN * pair[0]}
-        before, after = map(sum, zip((0.0, 0.0), *faster.values(), strict=True))
-        if before - after < LEAST:
-            return compiled
-        log.warning(
-            "PyTorch is faster than %d of %d engines on this GPU, and runs them: %.3g ms instead of %.3g "
-            "(faster_in_torch=False keeps them in TensorRT)",
-            *(len(faster), len(engines), after, before),
-        )
-        return in_torch(compiled, {name: _reason(*pair) for name, pair in faster.items()}, stages)
+        slower = times.slower
+        before, after = map(sum, zip((0.0, 0.0), *slower.values(), strict=True))
+        slower = slower if _gains(before, after) else {}
+        mixed = times.others + sum(pair[name in slower] for name, pair in times.engines.items())
+        if _gains(mixed, times.captured):
+            log.warning("PyTorch runs the whole program, as captured, on this GPU: %s", _said(mixed, times.captured))
+            return captured_in_torch(compiled, _reason("the program", mixed, times.captured))
+        if slower:
+            which = f"{len(slower)} of {len(times.engines)} engines"
+            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(before, after))
+        reasons = {name: _reason("its engine", *pair) for name, pair in slower.items()}
+        return in_torch(compiled, reasons, stages) if slower else compiled
+
+    def _times(self, compiled: Compiled, stages: Sequence[AnyStage]) -> Times:
+        """Measure a program, its operators in PyTorch, and what was captured in PyTorch."""
+        trial = Rejection("it is measured in PyTorch")
+        other = in_torch(compiled, {s.name: trial for s in compiled.partitioned.engine_segments}, stages)
+        try:
+            ours, theirs, whole = self.timer((compiled, other, captured_in_torch(compiled, trial)))
+            captured = sum(cost.most for cost in whole.values())
+        except Exception as error:
+            log.info("the captured program does not run in PyTorch: %s", error)
+            (ours, theirs), captured = self.timer((compiled, other)), math.inf
+        places = zip(compiled.partitioned.segments, other.partitioned.segments, strict=True)
+        pairs = [(engine, ours[engine.name].gpu, theirs[torch.name].most) for engine, torch in places]
+        engines = {s.name: (ours, theirs) for s, ours, theirs in pairs if s.kind == "engine"}
+        return Times(engines, sum(theirs for s, _, theirs in pairs if s.kind == "torch"), captured)
 
 
-def _reason(ours: float, theirs: float) -> Rejection:
-    why = f"PyTorch is faster on this GPU: its engine takes {ours:.3g} ms, and PyTorch {theirs:.3g} ms"
+@frozen
+class Times:
+    """Milliseconds of a call: of each engine and of its operators in PyTorch, by name; of the other segments together;
+    and of the program before `decompose` in PyTorch."""
+
+    engines: Mapping[str, tuple[float, float]]
+    others: float
+    captured: float
+
+    @property
+    def slower(self) -> Mapping[str, tuple[float, float]]:
+        """Return the engines whose operators are faster in PyTorch."""
+        return {name: pair for name, pair in self.engines.items() if pair[1] < MARGIN * pair[0]}
+
+
+def _gains(before: float, after: float) -> bool:
+    """Return whether PyTorch takes so much less time that it is worth a change."""
+    return after < MARGIN * before and before - after >= LEAST
+
+
+def _said(ours: float, theirs: float) -> str:
+    return f"{theirs:.3g} ms instead of {ours:.3g} (faster_in_torch=False keeps them in TensorRT)"
+
+
+def _reason(what: str, ours: float, theirs: float) -> Rejection:
+    why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms, and PyTorch {theirs:.3g} ms"
     return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
 
 

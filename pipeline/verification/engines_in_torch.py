@@ -1,4 +1,4 @@
-"""Turn engines of a program into segments of PyTorch; other engines stay as they are."""
+"""Turn engines of a program into segments of PyTorch, or the whole program into one that runs what was captured."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, RefitMap
 from pipeline.compose.pipelines import as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
+from pipeline.errors import source_line
+from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.partitioning.assemble import Group, assemble
-from pipeline.program import Built, Converted, Validated, is_operator
+from pipeline.program import Built, Converted, Validated, Verdict, is_operator
+from pipeline.recipes import qualified_name
 from pipeline.verification.recompile import Again
 from pipeline.verification.split import refused
 
@@ -40,6 +43,23 @@ def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection], stages: Seque
     kept = Kept({engine.name: engine for engine in compiled.engines})
     made = Again.of(stages, as_stage(kept)).finished(assembled)
     return evolve(made, healed=compiled.healed, kernels=compiled.kernels)
+
+
+def captured_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
+    """Return the program before `decompose`, over the same parameters, in one segment of PyTorch.
+
+    Raises:
+        ValueError: there is no such program, or float64 is computed in float32.
+    """
+    made, source = compiled.program, compiled.program.source
+    if source is None or made.settings.truncate_double:
+        raise ValueError("there is no captured program that computes in the same dtypes")
+    program = evolve(source, parameters=made.parameters, examples=made.examples, source=source, origin=made.origin)
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    verdicts = (Verdict(n.name, qualified_name(n.target), None, (reason,), source_line(n)) for n in calls)
+    validated = Validated(program, FrozenDict({verdict.node: verdict for verdict in verdicts}))
+    operators = [node.name for node in calls if is_operator(node)]
+    return Compiled(assemble(validated, [("torch", operators)], {}), (), (), RefitMap(), FrozenDict())
 
 
 @frozen

@@ -49,15 +49,15 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "engine builds": (1_020, ("build/",)),
     "runtime": (4_820, ("runtime/",)),
     "files and the engine cache": (5_230, ("artifact/",)),
-    "verification": (2_610, ("verification/",)),
-    "profiles": (850, ("profiling/",)),
+    "verification": (2_630, ("verification/",)),
+    "profiles": (865, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
     "command line": (1_800, ("cli/",)),
     "tests of converters": (4_850, ("testing/",)),
     "facts of operators": (2_100, ("aten/",)),
     "sizes": (1_250, ("shapes/",)),
     "stages": (
-        3_460,
+        3_480,
         (
             "stages/",
             "compose/",

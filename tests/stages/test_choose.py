@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch import nn
 
 import pipeline
 from pipeline.compiled import Compiled
+from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
+from pipeline.verification.engines_in_torch import captured_in_torch
 from tests.verification.test_loading import noted
 
 
@@ -32,14 +35,19 @@ class Three(nn.Module):
 
 
 class Times:
-    """A GPU on which the engine of some index takes so many milliseconds, and PyTorch 1 for each segment."""
+    """A GPU on which the engine of some index takes so many milliseconds, PyTorch 1 for each segment, and ``captured``
+    for the program as it was captured; None: that does not run."""
 
-    def __init__(self, slow: Mapping[int, float], host: float = 0.1) -> None:
-        self.slow, self.host, self.asked = slow, host, list[Compiled]()
+    def __init__(self, slow: Mapping[int, float], host: float = 0.1, captured: float | None = 99.0) -> None:
+        self.slow, self.host, self.captured, self.asked = slow, host, captured, list[Compiled]()
 
     def __call__(self, programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]:
         self.asked += programs
-        return [self.costs(each) for each in programs]
+        ours, theirs, *rest = programs
+        if rest and self.captured is None:
+            raise RuntimeError("an operator has no kernel for this GPU")
+        whole = [{s.name: SegmentCost(self.captured or 0.0, self.host) for s in p.partitioned.segments} for p in rest]
+        return [self.costs(ours), self.costs(theirs), *whole]
 
     def costs(self, compiled: Compiled) -> Mapping[str, SegmentCost]:
         engines = [segment.name for segment in compiled.partitioned.engine_segments]
@@ -64,7 +72,7 @@ def as_is(compiled: Compiled) -> Compiled:
 def test_the_slower_engine_is_a_segment_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     times = Times({1: 1.5})
     found = compiled(times, monkeypatch)
-    before, all_in_torch = times.asked
+    before, all_in_torch, _ = times.asked
     names = [segment.name for segment in before.partitioned.segments]
     assert [s.kind for s in all_in_torch.partitioned.segments] == ["torch"] * len(names) and not all_in_torch.engines
     slow = before.partitioned.engine_segments[1]
@@ -88,12 +96,69 @@ def test_the_slower_engine_is_a_segment_of_pytorch(monkeypatch: pytest.MonkeyPat
         (Times({1: 1.02}), {}),  # within the margin
         (Times({1: 1.05}), {}),  # too little to gain
         (Times({1: 1.5}, host=2.0), {}),  # the host cannot launch it so fast
+        (Times({1: 1.05}, captured=4.95), {}),  # 5.05 in engines, with the operators between: within the margin
         (Times({1: 1.5}), {"faster_in_torch": False}),
     ],
 )
 def test_what_does_not_pay_stays(times: Times, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found = compiled(times, monkeypatch, **options)
-    assert len(found.engines) == 3 and len(times.asked) == (0 if options else 2)
+    assert len(found.engines) == 3 and len(times.asked) == (0 if options else 3)
+
+
+def test_the_whole_program_runs_as_captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times = Times({1: 1.5}, captured=2.5)
+    found = compiled(times, monkeypatch)
+    assert not found.engines and not found.networks and len(found.partitioned.segments) == 1
+    assert found.program.graph is found.program.source.graph and not found.coverage.converted
+    [reason] = {f.reason for f in found.coverage.fallback}  # engines 0.5, 1 in PyTorch, and 0.5; 3 operators between
+    assert reason == "PyTorch is faster on this GPU: the program takes 5 ms, and PyTorch 2.5 ms"
+    x, model = torch.rand(2, 8), Three().eval()
+    model.load_state_dict(dict(found.program.parameters))
+    torch.testing.assert_close(found.module("reference")(x), model(x), rtol=0, atol=0)
+    found.save(tmp_path / "captured.trtp")
+    with pytest.warns(pipeline.ArtifactWarning):
+        loaded = pipeline.load(tmp_path / "captured.trtp")
+    assert loaded.coverage.fallback == found.coverage.fallback
+    torch.testing.assert_close(loaded.module("reference")(x), model(x), rtol=0, atol=0)
+    other = Three().eval()
+    for program in (found, loaded):
+        refitted = pipeline.refit_module_weights(program, other)
+        torch.testing.assert_close(refitted.module("reference")(x), other(x), rtol=0, atol=0)
+    with torch.no_grad():
+        found.program.parameters["parts.0.weight"].add_(1)
+    with pytest.raises(pipeline.ExecutionError, match="changed in place"):
+        found.module("reference")
+
+
+class Counting(nn.Module):
+    """State that a call writes, a view, and the input itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """[N, 4] -> [N, 4], [4N], and the input"""
+        y = self.layer(x)
+        self.total.add_(y.sum(0))
+        return {"y": y + self.total, "flat": x.flatten(), "x": x}
+
+
+def test_a_captured_program_has_state_and_sizes() -> None:
+    model, x = Counting().eval(), torch.rand(3, 4)
+    rows = pipeline.Input(min_shape=(1, 4), max_shape=(8, 4))
+    made = pipeline.default(min_block_size=1).replace("build", noted)(model, (rows,))
+    module = captured_in_torch(made, Rejection("it is a test")).module("reference")
+    for given in (x, x, x[:2].clone()):
+        found, expected = module(given), model(given)
+        assert found["x"] is given and found["flat"].data_ptr() != given.data_ptr()
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_captured_program_that_does_not_run_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times({1: 1.5}, captured=None)
+    assert len(compiled(times, monkeypatch).engines) == 2 and len(times.asked) == 5
 
 
 def test_a_small_program_is_not_measured() -> None:
