@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen
 
 from pipeline.aten.graphs import over, results
 from pipeline.aten.support import Choice, Rejection
@@ -116,45 +116,53 @@ class Output:
     name: str = ""
 
 
-@frozen
-class Program:
-    """A captured model: a functional ATen graph whose placeholders are parameters, buffers and user inputs.
+@frozen(kw_only=True)
+class SavedFields:
+    """The fields of a program that its file has as they are: a field that is added here, with a default, is saved.
 
     ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
     ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates to
-    the buffer's name; each views the buffer's elements from the first on. ``shapes`` has the varying sizes.
-    ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
-    ``written`` are the parameters that do not belong to the model, but are tensors written out in its code.
-    ``numbers`` are those of the model's buffers that Python read while it was captured: the graph is for these. They
-    have the buffer's name, and a place where it has several (``stride[1]``).
-    ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program before
-    `decompose`, over the same parameters: eager PyTorch runs its operators. ``origin`` is the captured module, held
-    weakly (`capture.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.
+    the buffer's name; each views the buffer's elements from the first on. ``shapes`` has the varying sizes. ``aliases``
+    are all names in the model's state dict; ``written`` are the parameters that do not belong to the model, but are
+    tensors written out in its code. ``numbers`` are those of the model's buffers that Python read while it was
+    captured: the graph is for these. They have the buffer's name, and a place where it has several (``stride[1]``).
     ``unreached`` are the user's registrations for operators of the model that nothing used, each with the reason.
     ``profiles`` narrow symbols: a call must fit one of them. ``signature`` has the parameters of ``forward``.
     """
 
-    graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
     inputs: tuple[Port, ...]
     outputs: tuple[Output, ...]
     constants: FrozenDict[str, Recipe] = field(repr=False)
-    buffers: FrozenDict[str, str]
-    parameters: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+    buffers: FrozenDict[str, str] = field(factory=FrozenDict)
     shapes: ShapeEnvironment
+    aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
+    written: frozenset[str] = field(eq=False, repr=False, default=frozenset())
+    numbers: FrozenDict[str, float] = field(eq=False, repr=False, factory=FrozenDict)
+    unreached: tuple[Unreached, ...] = ()
+    profiles: tuple[FrozenDict[str, Range], ...] = ()
+    signature: tuple[Parameter, ...] = field(eq=False, repr=False, default=())
+
+
+@frozen(kw_only=True)
+class Program(SavedFields):
+    """A captured model: a functional ATen graph whose placeholders are parameters, buffers and user inputs.
+
+    ``versions`` are the parameters' version counters at capture; ``examples`` are the tensors that the model was
+    captured with, by input. ``source`` is the program before `decompose`, over the same parameters: eager PyTorch runs
+    its operators. ``origin`` is the captured module, held weakly (`capture.origin.Origin`). ``decomposed`` are the
+    operators that the user's decompositions have taken apart.
+    """
+
+    graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
+    parameters: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
     in_spec: Any = field(eq=False, repr=False)
     out_spec: Any = field(eq=False, repr=False)
     settings: CompilationSettings
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
-    aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
-    written: frozenset[str] = field(eq=False, repr=False, default=frozenset())
-    numbers: FrozenDict[str, float] = field(eq=False, repr=False, factory=FrozenDict)
     examples: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False, factory=FrozenDict)
     source: Program | None = field(eq=False, repr=False, default=None)
     decomposed: frozenset[Any] = field(eq=False, repr=False, default=frozenset())
-    unreached: tuple[Unreached, ...] = ()
-    profiles: tuple[FrozenDict[str, Range], ...] = ()
     origin: Any = field(eq=False, repr=False, default=None)
-    signature: tuple[Parameter, ...] = field(eq=False, repr=False, default=())
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -178,6 +186,11 @@ class Program:
         """Return the SHA-256 of the printed program with its settings and the recipes of its constants."""
         recipes = "\n".join(f"{name} = {recipe}" for name, recipe in self.constants.items())
         return digest(f"{self}\n{recipes}\n{self.settings!r}")
+
+
+def saved_fields(record: SavedFields) -> dict[str, Any]:
+    """Return the fields by name."""
+    return {each.name: getattr(record, each.name) for each in fields(SavedFields)}
 
 
 def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:

@@ -50,6 +50,7 @@ BY_NAME = {
     "pipeline.compiled": "the methods of Compiled, when they are first called",
     "pipeline.cli.sources": "the user's model",
     "pipeline.converters": "its families",
+    "pipeline.improvements": "its passes",
     "pipeline.testing.strategies": "its families",
     "pipeline.trt": "TensorRT's bindings",
 }
@@ -99,9 +100,8 @@ def graph() -> dict[str, set[str]]:
     """What each module needs."""
     found = {module: needed(module, tree) for module, tree in MODULES.items()}
     found["pipeline.converters"] |= {family.__name__ for family in families()}
-    found["pipeline.testing.strategies"] |= {
-        name for name in MODULES if name.startswith("pipeline.testing.strategies.")
-    }
+    for package in ("pipeline.testing.strategies", "pipeline.improvements"):
+        found[package] |= {name for name in MODULES if name.startswith(f"{package}.")}
     return found
 
 

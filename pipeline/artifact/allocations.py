@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.calls import callee
 from pipeline.aten.traits import Does, does
@@ -39,7 +39,7 @@ def filled(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argu
         return 0
     names = [argument.name for argument in target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    found = [value for name in _SIZES & given.keys() for value in tree_iter(given[name])]
+    found = [value for name in _SIZES & given.keys() for value in tree_leaves(given[name])]
     counts = [abs(value) for value in found if isinstance(value, (int, float))]
     if len(counts) < len(found) or not counts:
         return 0
@@ -93,8 +93,8 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
             if not unknown:
                 values[step.name] = _called(target_of(step.target), args, kwargs)
             if values[step.name] is None:
-                yield 8 * math.prod(abs(each) for each in tree_iter((args, kwargs)) if type(each) is int and each)
-            yield from (t.nbytes for t in tree_iter(values[step.name]) if isinstance(t, torch.Tensor))
+                yield 8 * math.prod(abs(each) for each in tree_leaves((args, kwargs)) if type(each) is int and each)
+            yield from (t.nbytes for t in tree_leaves(values[step.name]) if isinstance(t, torch.Tensor))
 
 
 def _called(target: Callable[..., Argument], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:

@@ -36,7 +36,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
-from pipeline.program import Partitioned, Program, Verdict, version
+from pipeline.program import Partitioned, Program, Verdict, saved_fields, version
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
@@ -238,22 +238,12 @@ class Loader:
         kept, parameters = self.manifest, self.named(self.manifest.parameters)
         program = Program(
             graph_module=self.graph_module(),
-            inputs=kept.inputs,
-            outputs=kept.outputs,
-            constants=kept.constants,
-            buffers=kept.buffers,
-            profiles=kept.profiles,
-            signature=kept.signature,
+            **saved_fields(kept),
             parameters=parameters,
-            shapes=kept.shapes,
             in_spec=at("in_spec", pytrees.read, kept.in_spec),
             out_spec=at("out_spec", pytrees.read, kept.out_spec),
             settings=at("settings", settings_json.read, kept.settings),
             versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
-            aliases=kept.aliases,
-            written=kept.written,
-            numbers=kept.numbers,
-            unreached=kept.unreached,
         )
         return evolve(program, source=self.decomposed(program))
 

@@ -14,13 +14,11 @@ from pipeline.artifact.graphs import SavedGraph, SavedNode
 from pipeline.artifact.tensors import SavedTensor
 from pipeline.aten.support import Rejection
 from pipeline.compiled import RefitMap
-from pipeline.errors import Fallback, Unreached
+from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
-from pipeline.program import Cut, Output, Port, Segment
+from pipeline.program import Cut, Output, Port, SavedFields, Segment
 from pipeline.recipes import Recipe
 from pipeline.records.agreement import Agreement, Healed
-from pipeline.records.parameter import Parameter
-from pipeline.shapes.environment import Range, ShapeEnvironment
 
 FORMAT: Final = "pipeline program"
 SCHEMA: Final = 2
@@ -97,9 +95,9 @@ class Versions:
     gpu: str = ""
 
 
-@frozen
-class Manifest:
-    """A compiled program without its engines, networks, graph and weights.
+@frozen(kw_only=True)
+class Manifest(SavedFields):
+    """A compiled program without its engines, networks, graph and weights; fields of `Program` are `SavedFields`.
 
     ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
     by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
@@ -112,35 +110,24 @@ class Manifest:
     versions: Versions
     entries: FrozenDict[str, str]
     weights: SavedWeights
-    inputs: tuple[Port, ...]
-    outputs: tuple[Output, ...]
     in_spec: Json
     out_spec: Json
-    shapes: ShapeEnvironment
     settings: FrozenDict[str, Json]
     segments: tuple[Segment, ...]
     engines: tuple[SavedEngine, ...]
     networks: tuple[str, ...]
-    constants: FrozenDict[str, Recipe]
     refit_map: RefitMap
     parameters: FrozenDict[str, SavedTensor]
     literals: FrozenDict[str, SavedTensor]
     verdicts: tuple[SavedVerdict, ...]
     graphs: tuple[str, ...]
     nodes: tuple[str, ...]
-    buffers: FrozenDict[str, str] = field(factory=FrozenDict)
-    aliases: frozenset[str] = frozenset()
-    written: frozenset[str] = frozenset()
-    numbers: FrozenDict[str, float] = field(factory=FrozenDict)
     fallbacks: tuple[Fallback, ...] = ()
-    unreached: tuple[Unreached, ...] = ()
     cuts: tuple[Cut, ...] = ()
     healed: tuple[Healed, ...] = ()
     agreement: Agreement | None = None
     libraries: tuple[str, ...] = ()
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
-    profiles: tuple[FrozenDict[str, Range], ...] = ()
-    signature: tuple[Parameter, ...] = ()
     generation: str = ""
     source: str = ""
     computed: int = 0

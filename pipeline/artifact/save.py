@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve
@@ -38,7 +38,7 @@ from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.program import Program, Verdict, version
+from pipeline.program import Program, Verdict, saved_fields, version
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
 from pipeline.runtime.opened_file import call_bytes_of, check_files
@@ -154,11 +154,6 @@ def _weights_beside(path: Path, program: Path, tensors: Tensors) -> SavedWeights
     return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
-_COMPILED = ("inputs", "outputs", "shapes", "constants", "buffers", "aliases", "written", "numbers", "unreached")
-SAME: Final = (*_COMPILED, "profiles", "signature")
-"""The fields of a program that the manifest has as they are."""
-
-
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
     """Return the entries, and a function that makes the manifest from the location of weights and the digests."""
     program, partitioned = compiled.program, compiled.partitioned
@@ -173,10 +168,10 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         _add_json(entries, SOURCE, source, SavedSource)
     make = partial(
         Manifest,
-        FORMAT,
-        SCHEMA,
-        _versions(program),
-        **{name: getattr(program, name) for name in SAME},
+        format=FORMAT,
+        schema=SCHEMA,
+        versions=_versions(program),
+        **saved_fields(program),
         in_spec=pytrees.written(program.in_spec),
         out_spec=pytrees.written(program.out_spec),
         settings=settings_json.written(program.settings),

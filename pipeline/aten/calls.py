@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from types import ModuleType
 from typing import Final
 
 import torch
@@ -70,7 +71,7 @@ def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
         return None
     space, short, overload = (*name.split("."), "")[:3]
     found = getattr(torch.ops, space, None)
-    packet = getattr(found, short, None) if isinstance(found, torch._ops._OpNamespace) else None
+    packet = getattr(found, short, None) if isinstance(found, ModuleType) else None
     if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():
         return None
     made: torch._ops.OpOverload[..., Argument] = getattr(packet, overload)

@@ -30,7 +30,9 @@ def packed(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         The data [sum of lengths, ...], the batch sizes, and the order of the rows in the data.
     """
     order = torch.argsort(lengths, descending=True, stable=True)
-    data, sizes = torch._pack_padded_sequence(rows.index_select(1, order.to(rows.device)), lengths[order].cpu(), False)
+    data, sizes = torch.ops.aten._pack_padded_sequence(
+        rows.index_select(1, order.to(rows.device)), lengths[order].cpu(), False
+    )
     return data, sizes, order.to(rows.device)
 
 
@@ -47,7 +49,7 @@ def _run(
     back = torch.argsort(order)
     states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
     output, *last = layer(data, sizes, states[0] if isinstance(hx, Tensor) else states, params, *rest)
-    padded, _ = torch._pad_packed_sequence(output, sizes, False, 0.0, input.shape[0])
+    padded, _ = torch.ops.aten._pad_packed_sequence(output, sizes, False, 0.0, input.shape[0])
     return tuple(each.index_select(1, back) for each in (padded, *last))
 
 
@@ -87,7 +89,8 @@ of a sequence. The last states are those at its end; the backward direction begi
 @torch.library.custom_op("pipeline::packed_rows", mutates_args=())
 def packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
     """Return the data of a packed sequence: [T, B, ...] to [sum of lengths, ...]. The lengths must not increase."""
-    return torch._pack_padded_sequence(rows, lengths.cpu(), False)[0]
+    data: Tensor = torch.ops.aten._pack_padded_sequence(rows, lengths.cpu(), False)[0]
+    return data
 
 
 @packed_rows.register_fake
@@ -98,7 +101,8 @@ def _(rows: Tensor, lengths: Tensor) -> Tensor:
 @torch.library.custom_op("pipeline::padded_rows", mutates_args=())
 def padded_rows(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
     """Return the rows of a packed sequence's data, padded with 0: [sum of lengths, ...] to [steps, B, ...]."""
-    return torch._pad_packed_sequence(data, batch_sizes(lengths, steps), False, 0.0, steps)[0]
+    padded: Tensor = torch.ops.aten._pad_packed_sequence(data, batch_sizes(lengths, steps), False, 0.0, steps)[0]
+    return padded
 
 
 @padded_rows.register_fake

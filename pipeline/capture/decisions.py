@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attrs import evolve
-from torch.utils._pytree import tree_structure, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.export_fixes import ExportNotes
 from pipeline.program import Program
@@ -18,4 +18,4 @@ def with_decisions(program: Program, notes: ExportNotes) -> Program:
     rows = zip(program.outputs[first:], notes.decisions, strict=True)
     asked = (evolve(output, kind="decision", target=place) for output, place in rows)
     returned, _ = tree_unflatten([*range(program.out_spec.num_leaves)], program.out_spec)
-    return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_structure(returned))
+    return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_flatten(returned)[1])

@@ -27,7 +27,7 @@ from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.program import Program, rewired
-from pipeline.records.tested_versions import warn_untested
+from pipeline.records.library_support import warn_untested
 
 aten = torch.ops.aten
 Node = torch.fx.Node

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx.experimental.symbolic_shapes import cast_symbool_to_symint_guardless, free_unbacked_symbols
-from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
@@ -198,7 +198,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     signature = exported.module_call_graph[0].signature
     assert signature is not None
     returned = tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
-    signature.out_spec = tree_structure((returned, [0] * len(found)))
+    signature.out_spec = tree_flatten((returned, [0] * len(found)))[1]
     exported.graph_module.recompile()
     return tuple(found)
 

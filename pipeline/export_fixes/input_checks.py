@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.export import Dim
-from torch.export.dynamic_shapes import _DimHint
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
@@ -177,5 +176,5 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
     for dim, entry in entries.items():
         if not isinstance(dim, int) or not -rank <= dim < rank:
             raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
-        if not (entry is None or isinstance(entry, int | Dim | _DimHint)):
+        if not (entry is None or isinstance(entry, int | Dim | type(Dim.AUTO))):
             raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRIES}")

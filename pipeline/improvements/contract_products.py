@@ -23,7 +23,7 @@ TIMES: Final = 4
 """The least ratio that pays of a product's elements to those of its factors and its sum together."""
 
 
-@improvement
+@improvement(after="split_doubles")
 def contract_products(rewriting: Rewriting) -> None:
     """Replace ``(a[:, :, None] * b[None]).sum(1)`` by ``a @ b``, for any expanded and summed dims.
 

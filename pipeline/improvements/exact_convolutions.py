@@ -36,7 +36,7 @@ MOSTLY = 0.8
 channels last around its own convolutions and first around matmuls, and each change costs a copy."""
 
 
-@improvement
+@improvement(after="patch_embedding")
 def exact_convolutions(rewriting: Rewriting) -> None:
     """Replace convolutions of float16 by a matmul of weights and windows, channels last, or of weights and pixels.
 

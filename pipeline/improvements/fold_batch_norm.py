@@ -24,7 +24,7 @@ with batch norms folded here as with TensorRT's own folding, for batches of 1, 2
 without."""
 
 
-@improvement
+@improvement(after="push_down_slices")
 def fold_batch_norm(rewriting: Rewriting) -> None:
     """Fold the scale and shift of a batch norm into the kernel and bias of the convolution before it.
 

@@ -59,7 +59,7 @@ class Scores:
     finite: bool = False
 
 
-@improvement
+@improvement(after="fuse_gelu")
 def fuse_attention(rewriting: Rewriting) -> None:
     """Replace matmuls around a softmax by one scaled_dot_product_attention."""
     for node in rewriting.nodes(*PRODUCTS):

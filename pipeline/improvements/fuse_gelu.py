@@ -8,7 +8,7 @@ from pipeline.aten.types import Argument, Target
 from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_cast, orders
 
 
-@improvement
+@improvement(after="update_in_place")
 def fuse_gelu(rewriting: Rewriting) -> None:
     """Replace ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, by one GELU."""
     for node in rewriting.nodes(aten.mul.Tensor):

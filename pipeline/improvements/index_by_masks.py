@@ -13,7 +13,7 @@ POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
 """Operators that return the coordinates at which a mask is true, one tensor a dim."""
 
 
-@improvement
+@improvement(after="simplify_masks")
 def index_by_masks(rewriting: Rewriting) -> None:
     """Replace `x[torch.where(mask)] = 0` by `x[mask] = 0`.
 

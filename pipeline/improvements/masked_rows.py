@@ -57,7 +57,7 @@ class Opened:
     rows: Node
 
 
-@improvement
+@improvement(after="update_by_masks")
 def masked_rows(rewriting: Rewriting) -> None:
     """Set the result of completely masked rows to 0, as eager does, at the least cost: by values of 0 if a whole batch
     is masked, else by a selection after the linear layer that follows the attention."""

@@ -16,7 +16,7 @@ from pipeline.shapes.environment import shape_of
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 
 
-@improvement
+@improvement(after="merge_linears")
 def merge_head_views(rewriting: Rewriting) -> None:
     """Replace slices of a last dim, each reshaped to heads, by slices of the heads of one view.
 

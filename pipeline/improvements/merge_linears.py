@@ -13,7 +13,7 @@ from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, only_reader, rank_of
 
 
-@improvement
+@improvement(after="exact_convolutions")
 def merge_linears(rewriting: Rewriting) -> None:
     """Merge linear layers of one module that read one tensor: their weights are concatenated, their results are slices.
 

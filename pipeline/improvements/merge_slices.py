@@ -22,7 +22,7 @@ BEHIND = frozenset(CONTRACTIONS + MOVES)
 """The operators that may read a chain's results: TensorRT fuses none of them into the kernel before."""
 
 
-@improvement
+@improvement(after="merge_head_views")
 def merge_slices(rewriting: Rewriting) -> None:
     """Compute equal chains of operators on two neighbouring slices at once, and slice the result.
 

@@ -14,7 +14,7 @@ LARGE = 64
 """The least elements of a large kernel."""
 
 
-@improvement
+@improvement(after="fold_batch_norm")
 def patch_embedding(rewriting: Rewriting) -> None:
     """Replace a convolution with a large kernel and the same stride, without padding, groups or dilation, by a matmul
     of patches and weights.

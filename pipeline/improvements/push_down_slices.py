@@ -51,7 +51,7 @@ class Selection:
         return self.dim, self.start, self.stop
 
 
-@improvement
+@improvement(after="masked_rows")
 def push_down_slices(rewriting: Rewriting) -> None:
     """Move a selection of few rows before the operators that compute each row independently."""
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import torch
 from attrs import frozen
@@ -204,18 +204,39 @@ class Rewriting:
 
 @frozen
 class Improvement:
-    """A pass: its name, and the function that changes a graph. It changes only what it recognises for certain."""
+    """A pass: its name, the function that changes a graph, and the name of the pass that it follows.
+
+    It changes only what it recognises for certain.
+    """
 
     name: str
     apply: Callable[[Rewriting], None]
+    after: str = ""
 
     def __str__(self) -> str:
         return self.name
 
 
-def improvement(function: Callable[[Rewriting], None]) -> Improvement:
-    """Return a function as a pass of the same name."""
-    return Improvement(function.__name__, function)
+@overload
+def improvement(function: Callable[[Rewriting], None], /) -> Improvement: ...
+
+
+@overload
+def improvement(*, after: str) -> Callable[[Callable[[Rewriting], None]], Improvement]: ...
+
+
+def improvement(
+    function: Callable[[Rewriting], None] | None = None, /, *, after: str = ""
+) -> Improvement | Callable[[Callable[[Rewriting], None]], Improvement]:
+    """Return a function as a pass of the same name.
+
+    Args:
+        function: the function; None for use as ``@improvement(after="fuse_gelu")``.
+        after: of the passes of this package, the one that this pass follows.
+    """
+    if function is None:
+        return lambda function: Improvement(function.__name__, function, after)
+    return Improvement(function.__name__, function, after)
 
 
 def alike(a: Node, b: Node) -> bool:

@@ -11,7 +11,7 @@ from pipeline.quirks import applies
 VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
 
-@improvement
+@improvement(after="split_products")
 def round_before_views(rewriting: Rewriting) -> None:
     """Move a cast from float32 to bfloat16 directly after the operator that computes, and views after the cast, which
     does not change values.

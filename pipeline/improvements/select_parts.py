@@ -8,7 +8,7 @@ from pipeline.improvements.merge_head_views import SPLITS, pieces
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, rank_of
 
 
-@improvement
+@improvement(after="transpose_weights")
 def select_parts(rewriting: Rewriting) -> None:
     """Replace slices that cut a projection's last dim into equal parts (gates, say) by selections from one view.
 

@@ -38,7 +38,7 @@ WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
 
-@improvement
+@improvement(after="fuse_attention")
 def simplify_masks(rewriting: Rewriting) -> None:
     """Drop masks that hide nothing, replace those that hide later positions by ``is_causal``, and wrap those that leave
     a key in every row in ``pipeline.open_mask``."""

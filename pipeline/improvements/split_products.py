@@ -33,7 +33,7 @@ Parts: TypeAlias = Callable[[Sequence[int], int, int], int]
 N."""
 
 
-@improvement
+@improvement(after="select_parts")
 def split_products(rewriting: Rewriting) -> None:
     """Replace a matmul of 2 to 64 rows by a constant, in float16 or bfloat16, by a batched matmul over parts of its
     sum; their rounded results are added in float32.

@@ -11,7 +11,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 
 
-@improvement
+@improvement(after="merge_slices")
 def transpose_weights(rewriting: Rewriting) -> None:
     """Replace a matmul by a constant ``[K, N]``, as in GPT-2, by a linear layer with weights ``[N, K]``.
 

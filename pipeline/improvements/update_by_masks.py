@@ -18,7 +18,7 @@ DEEPEST = 16
 """The most operators in a row between the masked read and the masked write."""
 
 
-@improvement
+@improvement(after="index_by_masks")
 def update_by_masks(rewriting: Rewriting) -> None:
     """Replace `x[mask] += w`, and `x[mask] = f(y[mask])` of elementwise operators, by `torch.where(mask, f(y), x)`.
 

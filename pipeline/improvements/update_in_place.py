@@ -52,7 +52,7 @@ class Checked:
     size: int
 
 
-@improvement
+@improvement(after="contract_products")
 def update_in_place(rewriting: Rewriting) -> None:
     """Replace writes of consecutive rows to buffers by updates in place, with a check of their positions."""
     program = rewriting.program

@@ -1,9 +1,12 @@
-"""The releases of TensorRT-RTX and torch that the package takes, and whether engines load on each GPU: one table that
-requirements, documentation and errors share."""
+"""The releases of other libraries that tests run with, and the GPUs on which TensorRT's engines load: one table that
+requirements, documentation, warnings and errors share."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
@@ -16,12 +19,41 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 Loads = Literal["runs", "listed", "not run", "no"]
 """``"runs"``: our tests ran there. ``"listed"``: NVIDIA's support matrix has it. ``"no"``: the engine does not load."""
 
-TENSORRT_RTX: Final = ((1, 4), (1, 7))
-"""The supported releases of TensorRT-RTX: the first, and the first unsupported one after them."""
-TORCH: Final = ((2, 11), (2, 14))
-"""The releases of torch, in the same form."""
-TESTED: Final = "tensorrt-rtx==1.6.1.120"
-"""The release that our tests run with."""
+
+@frozen
+class Tested:
+    """The first and the last minor release of a library that tests run with, and the page that states them."""
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+    page: str
+
+    def __str__(self) -> str:
+        first, last = _dotted(self.first), _dotted(self.last)
+        return first if first == last else f"{first} to {last}"
+
+    def has(self, release: str) -> bool:
+        """Return whether a release is one of these; a patch release counts as its minor release."""
+        return self.first <= tuple(map(int, re.findall(r"\d+", release)[:2])) <= self.last
+
+    def requirement(self, library: str) -> str:
+        """Return the requirement on the library as pip reads it: ``torch>=2.11,<2.14``."""
+        major, minor = self.last
+        return f"{library}>={_dotted(self.first)},<{major}.{minor + 1}"
+
+
+TESTED: Final = MappingProxyType(
+    {
+        "tensorrt-rtx": Tested((1, 4), (1, 6), "versions"),
+        "torch": Tested((2, 11), (2, 13), "versions"),
+        "transformers": Tested((5, 17), (5, 23), "language-models"),
+        "torchao": Tested((0, 18), (0, 18), "quantization"),
+        "nvidia-modelopt": Tested((0, 47), (0, 47), "quantization"),
+    }
+)
+"""By the name of the distribution. Each page states the range."""
+TENSORRT_RTX: Final = "tensorrt-rtx==1.6.1.120"
+"""The release of TensorRT-RTX that our tests run with by default."""
 
 
 @frozen
@@ -63,14 +95,8 @@ TABLE: Final = (
 """The GPUs, by compute capability."""
 
 
-def requirement(package: str, releases: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
-    """Return the requirement on a package as pip reads it: ``torch>=2.11,<2.14``."""
-    least, beyond = map(_dotted, releases)
-    return f"{package}>={least},<{beyond}"
-
-
 def check_library(gpu: str, capability: str) -> None:
-    """Raise an error if engines of the installed TensorRT do not load on this GPU; warn once of untested releases.
+    """Raise an error if engines of the installed TensorRT do not load on this GPU.
 
     Args:
         gpu: the GPU's name, for the message.
@@ -83,22 +109,30 @@ def check_library(gpu: str, capability: str) -> None:
     if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.on(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(
             f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {capability})",
-            f'pip install "{TESTED}", which does; to build for other GPUs here, name them (compute_capabilities)',
+            f'pip install "{TENSORRT_RTX}", which does; to build for other GPUs here, name them (compute_capabilities)',
         )
 
 
 @cache
-def warn_of_untested() -> None:
-    """Warn once of a release of TensorRT-RTX or torch that the tests did not run with."""
-    torchs = tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2])
-    rows = [("torch", str(torch.__version__), torchs, TORCH)]
-    if CAPABILITIES.flavour == "tensorrt_rtx":
-        rows.append(("tensorrt-rtx", CAPABILITIES.version, CAPABILITIES.version_tuple[:2], TENSORRT_RTX))
-    for package, version, release, taken in rows:
-        if not taken[0] <= release < taken[1]:
-            asked = requirement(package, taken)
-            message = f'{package} {version} is not one that pipeline was tested with: pip install "{asked}"'
-            warn(message, VersionWarning)
+def warn_untested(library: str) -> None:
+    """Warn, once in a process, if the installed release of a library is outside of its tested range."""
+    own, tested = _installed(library), TESTED[library]
+    if own and not tested.has(own):
+        found = f"{library} {own} is installed; {tested} are tested (docs/{tested.page}.md)"
+        advice = f'compare results (verify=True), or pip install "{tested.requirement(library)}"'
+        warn(f"{found}: {advice}", VersionWarning)
+
+
+def _installed(library: str) -> str | None:
+    """Return the release in use; None if the library is missing (a graph may have its operators without it)."""
+    if library == "torch":
+        return str(torch.__version__)
+    if library == "tensorrt-rtx":
+        return CAPABILITIES.version if CAPABILITIES.flavour == "tensorrt_rtx" else None
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -21,7 +21,7 @@ import torch
 from attrs import field, frozen
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.aten.op_predicates import READS
 from pipeline.aten.tensor_type import TensorType
@@ -48,7 +48,7 @@ _sizes: Final[dict[object, int]] = {}
 def call_bytes(compiled: Compiled) -> int:
     """Return the most bytes that a call takes; 0 if a dynamic size has no upper bound."""
     nodes = _nodes(compiled.program)
-    sizes = [_bytes(value, compiled.program.shapes) for node in nodes for value in tree_iter(node.meta.get("val"))]
+    sizes = [_bytes(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))]
     layers = sum(
         8 * math.prod(tensor.shape)
         for network in compiled.networks
@@ -242,7 +242,7 @@ class Bound:
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:
-    found: Iterable[Argument] = tree_iter(values)
+    found: Iterable[Argument] = tree_leaves(values)
     return (v for v in found if isinstance(v, torch.Tensor) and v.layout == torch.strided)
 
 

@@ -17,7 +17,7 @@ import torch
 from attrs import define
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_own: Final[Any] = torch._C.TensorBase.data
+_own: Final[Any] = torch.Tensor.data
 
 
 @define(eq=False)

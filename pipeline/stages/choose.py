@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import torch
 from attrs import evolve, field, frozen
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_leaves
 
 from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
@@ -150,6 +150,6 @@ def _is_measured(compiled: Compiled) -> bool:
 
 def tensor_bytes(program: Program) -> int:
     """Return the bytes of all tensors of a program at the optimal sizes."""
-    pairs = ((node.name, value) for node in program.graph.nodes for value in tree_iter(node.meta.get("val")))
+    pairs = ((node.name, value) for node in program.graph.nodes for value in tree_leaves(node.meta.get("val")))
     tensors = (port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
     return sum(tensor.nbytes(lambda sizes: sizes.opt) for tensor in tensors)

@@ -14,7 +14,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import StageLike, as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ExecutionError, PipelineError
-from pipeline.records.library_support import check_library, warn_of_untested
+from pipeline.records.library_support import check_library, warn_untested
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
 from pipeline.runtime.program_engines import Loads, load_engines
 from pipeline.settings import CompilationSettings
@@ -50,7 +50,8 @@ class Load:
         Raises:
             ExecutionError: none does; the hint has the command that installs another version.
         """
-        warn_of_untested()
+        for library in ("torch", "tensorrt-rtx"):
+            warn_untested(library)
         if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
             check_library(torch.cuda.get_device_name(), current_capability())
 

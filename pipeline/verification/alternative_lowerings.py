@@ -121,7 +121,7 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
     """Return a node's decomposition, traced on its fake inputs; and these inputs."""
     flat, spec = tree_flatten((node.args, dict(node.kwargs)))
     inputs = [v for v in flat if isinstance(v, Node)]
-    table: dict[Target, Function] = dict(torch._decomp.core_aten_decompositions())
+    table: dict[Target, Function] = dict(torch.export.default_decompositions())
     found: set[Target] = {node.target}
 
     def call(*values: object) -> Argument:

@@ -41,7 +41,7 @@ from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
-from pipeline.records.tested_versions import warn_untested
+from pipeline.records.library_support import warn_untested
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
 from pipeline.stages.partition import in_pieces, partition

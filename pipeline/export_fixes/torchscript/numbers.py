@@ -40,7 +40,7 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::any": any,
     "aten::all": all,
     "aten::round": round,
-    "aten::sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
+    "aten::sqrt": torch.sym_sqrt,
     "aten::divmod": divmod,
     "aten::mathremainder": math.remainder,
     "aten::__round_to_zero_floordiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
