@@ -28,6 +28,7 @@ ROOMS = (
     ("partitioning",),
     ("decomposition",),
     ("capture",),
+    ("distributed",),
     ("export_fixes",),
     ("converters",),
     ("impl",),

@@ -25,6 +25,7 @@ from pipeline.capture.output_names import named
 from pipeline.capture.profiles import with_profiles
 from pipeline.capture.subclasses import flattened
 from pipeline.capture.unchecked_conditions import warn_of_unchecked
+from pipeline.distributed.sharded import as_local
 from pipeline.export_fixes import ExportNotes, export, interruptible, signature_of, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
@@ -79,7 +80,8 @@ def capture(
         if isinstance(model, ExportedProgram):
             exported, notes = model, checked(model, args, kwargs, dynamic_shapes, profiles, settings.device)
         else:
-            exported, notes = export(model, args, kwargs, dynamic_shapes, settings, profiles)
+            with as_local(model):
+                exported, notes = export(model, args, kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
             warn_of_unchecked(exported, notes)
             program = lifted(exported, notes, settings)

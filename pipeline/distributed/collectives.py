@@ -1,0 +1,76 @@
+"""What of torch.distributed is replaced while a sharded module is exported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import torch.distributed
+from torch._export import wrappers
+from torch.distributed import _functional_collectives as functional
+
+from pipeline.aten.types import Function
+from pipeline.export_fixes.patching import Places, Replacement
+
+IN_PLACE: Final = {
+    "all_reduce": functional.all_reduce_inplace,
+    "all_gather_into_tensor": functional.all_gather_tensor_inplace,
+    "all_gather_single": functional.all_gather_tensor_inplace,
+    "reduce_scatter_tensor": functional.reduce_scatter_tensor_inplace,
+    "reduce_scatter_single": functional.reduce_scatter_tensor_inplace,
+    "all_to_all_single": functional.all_to_all_inplace,
+    "all_gather": functional.all_gather_inplace,
+}
+"""The collectives of torch.distributed that write to a tensor, and what an export sees of each: a functional one, and a
+copy of its result."""
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """A context for exports, in which collectives are operators and DTensors leave no trace of their own."""
+    with _places().taken("sharded"):
+        yield
+
+
+@cache
+def _places() -> Places:
+    why = "calls a process group, and torch.export knows operators only"
+    rows = [Replacement(torch.distributed, name, _operator(own), why, "sharded") for name, own in IN_PLACE.items()]
+    why = "stops at a DTensor that is made inside: its placements are no nodes"
+    rows.append(Replacement(wrappers, "_emit_flat_apply_call", lambda _: _nothing, why, "sharded"))
+    why = "bounds a varying size, to shard it where it need not be"
+    modules = [each for name, each in sys.modules.items() if name.startswith("torch.distributed.tensor.")]
+    asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
+    return Places((*rows, *(Replacement(each, "is_tensor_shardable", _always, why, "sharded") for each in asking)))
+
+
+def _nothing(**_: object) -> None:
+    """Add nothing to the graph."""
+
+
+def _operator(collective: Function) -> Function:
+    """Return what makes a collective of torch.distributed one of these."""
+
+    def called(*args: Any, **kwargs: Any) -> None:
+        names = functional.REDUCE_OP_TO_STR
+        named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
+        collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
+
+    return lambda _: called
+
+
+def _always(own: Function) -> Function:
+    """Return a function that says whether a tensor can be sharded for all its sizes."""
+
+    def is_shardable(shape: Sequence[Any], *args: Any, **kwargs: Any) -> object:
+        return own([_least(size) for size in shape], *args, **kwargs)
+
+    return is_shardable
+
+
+def _least(size: Any) -> int:
+    node = getattr(size, "node", None)
+    return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

@@ -1,0 +1,104 @@
+"""Trace functions of DTensors as functions of local tensors.
+
+torch.export traces before autograd, where DTensor does not choose its collectives yet. So each function that gets a
+DTensor is traced on its own below autograd, and the operators found, of local tensors and collectives, are called in
+its place: the export sees these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed.tensor import DTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pipeline.aten.types import Argument, Function
+
+TENSORS: Final = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+"""The properties of a tensor that are tensors, which are computed."""
+
+
+class LocalFunctions(TorchFunctionMode):  # type: ignore[misc]
+    """A mode for an export, in which functions of DTensors become operators of local tensors."""
+
+    def __torch_function__(
+        self, function: Function, types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Argument:
+        given, form = tree_flatten((args, dict(kwargs or {})))
+        owner = getattr(function, "__self__", None)
+        reads = getattr(function, "__name__", "") == "__get__" and getattr(owner, "__name__", "") not in TENSORS
+        if reads or not any(isinstance(each, DTensor) for each in given):
+            return function(*args, **(kwargs or {}))
+        return _replayed(function, given, form)
+
+
+def _replayed(function: Function, given: Sequence[Any], form: Any) -> Argument:
+    """Call the operators of local tensors that a function of DTensors is."""
+    places = [i for i, each in enumerate(given) if isinstance(each, torch.Tensor | torch.SymInt)]
+    masks = _masks(given)
+    local = [*map(_local, (given[place] for place in places)), *(mask.data for mask in masks)]
+    made: list[Any] = []
+
+    def traced(*values: Argument) -> list[Argument]:
+        own = list(given)
+        for mask, value in zip(masks, values[len(places) :], strict=True):
+            mask.data = value
+        for place, value in zip(places, values, strict=False):
+            own[place] = sharded_like(given[place], value)
+        args, kwargs = tree_unflatten(own, form)
+        results, shape = tree_flatten(function(*args, **kwargs))
+        known = {id(own[place]): given[place] for place in places}
+        made[:] = results, shape, known, _masks([*given, *results])
+        return [*map(_local, results), *(mask.data for mask in made[3])]
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        graph = make_fx(traced)(*map(_fake, local))
+    results, shape, known, masks = made
+    values = _Replay(graph).run(*local)
+    for mask, value in zip(masks, values[len(results) :], strict=True):
+        mask.data = value
+    whole = [known.get(id(was), sharded_like(was, value)) for was, value in zip(results, values, strict=False)]
+    return tree_unflatten(whole, shape)
+
+
+def sharded_like(tensor: Argument, value: Argument) -> Argument:
+    """Return a local tensor as a DTensor, if the other one is."""
+    return DTensor(value, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else value
+
+
+def _local(tensor: Argument) -> Argument:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _masks(tensors: Iterable[Argument]) -> list[Any]:
+    """Return what holds the masks of sharded look-ups: the rows that a rank has not."""
+    placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
+    masks = (getattr(each, "mask_buffer", None) for each in placements)
+    return list({id(mask): mask for mask in masks if mask is not None and mask.data is not None}.values())
+
+
+def _fake(value: Argument) -> Argument:
+    """Return the fake tensor in a tensor of an export."""
+    if isinstance(value, FunctionalTensor):
+        value = torch._from_functional_tensor(value.elem)
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+class _Replay(torch.fx.Interpreter):  # type: ignore[misc]
+    """Call the operators of a traced graph in an export, in which a number that became a tensor becomes one again."""
+
+    def get_attr(self, target: str, args: Any, kwargs: Any) -> Argument:
+        """Return a constant."""
+        value = super().get_attr(target, args, kwargs)
+        return torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Argument:
+        """Call an operator."""
+        lifts = target is torch.ops.aten.lift_fresh_copy.default
+        return args[0] if lifts else super().call_function(target, args, kwargs)
