@@ -92,17 +92,18 @@ class RuntimeCache:
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
         """Create TensorRT's cache with the stored kernels, unless it exists."""
-        if self.handle is not None:
-            return
-        self.handle = cuda_engine.create_runtime_config().create_runtime_cache()
-        stored = self._stored()
+        with self._lock:
+            self.handle = self.handle or self._created(cuda_engine)
+
+    def _created(self, cuda_engine: trt.ICudaEngine) -> Any:
+        handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self._stored()
         if stored is None:
-            return
-        if self.handle.deserialize(stored):
+            return handle
+        if handle.deserialize(stored):
             self._size = len(stored)
-        else:
-            log.warning("%s holds no kernels that %s can read; they are compiled again", self.path, LIBRARY)
-            self.handle = cuda_engine.create_runtime_config().create_runtime_cache()
+            return handle
+        log.warning("%s holds no kernels that %s can read; they are compiled again", self.path, LIBRARY)
+        return cuda_engine.create_runtime_config().create_runtime_cache()
 
     def _stored(self) -> bytes | None:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import torch
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MEMORY: Final = ("out of memory", "outofmemory", "memoryallocation", "gpu memory")
 """Parts of TensorRT's messages, in lower case, when a GPU has too little memory for an engine."""
+THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 2))
+"""The engines that load at a time: TensorRT-RTX compiles the kernels of one on 2 to 3 processors."""
 
 
 @frozen
@@ -54,21 +58,39 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
     settings = compiled.settings
     if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
         return None
-    cache, refused = RuntimeCache.of(compiled.networks, settings.runtime_cache if keep else False), dict[str, str]()
-    parameters, failures = Snapshot(compiled.program), dict[str, str]()
-    for index, engine in enumerate(compiled.engines):
-        plan = engine.name if engine.stripped or not engine.digest else engine.digest
-        if plan not in failures:
-            failures[plan] = _refusal(compiled, index, cache, parameters)
-            if any(each in failures[plan].lower() for each in MEMORY):
-                log.info("%s was not loaded for a trial, for lack of GPU memory: %s", engine.name, failures[plan])
-                return None
-        if failures[plan]:
-            refused[engine.name] = failures[plan]
-    if cache is None or refused:
-        return Loads(FrozenDict(refused))
+    cache = RuntimeCache.of(compiled.networks, settings.runtime_cache if keep else False)
+    failures = _failures(compiled, cache)
+    for name, message in failures.items():
+        if any(each in message.lower() for each in MEMORY):
+            log.info("%s was not loaded for a trial, for lack of GPU memory: %s", name, message)
+            return None
+    if cache is None or failures:
+        return Loads(FrozenDict(failures))
     cache.save()
     return Loads(kernels=b"" if cache.path else cache.serialized())
+
+
+def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
+    """Return TensorRT's message for each engine that does not load, by name. Engines of equal plans load once.
+
+    Several load at a time, since TensorRT-RTX compiles their kernels. What fails then is loaded again alone: its
+    messages may be another engine's, and the memory that it lacked was another's.
+    """
+    alike: dict[str, list[int]] = {}
+    for index, engine in enumerate(compiled.engines):
+        alike.setdefault(engine.name if engine.stripped or not engine.digest else engine.digest, []).append(index)
+    parameters, device = Snapshot(compiled.program), torch.cuda.current_device()
+
+    def refusal(index: int) -> str:
+        with torch.cuda.device(device):
+            return _refusal(compiled, index, cache, parameters)
+
+    first = [indices[0] for indices in alike.values()]
+    with ThreadPoolExecutor(1 if any(e.stripped for e in compiled.engines) else THREADS, "pipeline-load") as pool:
+        messages = list(pool.map(refusal, first))
+    found = {index: refusal(index) for index, message in zip(first, messages, strict=True) if message}
+    failed = {indices[0]: indices for indices in alike.values() if found.get(indices[0])}
+    return {compiled.engines[i].name: found[index] for index, indices in failed.items() for i in indices}
 
 
 def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, parameters: Mapping[str, torch.Tensor]) -> str:
