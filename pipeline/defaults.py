@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.artifact.engine_cache_stage import cached_by
+from pipeline.artifact.measurement_file import kept_by
 from pipeline.capture.capture import Model
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
@@ -143,7 +144,7 @@ def default(
     decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
     front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
     built = cached_by(settings, Build(build_executor))
-    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose()
+    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose(kept=kept_by(settings))
     return in_precision(Pipeline((*front, *back), settings), precision)
 
 

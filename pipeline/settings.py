@@ -91,7 +91,7 @@ def _path_or_flag(value: object) -> bool | str:
         return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"runtime_cache is True, False or a path, not {value!r}")
+    raise TypeError(f"runtime_cache and measurements are True, False or a path, not {value!r}")
 
 
 RUNTIME = (
@@ -176,6 +176,10 @@ class CompilationSettings:
         program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, or the whole
         program if the captured operators are faster, when all are measured on this GPU (in a CUDA graph with
         `cuda_graphs`). False, or ``require_full_compilation``, keeps them in engines. Default True.
+    measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
+        of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
+        True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all.
+        Default True.
     load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
         which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). False
         leaves that to the first call, which fails. Default True.
@@ -238,6 +242,7 @@ class CompilationSettings:
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
     faster_in_torch: bool = attrs.field(default=True, validator=_flag)
+    measurements: bool | str = attrs.field(default=True, converter=_path_or_flag)
     load_built_engines: bool = attrs.field(default=True, validator=_flag)
     progress: bool | None = attrs.field(default=None, validator=_flag_or_none)
     cache_built_engines: bool = attrs.field(default=False, validator=_flag)

@@ -37,6 +37,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "decompose_attention": st.booleans(),
     "use_fp32_acc": st.none() | st.booleans(),
     "faster_in_torch": st.booleans(),
+    "measurements": st.booleans() | st.sampled_from(["/tmp/times.json", "times.json"]),
     "load_built_engines": st.booleans(),
     "progress": st.none() | st.booleans(),
     "cache_built_engines": st.booleans(),

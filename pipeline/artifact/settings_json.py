@@ -13,7 +13,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
 
 EXECUTED = "torch_executed_ops"
-PLACES = ("engine_cache_dir", "runtime_cache")
+PLACES = ("engine_cache_dir", "measurements", "runtime_cache")
 """Settings that may name a folder, which is not saved: a file must not choose where its reader writes."""
 
 

@@ -75,6 +75,7 @@ METAVARS: Final[Mapping[str, str]] = {
     "kernel_specialization": "{none,eager,lazy}",
     "engine_cache_dir": "DIR",
     "runtime_cache": "PATH",
+    "measurements": "FILE",
 }
 """What the help calls the values of settings that are no flags and no numbers."""
 

@@ -8,7 +8,6 @@ program before `decompose` as one segment of PyTorch, whose operators may be few
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
@@ -21,6 +20,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost, segment_costs
+from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.stages.verify import STAGES
@@ -57,13 +57,16 @@ def measured(
 @frozen
 class Choose:
     """The stage. It is skipped with ``faster_in_torch=False``, ``load_built_engines=False`` or
-    ``require_full_compilation``. Two compilations may differ where an engine and PyTorch take about as long.
+    ``require_full_compilation``. Where an engine and PyTorch take about as long, two compilations may differ, unless
+    the second finds the measurements of the first.
 
-    timer: measures a program's segments.
+    timer: measures the segments of programs.
+    kept: stores measurements for later compilations, and for those without a GPU.
     before: the stages before it in its pipeline.
     """
 
     timer: Timer = field(default=measured, repr=False)
+    kept: Measurements = field(default=Forgotten(), repr=False)
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
 
@@ -73,56 +76,66 @@ class Choose:
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest form of a program."""
-        if not _is_measured(compiled):
+        if not _is_asked(compiled):
             return compiled
-        stages = self.before or STAGES
         try:
-            times = self._times(compiled, stages)
+            return self._fastest(compiled, self.before or STAGES)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
             return compiled
-        slower = times.slower
-        before, after = map(sum, zip((0.0, 0.0), *slower.values(), strict=True))
-        slower = slower if _gains(before, after) else {}
-        mixed = times.others + sum(pair[name in slower] for name, pair in times.engines.items())
-        if _gains(mixed, times.captured):
-            log.warning("PyTorch runs the whole program, as captured, on this GPU: %s", _said(mixed, times.captured))
-            return captured_in_torch(compiled, _reason("the program", mixed, times.captured))
-        if slower:
-            which = f"{len(slower)} of {len(times.engines)} engines"
-            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(before, after))
-        reasons = {name: _reason("its engine", *pair) for name, pair in slower.items()}
-        return in_torch(compiled, reasons, stages) if slower else compiled
 
-    def _times(self, compiled: Compiled, stages: Sequence[AnyStage]) -> Times:
+    def _fastest(self, compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
+        keys = Keys.of(compiled)
+        times = self.kept.load(compiled.settings.compute_capabilities)
+        if _is_here(compiled) and not _suffices(times, keys):
+            found = self._measured(compiled, keys, stages)
+            self.kept.save(found)
+            times = {**found, **times}
+        ours, theirs = times.get(keys.program, (0.0, None))
+        if theirs is not None and _gains(ours, theirs):
+            log.warning("PyTorch runs the whole program, as captured, on this GPU: %s", _said(ours, theirs))
+            return captured_in_torch(compiled, _reason("the program", ours, theirs))
+        slower = _slower({name: times[key] for name, key in keys.engines.items() if key in times})
+        if not slower:
+            return compiled
+        which = f"{len(slower)} of {len(keys.engines)} engines"
+        log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(*_sums(slower)))
+        return in_torch(compiled, {name: _reason("its engine", *pair) for name, pair in slower.items()}, stages)
+
+    def _measured(self, compiled: Compiled, keys: Keys, stages: Sequence[AnyStage]) -> Mapping[str, Pair]:
         """Measure a program, its operators in PyTorch, and what was captured in PyTorch."""
         trial = Rejection("it is measured in PyTorch")
-        other = in_torch(compiled, {s.name: trial for s in compiled.partitioned.engine_segments}, stages)
+        other = in_torch(compiled, dict.fromkeys(keys.engines, trial), stages)
+        captured: float | None = None
         try:
             ours, theirs, whole = self.timer((compiled, other, captured_in_torch(compiled, trial)))
-            captured = sum(cost.most for cost in whole.values())
+            captured = round(sum(cost.most for cost in whole.values()), 4)
         except Exception as error:
             log.info("the captured program does not run in PyTorch: %s", error)
-            (ours, theirs), captured = self.timer((compiled, other)), math.inf
-        places = zip(compiled.partitioned.segments, other.partitioned.segments, strict=True)
-        pairs = [(engine, ours[engine.name].gpu, theirs[torch.name].most) for engine, torch in places]
-        engines = {s.name: (ours, theirs) for s, ours, theirs in pairs if s.kind == "engine"}
-        return Times(engines, sum(theirs for s, _, theirs in pairs if s.kind == "torch"), captured)
+            ours, theirs = self.timer((compiled, other))
+        rows = [(s, theirs[s.name.replace("engine", "torch", 1)].most) for s in compiled.partitioned.segments]
+        pairs = {s.name: (round(ours[s.name].gpu, 4), round(b, 4)) for s, b in rows if s.kind == "engine"}
+        before, after = _sums(_slower(pairs))
+        others = sum(b for s, b in rows if s.kind == "torch")
+        mixed = round(_sums(pairs)[0] - before + after + others, 4)
+        return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, captured)}
 
 
-@frozen
-class Times:
-    """Milliseconds of a call: of each engine and of its operators in PyTorch, by name; of the other segments together;
-    and of the program before `decompose` in PyTorch."""
+def _suffices(times: Mapping[str, Pair], keys: Keys) -> bool:
+    """Return whether these measurements decide everything."""
+    ours, theirs = times.get(keys.program, (0.0, None))
+    whole = theirs is not None and _gains(ours, theirs)
+    return keys.program in times and (whole or times.keys() >= {*keys.engines.values()})
 
-    engines: Mapping[str, tuple[float, float]]
-    others: float
-    captured: float
 
-    @property
-    def slower(self) -> Mapping[str, tuple[float, float]]:
-        """Return the engines whose operators are faster in PyTorch."""
-        return {name: pair for name, pair in self.engines.items() if pair[1] < MARGIN * pair[0]}
+def _slower(times: Mapping[str, Pair]) -> dict[str, tuple[float, float]]:
+    """Return the engines whose operators are faster in PyTorch; none if all of them together gain little."""
+    found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
+    return found if _gains(*_sums(found)) else {}
+
+
+def _sums(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    return sum(a for a, _ in times.values()), sum(b for _, b in times.values())
 
 
 def _gains(before: float, after: float) -> bool:
@@ -139,13 +152,17 @@ def _reason(what: str, ours: float, theirs: float) -> Rejection:
     return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
 
 
-def _is_measured(compiled: Compiled) -> bool:
+def _is_asked(compiled: Compiled) -> bool:
     """Return whether the settings and the size of a program ask for measurements."""
     settings, segments = compiled.settings, compiled.partitioned.segments
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     plain = bool(compiled.engines) and all(segment.profile is None for segment in segments)
-    here = has_gpu() and is_for_this_gpu(settings.compute_capabilities)
-    return asked and plain and here and tensor_bytes(compiled.program) >= LARGE
+    return asked and plain and tensor_bytes(compiled.program) >= LARGE
+
+
+def _is_here(compiled: Compiled) -> bool:
+    """Return whether the program's GPU is at hand."""
+    return has_gpu() and is_for_this_gpu(compiled.settings.compute_capabilities)
 
 
 def tensor_bytes(program: Program) -> int:

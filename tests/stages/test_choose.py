@@ -14,6 +14,7 @@ import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost
+from pipeline.profiling.measurements import Forgotten, Measurements
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
@@ -55,13 +56,17 @@ class Times:
         return {s.name: SegmentCost(found.get(s.name, 1.0), self.host) for s in compiled.partitioned.segments}
 
 
-def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Compiled:
-    monkeypatch.setattr(choose, "LARGE", 0)
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "has_gpu", lambda: True)
+
+
+def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, kept: Measurements | None = None, **options: Any) -> Compiled:
+    monkeypatch.setattr(choose, "LARGE", 0)
     compile = pipeline.default(
         min_block_size=1, torch_executed_ops={"aten.digamma"}, load_built_engines=True, **options
     )
-    compile = compile.replace("build", noted).replace("choose", Choose(times))
+    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or Forgotten()))
     return compile.replace("load", as_is)(Three().eval(), (torch.rand(2, 8),))
 
 

@@ -1,0 +1,139 @@
+"""Keep measurements of engines and PyTorch in a file of JSON, by GPU and versions."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+import filelock
+import torch
+from attrs import field, frozen, validators
+
+from pipeline.artifact import codec
+from pipeline.artifact.json_data import decoded, encoded
+from pipeline.errors import ArtifactError
+from pipeline.profiling.measurements import Forgotten, Measurements, Pair
+from pipeline.runtime.atomic import replacing
+from pipeline.runtime.engine_cache import cache_folder
+from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
+from pipeline.runtime.private import MODE, make_private, opened_private
+from pipeline.settings import CompilationSettings
+from pipeline.trt import LIBRARY, has_gpu
+
+log = logging.getLogger(__name__)
+
+MOST: Final = 10_000
+"""The most rows; the oldest are dropped."""
+BYTES: Final = 16 << 20
+"""The most bytes that are read."""
+
+
+def _time(_: object, field: object, value: Any) -> None:
+    if value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"{value} is no time")
+
+
+@frozen
+class Row:
+    """Milliseconds in TensorRT and in PyTorch (absent: it does not run there), where they were measured."""
+
+    key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
+    gpu: str
+    capability: str
+    tensorrt: str
+    torch: str
+    engine_ms: float = field(validator=_time)
+    torch_ms: float | None = field(default=None, validator=_time)
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """Return where it was measured: the GPU, its compute capability, and the versions."""
+        return self.gpu, self.capability, self.tensorrt, self.torch
+
+
+@frozen
+class Table:
+    """The contents of the file."""
+
+    format: Literal["pipeline measurements"]
+    schema: int
+    rows: tuple[Row, ...] = ()
+
+
+@frozen
+class MeasurementFile:
+    """The store in a file, which processes may share; None for the one in the user's cache folder. It is read and
+    written as a whole. A file that cannot be read is reported in the log, and stays as it is."""
+
+    given: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file's path."""
+        return self.given or cache_folder("measurements") / "measurements.json"
+
+    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+        """Return what was measured on the current GPU; without one, or for another, on a GPU of the only compute
+        capability in ``targets``, or of any if they are empty, if the file has one kind of GPU."""
+        here = has_gpu() and is_for_this_gpu(targets)
+        name = torch.cuda.get_device_name() if here else ""
+        rows = [row for row in self._rows() or () if row.place[2:] == (LIBRARY, release())]
+        rows = [r for r in rows if (r.gpu == name if here else not targets or {r.capability} == {*targets})]
+        if len({row.gpu for row in rows}) > 1:
+            log.warning("%s has measurements of several kinds of GPU, none of which is here", self.path)
+            return {}
+        return {row.key: (row.engine_ms, row.torch_ms) for row in reversed(rows)}  # the first row of a key decides
+
+    def save(self, found: Mapping[str, Pair]) -> None:
+        """Add measurements of the current GPU; those that the file has stay."""
+        place = torch.cuda.get_device_name(), current_capability(), LIBRARY, release()
+        try:
+            if self.given is None:
+                make_private(self.path.parent)
+            with filelock.FileLock(self.path.with_name(f".{self.path.name}.lock")):
+                before = self._rows()
+                if before is None:
+                    return
+                known = {row.key for row in before if row.place == place}
+                rows = [Row(key, *place, *pair) for key, pair in found.items() if key not in known]
+                table = Table("pipeline measurements", 1, (*before, *rows)[-MOST:])
+                with replacing(self.path, mode=MODE if self.given is None else 0o666) as file:
+                    file.write(encoded(codec.written(table, Table)))
+        except OSError as error:
+            log.warning("the measurements cannot be saved to %s: %s", self.path, error)
+
+    def _rows(self) -> tuple[Row, ...] | None:
+        """Return the file's rows; none if there is no file, None if it cannot be read."""
+        try:
+            with self._opened() as file:
+                data = file.read(BYTES + 1)
+            if len(data) > BYTES:
+                raise ArtifactError(f"has more than {BYTES} bytes")
+            table: Table = codec.read(decoded(data), Table)
+            if table.schema != 1:
+                raise ArtifactError(f"has the schema {table.schema}, and this version reads 1")
+            return table.rows
+        except FileNotFoundError:
+            return ()
+        except (OSError, ArtifactError) as error:
+            log.warning("%s is no file of measurements (%s): delete it, or name another one", self.path, error)
+            return None
+
+    def _opened(self) -> BinaryIO:
+        return opened_private(self.path) if self.given is None else self.path.open("rb")
+
+
+def release() -> str:
+    """Return torch's release, without the platform that it was built for."""
+    return str(torch.__version__).partition("+")[0]
+
+
+def kept_by(settings: CompilationSettings) -> Measurements:
+    """Return the store that the settings name."""
+    chosen = settings.measurements
+    if chosen is False:
+        return Forgotten()
+    return MeasurementFile(None if chosen is True else Path(chosen).expanduser())

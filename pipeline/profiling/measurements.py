@@ -1,0 +1,79 @@
+"""Key measurements of a program's forms, so that a later compilation of the same program chooses without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
+
+import torch
+from attrs import field, frozen
+
+from pipeline.build.serialized_plans import Order
+from pipeline.compiled import Compiled
+from pipeline.frozen import FrozenDict
+from pipeline.network.canonical import canonical
+from pipeline.program import digest
+from pipeline.settings import CompilationSettings
+
+Pair: TypeAlias = "tuple[float, float | None]"
+"""Milliseconds in TensorRT and in PyTorch; None: PyTorch does not run it."""
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        *("cache_built_engines", "compute_capabilities", "copy_weights", "device", "engine_cache_dir"),
+        *("engine_cache_size", "execution_contexts", "load_built_engines", "max_cuda_graphs", "measurements"),
+        *("progress", "refittable_weights", "reuse_cached_engines", "runtime_cache"),
+    }
+)
+"""Settings that leave the measured times as they are."""
+
+
+class Measurements(Protocol):
+    """A store of measurements by key."""
+
+    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+        """Return what was measured on the GPU that engines for these compute capabilities run on."""
+
+    def save(self, found: Mapping[str, Pair]) -> None:
+        """Add measurements of the current GPU; those that the store has stay."""
+
+
+@frozen
+class Forgotten:
+    """A store that keeps nothing."""
+
+    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+        """Return nothing."""
+        return {}
+
+    def save(self, found: Mapping[str, Pair]) -> None:
+        """Do nothing."""
+
+
+@frozen
+class Keys:
+    """The keys of a program's measurements, digests of everything that times depend on but the GPU and the versions.
+
+    program: that of the captured graph with its sizes: the time of the fastest mixture of engines and PyTorch, and that
+        of the captured operators in PyTorch. engines: by name, that of a network's structure without its names.
+    """
+
+    program: str
+    engines: Mapping[str, str] = field(factory=FrozenDict)
+
+    @classmethod
+    def of(cls, compiled: Compiled) -> Keys:
+        """Compute the keys of a compiled program."""
+        around = _around(compiled.settings)
+        rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
+        forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in rows}
+        engines = {name: digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
+        captured = compiled.program.source or compiled.program
+        return cls(digest(f"{around}\nprogram\n{captured}"), FrozenDict(engines))
+
+
+def _around(settings: CompilationSettings) -> str:
+    """Return the settings that times depend on, and PyTorch's for products of float32."""
+    changed = (f"{name}={value}" for name, value in settings.changed().items() if name not in WITHOUT_EFFECT)
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    return "\n".join([*changed, *(str(each.fp32_precision) for each in backends)])
