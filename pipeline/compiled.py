@@ -22,6 +22,7 @@ from pipeline.program import Output, Partitioned, Port, Program, Segment, segmen
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Agreement, Healed
 from pipeline.records.costs import Entry
+from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.profile import Profile
 from pipeline.settings import CompilationSettings
 
@@ -154,8 +155,8 @@ class Compiled:
         healed: the nodes that are compiled in another form, because their engine did not load or was wrong (also in
             ``coverage.healed``).
         took: the seconds and memory of each compilation stage, as in `pipeline.Ledger`; empty for a loaded program.
-        kernels: the kernels that TensorRT-RTX compiled when the engines were loaded, if no file stores them
-            (``runtime_cache=False``).
+        kernels: the kernels that TensorRT-RTX compiled when the engines were loaded, if no cache stores them
+            (``runtime_cache=False``), or those of the file that the program was loaded from.
     """
 
     partitioned: Partitioned
@@ -166,7 +167,7 @@ class Compiled:
     agreement: Agreement | None = field(default=None, eq=False)
     healed: tuple[Healed, ...] = field(default=())
     took: tuple[Entry, ...] = field(default=(), eq=False)
-    kernels: bytes = field(default=b"", eq=False)
+    kernels: Kernels = field(default=NO_KERNELS, eq=False)
 
     # Implemented by packages above this record: `pipeline.api`, imported when one is first called, defines these.
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]

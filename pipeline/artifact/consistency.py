@@ -27,7 +27,8 @@ def check_names(manifest: Manifest) -> None:
     parts: tuple[Any, ...] = (*manifest.inputs, *manifest.outputs, *manifest.segments, *manifest.engines)
     for part in parts:
         check_name(part.name)
-    for name in (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules, manifest.weights.file):
+    names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
+    for name in (*names, manifest.weights.file, manifest.kernels):
         check_name(name)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from pipeline.artifact.container import MANIFEST, Reader
-from pipeline.artifact.manifest import Manifest
+from pipeline.artifact.manifest import KERNELS, Manifest
 from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.compiled import outputs_of
 from pipeline.program import in_bytes
@@ -44,7 +44,8 @@ def inspect(path: str | os.PathLike[str]) -> Description:
         sizes = {name: entry.size for name, entry in reader.entries.items()}
         if unlisted := sizes.keys() - {*manifest.entries, MANIFEST}:
             raise reader.broken(f"its manifest does not list the entry {min(unlisted)}")
-        if lacking := [engine.entry for engine in manifest.engines if engine.entry not in sizes]:
+        large = [*(engine.entry for engine in manifest.engines), *[KERNELS] * bool(manifest.kernels)]
+        if lacking := [name for name in large if name not in sizes]:
             raise reader.broken(f"it has no entry {lacking[0]}")
         return Description(os.fspath(path), reader.size, manifest, sizes, reader.manifest.decode())
 
@@ -61,6 +62,8 @@ def _lines(description: Description) -> Iterator[str]:
         targets = f", for {', '.join(versions.targets)}" if versions.targets else ""
         refit = ", refittable" * engine.refittable + ", without weights" * engine.stripped
         yield f"engine {engine.name}: {in_bytes(description.sizes[engine.entry])}, {engine.library}{targets}{refit}"
+    if manifest.kernels:
+        yield f"compiled kernels: {in_bytes(description.sizes[KERNELS])}, for {manifest.kernels}"
     yield _weights(description)
     if manifest.computed:
         yield f"constants are computed, the largest has {in_bytes(manifest.computed)}"

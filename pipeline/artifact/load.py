@@ -24,7 +24,7 @@ from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedNode
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.malformed import MalformedError, MissingOperatorError
-from pipeline.artifact.manifest import SavedEngine, SavedSegment, SavedSource, SavedVerdict
+from pipeline.artifact.manifest import KERNELS, SavedEngine, SavedSegment, SavedSource, SavedVerdict
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
@@ -37,6 +37,7 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, saved_fields, version
+from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
@@ -114,6 +115,7 @@ class Loader:
         self.missing, kept = "", self.manifest
         self.most = allowed_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
         large = [*filter(None, [kept.weights.entry]), *(engine.entry for engine in kept.engines)]
+        large += [KERNELS] * bool(kept.kernels)
         digests = {name: self.digest(name) for name in large}
 
         def same(again: BinaryIO) -> bool:
@@ -141,6 +143,7 @@ class Loader:
                 literals=self.named(kept.literals),
                 agreement=kept.agreement,
                 healed=kept.healed,
+                kernels=self.kernels(),
             )
         except MissingOperatorError as error:
             raise ArtifactError(f"{self.path}: {error.message}", error.hint) from None
@@ -188,6 +191,13 @@ class Loader:
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
         rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
         return tuple(evolve(engine_of(e, memory[at.data : at.end]), file=self.opened[0]) for e, at in rows)
+
+    def kernels(self) -> Kernels:
+        """Read the compiled kernels."""
+        if not self.manifest.kernels:
+            return NO_KERNELS
+        at = self.verified[KERNELS].result()
+        return Kernels(self.manifest.kernels, self.reader.at(at.data, at.size))
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         """Return the function that returns saved tensors, from the file itself and the one of weights beside it."""

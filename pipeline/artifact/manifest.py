@@ -21,6 +21,8 @@ from pipeline.recipes import Recipe
 from pipeline.records.agreement import Agreement, Healed
 
 FORMAT: Final = "pipeline program"
+KERNELS: Final = "kernels.plan"
+"""The entry of the kernels that TensorRT-RTX compiled on the machine that wrote the file."""
 SCHEMA: Final = 2
 """The version of the format: 1 stored text, 2 deflates it. Older files can be read; a new field with a default needs no
 new version."""
@@ -102,7 +104,8 @@ class Manifest(SavedFields):
     ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
     by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
     constant. ``generation``: the JSON that makes a language model of the program.
-    ``call``: the most bytes that a call takes; 0 if sizes are unbounded.
+    ``call``: the most bytes that a call takes; 0 if sizes are unbounded. ``kernels``: the machine that the entry of
+    compiled kernels is for; empty without one.
     """
 
     format: str
@@ -132,3 +135,4 @@ class Manifest(SavedFields):
     source: str = ""
     computed: int = 0
     call: int = 0
+    kernels: str = ""

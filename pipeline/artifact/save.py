@@ -22,6 +22,7 @@ from pipeline.artifact.hashing import SummedWriter
 from pipeline.artifact.json_data import encoded
 from pipeline.artifact.manifest import (
     FORMAT,
+    KERNELS,
     SCHEMA,
     Manifest,
     SavedEngine,
@@ -42,6 +43,7 @@ from pipeline.program import Program, Verdict, saved_fields, version
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
 from pipeline.runtime.opened_file import call_bytes_of, check_files
+from pipeline.runtime.program_engines import compiled_kernels
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 
@@ -164,6 +166,8 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     segments = _segments(compiled, tensors)
     for name, segment in segments.items():
         _add_json(entries, name, segment, SavedSegment)
+    if kernels := compiled_kernels(compiled):
+        entries[KERNELS] = ([kernels.data], len(kernels.data), "")
     if (source := _source(program, tensors)) is not None:
         _add_json(entries, SOURCE, source, SavedSource)
     make = partial(
@@ -191,6 +195,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         modules=FrozenDict(_modules(program)),
         source=SOURCE if source is not None else "",
         computed=_computed(compiled),
+        kernels=kernels.machine,
         call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )

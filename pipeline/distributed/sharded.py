@@ -8,7 +8,6 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from attrs import frozen
 from torch import nn
 

@@ -18,13 +18,14 @@ import platformdirs
 import torch
 
 from pipeline.network.description import Network
+from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.private import MODE, make_private, opened_private
 from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 log = logging.getLogger(__name__)
 
-FORMAT = "kernels 2"
+FORMAT = "kernels 3"
 """The version of keys and files. A new number makes older files unreachable."""
 
 _DIGEST = 32
@@ -50,22 +51,25 @@ def cache_key(networks: Iterable[Network]) -> str:
     It leaves out the weights: TensorRT looks a kernel up by its computation, so a network with other weights starts
     with existing kernels (0.11 s instead of 2.9 for the context of ViT-B on an H200).
     """
+    parts = (*(network.digest for network in networks), machine())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def machine() -> str:
+    """Return what kernels depend on besides their networks: GPU, driver, CUDA, library and the TF32 override."""
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
     parts = (
-        *(network.digest for network in networks),
         f"{gpu.name} {gpu.major}.{gpu.minor}",
         f"driver {driver}, CUDA {torch.version.cuda}",
-        LIBRARY,
-        FORMAT,
-        f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}",
+        *(LIBRARY, FORMAT, f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"),
     )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return "; ".join(parts)
 
 
 class RuntimeCache:
     """The compiled kernels of a program's engines: in memory, shared by all their contexts, and in a file unless
-    ``path`` is None. ``initial``: the kernels to start with if there is no file.
+    ``path`` is None. ``initial``: the kernels to start with then.
 
     The file is written under another name and renamed, so that concurrent processes read a complete one; the SHA-256
     of the kernels follows them. A file that was altered, that other users could have written, or that TensorRT cannot
@@ -80,15 +84,21 @@ class RuntimeCache:
 
     @classmethod
     def of(
-        cls, networks: Iterable[Network], folder: bool | str | os.PathLike[str], initial: bytes = b""
+        cls, networks: Iterable[Network], folder: bool | str | os.PathLike[str], kernels: Kernels = NO_KERNELS
     ) -> RuntimeCache | None:
         """Return the cache for the engines of these networks: in the user's folder (True), another one, or only in
-        memory (False); None if this TensorRT has no such cache."""
+        memory (False); None if this TensorRT has no such cache.
+
+        If there is no file, ``kernels`` for this machine are used, in memory: a user's cache stores nothing that a
+        saved program brought.
+        """
         if not CAPABILITIES.runtime_config:
             return None
-        if folder is False:
-            return cls(None, initial)
-        return cls((default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels")
+        path = None
+        if folder is not False:
+            path = (default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
+        used = kernels and kernels.machine == machine() and not (path and path.exists())
+        return cls(None, kernels.data) if used else cls(path)
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
         """Create TensorRT's cache with the stored kernels, unless it exists."""
@@ -96,16 +106,18 @@ class RuntimeCache:
             self.handle = self.handle or self._created(cuda_engine)
 
     def _created(self, cuda_engine: trt.ICudaEngine) -> Any:
-        handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self._stored()
+        handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self.stored()
         if stored is None:
             return handle
         if handle.deserialize(stored):
             self._size = len(stored)
             return handle
-        log.warning("%s holds no kernels that %s can read; they are compiled again", self.path, LIBRARY)
+        place = self.path or "the program"
+        log.warning("%s holds no kernels that %s can read; they are compiled again", place, LIBRARY)
         return cuda_engine.create_runtime_config().create_runtime_cache()
 
-    def _stored(self) -> bytes | None:
+    def stored(self) -> bytes | None:
+        """Return the kernels to start with; None if there are none."""
         try:
             if self.path is None:
                 return self._initial or None
@@ -119,7 +131,7 @@ class RuntimeCache:
             log.warning("the kernels in %s were altered; they are compiled again", self.path)
             return None
         except FileNotFoundError:
-            return self._initial or None
+            return None
         except OSError as error:
             log.warning("the kernels in %s cannot be read (%s); they are compiled again", self.path, error)
             return None

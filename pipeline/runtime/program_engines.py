@@ -15,7 +15,8 @@ from pipeline.compiled import Compiled
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.recipes import held
-from pipeline.runtime.engine_cache import RuntimeCache
+from pipeline.records.kernels import NO_KERNELS, Kernels
+from pipeline.runtime.engine_cache import RuntimeCache, machine
 from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_this_gpu, listening
 from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.opened_file import FileWeights
@@ -38,7 +39,7 @@ class Loads:
     the kernels compiled for the engines."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
-    kernels: bytes = field(default=b"", repr=False)
+    kernels: Kernels = NO_KERNELS
 
 
 def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
@@ -67,7 +68,16 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
     if cache is None or failures:
         return Loads(FrozenDict(failures))
     cache.save()
-    return Loads(kernels=b"" if cache.path else cache.serialized())
+    return Loads() if cache.path else Loads(kernels=Kernels(machine(), cache.serialized()))
+
+
+def compiled_kernels(compiled: Compiled) -> Kernels:
+    """Return the kernels of a program's engines: its own, or those that the cache has for the current GPU."""
+    if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
+        return compiled.kernels
+    cache = RuntimeCache.of(compiled.networks, compiled.settings.runtime_cache)
+    stored = None if cache is None else cache.stored()
+    return compiled.kernels if stored is None else Kernels(machine(), stored)
 
 
 def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:

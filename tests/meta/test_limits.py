@@ -47,7 +47,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_150, ("partitioning/",)),
     "networks": (1_750, ("network/",)),
     "engine builds": (1_020, ("build/",)),
-    "runtime": (4_820, ("runtime/",)),
+    "runtime": (4_860, ("runtime/",)),
     "files and the engine cache": (5_370, ("artifact/",)),
     "verification": (2_630, ("verification/",)),
     "profiles": (950, ("profiling/",)),

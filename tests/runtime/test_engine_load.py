@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from attrs import evolve
 
 import pipeline
 from pipeline import ExecutionError
+from pipeline.artifact.load import loaded
 from pipeline.compiled import Compiled
 from pipeline.network.engine import Engine
+from pipeline.records.kernels import Kernels
 from pipeline.runtime import engine_cache, engine_load, program_engines
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, listening
@@ -21,6 +24,7 @@ from pipeline.runtime.program_engines import Loads, load_engines
 from pipeline.stages import unbuilt
 from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.fake_engine import FakeEngine, say
+from tests.verification.test_loading import noted
 
 X = torch.arange(6.0).reshape(2, 3)
 NETWORK = FakeEngine({"x": ("float32", (3,))}, {"y": ("float32", (3,))}, lambda x: [x]).network
@@ -100,6 +104,8 @@ class FakeGpu:
         monkeypatch.setattr(RuntimeCache, "attach", lambda cache, engine: self.caches.append(cache))
         monkeypatch.setattr(RuntimeCache, "serialized", lambda cache: b"kernels")
         monkeypatch.setattr(engine_cache, "cache_key", lambda networks: "key")
+        for module in (engine_cache, program_engines):
+            monkeypatch.setattr(module, "machine", lambda: "this GPU")
 
     def load(self, engine: Engine, targets: tuple[str, ...]) -> FakeEngine:
         self.loads.append(engine.name)
@@ -132,8 +138,39 @@ def test_kernels_of_engines_that_load_are_kept_for_the_first_call(fake_gpu: Fake
     on_disk = load_engines(program("12", runtime_cache=tmp_path), keep=True)
     assert on_disk == Loads() and {cache.path for cache in fake_gpu.caches} == {tmp_path / "key.kernels"}
     in_memory = load_engines(program("12", runtime_cache=False), keep=True)
-    assert in_memory == Loads(kernels=b"kernels")
-    assert RuntimeCache.of([NETWORK], False, b"kernels")._stored() == b"kernels"  # type: ignore[union-attr]
+    assert in_memory is not None and in_memory.kernels == Kernels("this GPU", b"kernels")
+
+
+def test_kernels_of_this_machine_take_the_place_of_a_file(fake_gpu: FakeGpu, tmp_path: Path) -> None:
+    ours, other = Kernels("this GPU", b"kernels"), Kernels("another GPU", b"kernels")
+
+    def cache(kernels: Kernels, folder: Path | bool) -> tuple[Path | None, bytes | None]:
+        found = RuntimeCache.of([NETWORK], folder, kernels)
+        return (None, None) if found is None else (found.path, found.stored())
+
+    path = tmp_path / "key.kernels"
+    assert cache(ours, False) == cache(ours, tmp_path) == (None, b"kernels"), "no cache stores what a file brought"
+    assert cache(other, False) == (None, None) and cache(other, tmp_path) == (path, None)
+    path.write_bytes(b"own" + hashlib.sha256(b"own").digest())
+    assert cache(ours, tmp_path) == (path, b"own")
+
+
+def test_a_file_has_the_kernels_of_the_machine_that_wrote_it(fake_gpu: FakeGpu, tmp_path: Path) -> None:
+    compile, path = pipeline.default(runtime_cache=tmp_path).replace("build", noted), tmp_path / "p.trtp"
+    made = compile(torch.nn.Tanh().eval(), (X,))
+    made.save(path)
+    assert not loaded(path, ()).kernels
+    (tmp_path / "key.kernels").write_bytes(b"own" + hashlib.sha256(b"own").digest())
+    made.save(path)
+    again = loaded(path, ())
+    assert again.kernels == Kernels("this GPU", b"own")
+    again.save(tmp_path / "q.trtp")
+    assert loaded(tmp_path / "q.trtp", ()).kernels == again.kernels
+    data = path.read_bytes()
+    at = data.index(b"own")
+    path.write_bytes(data[:at] + b"not" + data[at + 3 :])
+    with pytest.raises(pipeline.ArtifactError, match="kernels"):
+        loaded(path, ())
 
 
 def test_nothing_is_said_of_engines_for_other_gpus_or_without_memory(fake_gpu: FakeGpu) -> None:

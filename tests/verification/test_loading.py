@@ -17,6 +17,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
 from pipeline.program import Built, Converted
+from pipeline.records.kernels import Kernels
 from pipeline.runtime.program_engines import Loads
 from pipeline.stages import Load, unbuilt
 from pipeline.trt import LIBRARY, trt
@@ -40,7 +41,9 @@ class Refusing:
     def __call__(self, compiled: Compiled, *, keep: bool) -> Loads:
         self.sizes.append(sum(len(network.layers) for network in compiled.networks))
         found = {network.name: self.refused(network) for network in compiled.networks}
-        return Loads(FrozenDict({name: words for name, words in found.items() if words}), b"kernels" * keep)
+        return Loads(
+            FrozenDict({name: words for name, words in found.items() if words}), Kernels("this GPU", b"kernels" * keep)
+        )
 
     def refused(self, network: Network) -> str:
         layers = self.refuses(network.layers)
@@ -96,7 +99,7 @@ def test_operators_without_a_kernel_are_lowered_otherwise(caplog: pytest.LogCapt
     rows = [(row.node, row.target, row.action) for row in made.coverage.healed]
     assert rows == [(f"layer_norm{n}", "aten.layer_norm.default", action) for n in ("", "_1", "_2")]
     assert all("its engine does not load: " in row.reason and GAP in row.reason for row in made.healed)
-    assert not made.coverage.fallback and len(made.engines) == 1 and made.kernels == b"kernels"
+    assert not made.coverage.fallback and len(made.engines) == 1 and made.kernels.data == b"kernels"
     assert not of_kind("NORMALIZATION")(made.networks[0].layers)
     assert [r.message.count(f"3 of aten.layer_norm.default {action}") for r in caplog.records] == [1], "said once"
     assert "healed: lowered by torch's decomposition" in made.report()
@@ -176,7 +179,7 @@ def test_what_loads_without_a_gpu_to_ask_or_with_the_setting_off_stays_as_it_is(
         compiling(loader).replace("build", unbuilt)(Block().eval(), (X,)),
         pipeline.default()(Block().eval(), (X,)) if not torch.cuda.is_available() else compiling(none)(Block(), (X,)),
     ):
-        assert made.healed == () and made.kernels == b""
+        assert made.healed == () and not made.kernels
     assert not loader.sizes
 
 

@@ -1,0 +1,22 @@
+"""``Kernels``: what TensorRT-RTX compiled for a program's engines on one kind of machine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import field, frozen
+
+
+@frozen
+class Kernels:
+    """Compiled kernels in TensorRT's format, and the machine that they are for: GPU, driver, CUDA and library, as
+    `runtime.engine_cache.machine` names it."""
+
+    machine: str = ""
+    data: bytes = field(default=b"", repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+
+NO_KERNELS: Final = Kernels()
