@@ -79,6 +79,7 @@ class RuntimeCache:
     def __init__(self, path: Path | None, initial: bytes = b"") -> None:
         self.path, self._initial = path, initial
         self.handle: Any = None
+        self.may_have_new = False
         self._size = 0
         self._lock = threading.Lock()
 
@@ -143,28 +144,38 @@ class RuntimeCache:
 
     def save(self) -> bool:
         """Write the file if there are new kernels, and return whether it was written. A failure is logged as a
-        warning."""
+        warning. All kernels are serialized to see that, so call this once for all engines of a program."""
         if self.path is None or self.handle is None:
+            self.may_have_new = False
             return False
         with self._lock:
+            self.may_have_new = False
             data = self.handle.serialize()
             if data is None or memoryview(data).nbytes == self._size:
                 return False
-            try:
-                self._replace(self.path, memoryview(data))
-            except OSError as error:
-                log.warning("the compiled kernels cannot be saved to %s: %s", self.path, error)
+            if not _written(self.path, memoryview(data)):
                 return False
             self._size = memoryview(data).nbytes
             return True
 
-    @staticmethod
-    def _replace(path: Path, data: memoryview) -> None:
+    def start_with(self, other: RuntimeCache) -> None:
+        """Copy the file of another program's kernels, unless this one exists: some of its engines are the same."""
+        if self.path and other.path and not self.path.exists() and (data := other.stored()):
+            _written(self.path, memoryview(data))
+
+
+def _written(path: Path, data: memoryview) -> bool:
+    """Write a file of kernels, and return whether that succeeded. A failure is logged as a warning."""
+    try:
         make_private(path.parent)
         with replacing(path, mode=MODE, size=lambda: data.nbytes) as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())
         _forget_oldest(path.parent)
+    except OSError as error:
+        log.warning("the compiled kernels cannot be saved to %s: %s", path, error)
+        return False
+    return True
 
 
 def _forget_oldest(folder: Path) -> None:

@@ -164,7 +164,7 @@ class Session:
         del held
         if self._fresh:
             self._fresh = False
-            self.loaded.keep_kernels()
+            self.loaded.note_new_shapes()
         return [
             result.clone() if memory is not None and not own else self._finished(binding, result)
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)

@@ -136,6 +136,8 @@ class ProgramModule(CompiledModule):
         worker = self._workers.take()
         try:
             results = worker(plan, leaves) if self._bound is None else self._bound(worker, plan, leaves)
+            if self._kernels is not None and self._kernels.may_have_new:
+                self._kernels.save()
             if self._names is not None and self.settings.cuda_graphs and not (self._written or self._same):
                 self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
             return results

@@ -80,6 +80,14 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
     return compiled.kernels if stored is None else Kernels(machine(), stored)
 
 
+def share_kernels(before: Compiled, after: Compiled) -> None:
+    """Let a program that has some of another's engines find their compiled kernels in the cache."""
+    folder = before.settings.runtime_cache
+    source, target = RuntimeCache.of(before.networks, folder), RuntimeCache.of(after.networks, folder)
+    if source is not None and target is not None and after.engines:
+        target.start_with(source)
+
+
 def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     """Return TensorRT's message for each engine that does not load, by name. Engines of equal plans load once.
 

@@ -23,6 +23,7 @@ from pipeline.profiling.measure import SegmentCost, segment_costs
 from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
+from pipeline.runtime.program_engines import share_kernels
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch
@@ -100,7 +101,10 @@ class Choose:
             return compiled
         which = f"{len(slower)} of {len(keys.engines)} engines"
         log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(*_sums(slower)))
-        return in_torch(compiled, {name: _reason("its engine", *pair) for name, pair in slower.items()}, stages)
+        mixed = in_torch(compiled, {name: _reason("its engine", *pair) for name, pair in slower.items()}, stages)
+        if _is_here(compiled):
+            share_kernels(compiled, mixed)
+        return mixed
 
     def _measured(self, compiled: Compiled, keys: Keys, stages: Sequence[AnyStage]) -> Mapping[str, Pair]:
         """Measure a program, its operators in PyTorch, and what was captured in PyTorch."""

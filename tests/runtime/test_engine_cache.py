@@ -120,6 +120,17 @@ def test_in_memory_only() -> None:
     assert not cache.save()
 
 
+def test_a_program_with_some_of_anothers_engines_starts_with_its_kernels(tmp_path: Path) -> None:
+    first = attached(tmp_path / "first.kernels")
+    first.handle.data += b"one"
+    assert first.save() and not first.may_have_new
+    second = RuntimeCache(tmp_path / "second.kernels")
+    second.start_with(first)
+    assert second.stored() == first.stored() and second.stored()
+    second.start_with(RuntimeCache(tmp_path / "none.kernels"))
+    assert second.stored() == first.stored()
+
+
 def test_the_oldest_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_cache, "MAX_FILES", 3)
     for age, name in enumerate("edcba"):
