@@ -110,10 +110,10 @@ def by_plan(model: Any) -> Any:
         if style is not None:
             for parameter in list(module._parameters):
                 ALL_PARALLEL_STYLES[style].shard_param(module, parameter, mesh)
+                local: Any = module._parameters[parameter]
+                if hasattr(local, "to_local"):  # a view, which keeps the whole parameter
+                    local._local_tensor = local._local_tensor.clone()
             ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
-    for tensor in model.parameters():  # which are views of the whole ones
-        if hasattr(tensor, "to_local"):
-            tensor._local_tensor = tensor._local_tensor.clone()
     return model
 
 
