@@ -88,13 +88,13 @@ def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gr
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
-    """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
+    """Return the sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
     sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
     return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
 
 
 def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str, torch.Tensor]:
-    """The tensors among the example inputs, by the inputs' names."""
+    """Return the tensors among the example inputs, by the inputs' names."""
     rows = zip(arguments, leaves, strict=False)
     return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
 
@@ -110,7 +110,8 @@ def _held(name: str, value: object) -> str:
 def _lifted(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
+    """Return the model's own tensors by their names; the placeholders that stay what one of them is; those that
+    change."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -141,7 +142,8 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """The outputs. What is changed and returned is one value in the graph; ``target`` then names what was changed."""
+    """Return the outputs. What is changed and returned is one value in the graph; ``target`` then names what was
+    changed."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

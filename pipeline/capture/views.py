@@ -39,11 +39,12 @@ class View:
     args: tuple[Argument, ...]
 
     def of(self, emit: Emit, value: Node) -> Node:
-        """The view of another value of the viewed tensor."""
+        """Return the view of another value of the viewed tensor."""
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no rule."""
+        """Return the viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no
+        rule."""
         return RULES[self.target](self, emit, before, value)
 
 
@@ -107,7 +108,7 @@ def _expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
 
 
 def _has_all(made: View) -> bool:
-    """Whether a view has the sizes of what it views."""
+    """Return whether a view has the sizes of what it views."""
     return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
 
 

@@ -170,7 +170,7 @@ def printed() -> str:
 
 
 def tied(error: UserError, shapes: Spec) -> object:
-    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
+    """Return the shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
     Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
@@ -183,5 +183,5 @@ def tied(error: UserError, shapes: Spec) -> object:
 
 
 def _ends(shapes: object) -> list[Argument]:
-    """The least and the greatest size of each dim."""
+    """Return the least and the greatest size of each dim."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

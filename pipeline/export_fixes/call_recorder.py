@@ -43,7 +43,7 @@ class Call:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """The call with these inputs, which were passed in one way: so many by position, others by keyword."""
+        """Return the call with these inputs, which were passed in one way: so many by position, others by keyword."""
         rows, spec = tree_flatten_with_path(inputs)
         return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
 
@@ -110,7 +110,7 @@ class Calls:
                 raise CaptureError(why, hint)
 
     def _varying(self, path: Path) -> Argument:
-        """The entry of an input in ``dynamic_shapes``."""
+        """Return the entry of an input in ``dynamic_shapes``."""
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
             return _range(values) if type(values[0]) is int else None
@@ -152,7 +152,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
-    """A copy that the larger program does not write to: an ordinary tensor, whatever mode the program is in."""
+    """Return a copy that the larger program does not write to: an ordinary tensor, whatever mode the program is in."""
     with torch.inference_mode(False):
         return x.detach().clone()
 
@@ -167,7 +167,7 @@ def _kind(value: Argument) -> Leaf:
 
 
 def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
-    """The entries of leaves, in order, as they are nested in ``dynamic_shapes``."""
+    """Return the entries of leaves, in order, as they are nested in ``dynamic_shapes``."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)
@@ -175,7 +175,7 @@ def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
 
 
 def _is_alike(own: Leaf, other: Leaf) -> bool:
-    """Whether one program may be for both values."""
+    """Return whether one program may be for both values."""
     if isinstance(own, TensorKind) and isinstance(other, TensorKind):
         return own.dtype == other.dtype and len(own.shape) == len(other.shape)
     if type(own) is type(other) is int:
@@ -186,6 +186,6 @@ def _is_alike(own: Leaf, other: Leaf) -> bool:
 
 
 def _range(sizes: Sequence[int]) -> Argument:
-    """A dim over these sizes; None if all are the same."""
+    """Return a dim over these sizes; None if all are the same."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -27,7 +27,7 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 
 
 def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Whether both calls of a model compute the same, each from its own inputs, whose copies `AGAIN` marks.
+    """Return whether both calls of a model compute the same, each from its own inputs, whose copies `AGAIN` marks.
 
     What the first call left behind is the same for the second only if it depends on no input.
 
@@ -70,14 +70,14 @@ class _Values:
     first: dict[Node, int] = field(factory=dict)
 
     def number(self, *key: object, of_input: bool = False) -> int:
-        """The number of an expression."""
+        """Return the number of an expression."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.of_inputs.add(number)
         return number
 
     def of(self, value: Argument) -> object:
-        """The number of a node; what else is an argument is compared as it is printed."""
+        """Return the number of a node; what else is an argument is compared as it is printed."""
         if isinstance(value, Node):
             return self.nodes[value]
         if isinstance(value, list | tuple):
@@ -136,7 +136,8 @@ class _Values:
 
 
 def _valued(node: Node) -> list[Node]:
-    """The nodes whose values a call reads: not those of which it takes the dtype, the device or the sizes alone."""
+    """Return the nodes whose values a call reads: not those of which it takes the dtype, the device or the sizes
+    alone."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
     if template is None or (template == 0 and does(node.target) is not Does.FILLS):
@@ -146,7 +147,8 @@ def _valued(node: Node) -> list[Node]:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Whether a call is a cast or copy of a tensor that is of this dtype already: a second call casts what is cast."""
+    """Return whether a call is a cast or copy of a tensor that is of this dtype already: a second call casts what is
+    cast."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPIES or not node.all_input_nodes:
         return False
@@ -156,7 +158,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """The nodes that depend on these inputs, or on a tensor from outside of the graph that it writes."""
+    """Return the nodes that depend on these inputs, or on a tensor from outside of the graph that it writes."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_valued(node)):
@@ -168,7 +170,7 @@ def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
 
 
 def _written(node: Node) -> Iterator[Node]:
-    """The node that a call writes, and those that it may be a view of."""
+    """Yield the node that a call writes, and those that it may be a view of."""
     written: object = next(iter(node.all_input_nodes), None)
     while isinstance(written, Node):
         yield written
@@ -176,7 +178,7 @@ def _written(node: Node) -> Iterator[Node]:
 
 
 def _printed(module: torch.nn.Module) -> str:
-    """A graph that another calls, as text."""
+    """Return a graph that another calls, as text."""
     return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
 
 

@@ -20,7 +20,7 @@ _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violation
 
 
 def kept_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """A context in which an export finishes although ranges are too wide; the list receives the errors."""
+    """Return a context in which an export finishes although ranges are too wide; the list receives the errors."""
     return set_to(_kept, [])
 
 
@@ -41,7 +41,8 @@ def finishing(own: Callable[..., object]) -> Callable[..., object]:
 
 
 def _places(shape_env: Any) -> str:
-    """The lines of the model that take a size for the number that it is in the example, as lines of a message."""
+    """Return the lines of the model that take a size for the number that it is in the example, as lines of a
+    message."""
     found: dict[str, None] = {}
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()

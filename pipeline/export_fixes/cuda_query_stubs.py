@@ -29,7 +29,7 @@ _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability th
 
 
 def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
-    """A context in which the answers are those of a GPU of this compute capability."""
+    """Return a context in which the answers are those of a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
     return set_to(_capability, (major, minor))
 
@@ -83,8 +83,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The shape of an attention's result, and its memory layout: a kernel writes the heads of each position side by
-    side, plain attention the positions of each head. A graph that is written below autograd has it as it runs."""
+    """Return the shape of an attention's result, and its memory layout: a kernel writes the heads of each position side
+    by side, plain attention the positions of each head. A graph that is written below autograd has it as it runs."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)
@@ -97,7 +97,7 @@ def _attention(
 
 
 def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
-    """An attention as torch writes it below autograd: a call of a kernel, or plain operators."""
+    """Return an attention as torch writes it below autograd: a call of a kernel, or plain operators."""
     if has_kernel:
         call = torch.ops.aten._scaled_dot_product_efficient_attention
         result: torch.Tensor = call(*given, False, *flags, scale=further["scale"])[0]
@@ -109,9 +109,9 @@ def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argume
 def _has_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool
 ) -> bool:
-    """Whether a GPU from compute capability 8.0 on has a kernel for an attention: the flash kernel takes halves without
-    a mask, the efficient one any of which 16 bytes hold a whole part. In both the elements of a row lie side by side,
-    a mask's as well: not where they are one that is expanded, or come from a table by a permutation (ViT, T5)."""
+    """Return whether a GPU from compute capability 8.0 on has a kernel for an attention: the flash kernel takes halves
+    without a mask, the efficient one any of which 16 bytes hold a whole part. In both the elements of a row lie side by
+    side, a mask's as well: not where they are one that is expanded, or come from a table by a permutation (ViT, T5)."""
     if not all(_in_a_row(each) for each in (query, key, value, mask) if each is not None):
         return False
     sizes = (query.shape[-1], value.shape[-1])

@@ -36,7 +36,7 @@ STATIC = (-1, -1)
 
 
 def is_dynamic(value: object) -> bool:
-    """Whether a value is an Input with a range."""
+    """Return whether a value is an Input with a range."""
     return isinstance(value, Input) and value.is_dynamic
 
 
@@ -111,7 +111,7 @@ class _Merger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def renamed(self, dim: Any) -> object:
-        """The dim under a unique name: an Input that is used in several places has independent sizes in each."""
+        """Return the dim under a unique name: an Input that is used in several places has independent sizes in each."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -119,7 +119,7 @@ class _Merger:
         return Dim(name, min=dim.min, max=dim.max)
 
     def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
-        """The dim, if its range is open or equals the Input's."""
+        """Return the dim, if its range is open or equals the Input's."""
         ends = _ends(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
@@ -135,7 +135,7 @@ class _Merger:
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
     def ranged(self, entry: object) -> object:
-        """A dim with the range that an Input gave it."""
+        """Return a dim with the range that an Input gave it."""
         if not isinstance(entry, Dim):
             return entry
         root = getattr(entry, "root", entry)
@@ -147,8 +147,9 @@ class _Merger:
 
 
 def contained(value: object, entries: list[Argument], structure: Spec) -> object:
-    """The entries of a container's values in dynamic_shapes: Python's containers keep their type, as torch.export
-    requires, and classes that libraries register (transformers' outputs, though they are dicts) become lists."""
+    """Return the entries of a container's values in dynamic_shapes: Python's containers keep their type, as
+    torch.export requires, and classes that libraries register (transformers' outputs, though they are dicts) become
+    lists."""
     own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
@@ -159,7 +160,7 @@ def _by_dim(spec: Spec) -> dict[int, Argument]:
 
 
 def _ends(entry: Spec) -> tuple[int | None, int | None]:
-    """The least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
+    """Return the least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
     if isinstance(entry, int):
         return entry, entry
     if isinstance(entry, Dim):
@@ -194,15 +195,15 @@ def _rooted(shapes: object) -> object:
 
 
 def _derived(entry: Spec, root: Any, by: int) -> object:
-    """The dim derived from a root in the same way, the root being larger by a number."""
+    """Return the dim derived from a root in the same way, the root being larger by a number."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
 def relaxed(shapes: object) -> Iterator[object]:
-    """The same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of plain
-    dims, then those of derived dims as well.
+    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of
+    plain dims, then those of derived dims as well.
 
     What it demands becomes a relation, checked at each call.
     """
@@ -212,14 +213,14 @@ def relaxed(shapes: object) -> Iterator[object]:
 
 
 def roomier(shapes: object) -> Iterator[object]:
-    """The same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it asks
-    whether it is 1, though the graph is right for both."""
+    """Yield the same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it
+    asks whether it is 1, though the graph is right for both."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 
 
 def _is_hint(entry: object) -> bool:
-    """Whether an entry is `Dim.DYNAMIC`, which torch refuses where it makes a constant of the dim."""
+    """Return whether an entry is `Dim.DYNAMIC`, which torch refuses where it makes a constant of the dim."""
     return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
 
 
@@ -233,7 +234,7 @@ def _opened(entry: object, derived: bool, room: int = 0) -> object:
 
 
 def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
-    """Whether torch's error complains only about ranges of plain dims, not of derived ones."""
+    """Return whether torch's error complains only about ranges of plain dims, not of derived ones."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
     found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
@@ -241,7 +242,7 @@ def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
 
 
 def specialised(exported: ExportedProgram, shapes: object) -> bool:
-    """Whether a dim with a range has a single size in the export."""
+    """Return whether a dim with a range has a single size in the export."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
@@ -254,7 +255,7 @@ Wish: TypeAlias = tuple[Any, Any]
 
 
 def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
-    """The requested least and greatest size, by the export's symbol; None: no bound."""
+    """Return the requested least and greatest size, by the export's symbol; None: no bound."""
     found = dict[str, tuple[int, int | None]]()
     for size, entry in wishes:
         for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
@@ -305,7 +306,7 @@ def attended(exported: ExportedProgram) -> None:
 
 
 def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
-    """The range of the one symbol of a size, from that of the size."""
+    """Yield the range of the one symbol of a size, from that of the size."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
     name = str(*size.free_symbols)
@@ -325,7 +326,7 @@ class _Asked:
 
 
 def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
-    """Whether a size is an expression over symbols that are not bound to one value each."""
+    """Return whether a size is an expression over symbols that are not bound to one value each."""
     if not isinstance(size, torch.SymInt):
         return False
     symbols = size.node.expr.free_symbols

@@ -59,8 +59,8 @@ casts: the dtype is not at fault."""
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """The error for a failed export: it names the inputs whose device or dtype is wrong, if the export passes with
-    others.
+    """Return the error for a failed export: it names the inputs whose device or dtype is wrong, if the export passes
+    with others.
 
     Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
     """
@@ -88,7 +88,8 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
 
 
 def without_names(error: Exception) -> CaptureError | None:
-    """The error for an input whose class has no names for what it holds, if it is one: torch.export wants them."""
+    """Return the error for an input whose class has no names for what it holds, if it is one: torch.export wants
+    them."""
     found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
     if found is None:
         return None
@@ -97,13 +98,13 @@ def without_names(error: Exception) -> CaptureError | None:
 
 
 def deciding(error: BaseException) -> tuple[CodeType, int] | None:
-    """The innermost function of the model in an error's traceback, and the line that it was at."""
+    """Return the innermost function of the model in an error's traceback, and the line that it was at."""
     found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
 
 
 def place_of(file: str, line: int) -> str:
-    """A line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
+    """Return a line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
@@ -115,7 +116,7 @@ def _at(error: Exception) -> str:
 
 
 def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """The error for sizes that the model makes numbers of, if it is one: those of the example, in every call."""
+    """Return the error for sizes that the model makes numbers of, if it is one: those of the example, in every call."""
     found = _FIXED.findall(str(error))
     if not found:
         return None
@@ -131,7 +132,7 @@ def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | Non
 
 
 def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """The error for a model that decides by data in Python, if it is one, with the line that does."""
+    """Return the error for a model that decides by data in Python, if it is one, with the line that does."""
     is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
     found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
@@ -146,7 +147,8 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
 
 
 def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
-    """The error for a number of the data that Python takes as an index (of a list, in ``range``), if it is one."""
+    """Return the error for a number of the data that Python takes as an index (of a list, in ``range``), if it is
+    one."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
@@ -159,7 +161,7 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
 
 
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for tensors on two devices, if it is one: it says where each input is, and where the model."""
+    """Return the error for tensors on two devices, if it is one: it says where each input is, and where the model."""
     if not re.search("different devices|same device", str(error)):
         return None
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
@@ -177,7 +179,7 @@ def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Capt
 
 
 def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for an input that is nothing that torch.export takes, by its name, and for such a result."""
+    """Return the error for an input that is nothing that torch.export takes, by its name, and for such a result."""
     for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
@@ -194,7 +196,7 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
 
 
 def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for a shape where a tensor is expected, if it is one."""
+    """Return the error for a shape where a tensor is expected, if it is one."""
     if re.search("must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute", str(error)) is None:
         return None
     leaves = tree_flatten_with_path(
@@ -208,8 +210,8 @@ def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs
 
 
 def _returned(error: Exception) -> str | None:
-    """The type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch looks
-    the result up in a table, which fails where it has no hash."""
+    """Return the type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch
+    looks the result up in a table, which fails where it has no hash."""
     found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
     if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
         found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))
@@ -217,7 +219,7 @@ def _returned(error: Exception) -> str | None:
 
 
 def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
-    """Whether the model can be exported with some of its inputs, by their paths, in another dtype."""
+    """Return whether the model can be exported with some of its inputs, by their paths, in another dtype."""
 
     def cast(path: Any, value: Argument) -> Argument:
         if keystr(path) not in wrong:
@@ -232,7 +234,7 @@ def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[
 
 
 def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
-    """An input as ``forward`` calls it: ``x``, ``by['a']``."""
+    """Return an input as ``forward`` calls it: ``x``, ``by['a']``."""
     _, first, *rest = path
     if hasattr(first, "key"):
         return f"{first.key}{keystr(tuple(rest))}"

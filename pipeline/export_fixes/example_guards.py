@@ -90,12 +90,12 @@ _decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example"
 
 
 def collected() -> AbstractContextManager[Decisions]:
-    """A context that collects what is decided by the example."""
+    """Return a context that collects what is decided by the example."""
     return set_to(_decisions, Decisions())
 
 
 def has_values(*inputs: object) -> bool:
-    """Whether the example has values to decide by: no `Input` stands for a tensor."""
+    """Return whether the example has values to decide by: no `Input` stands for a tensor."""
     return not any(map(is_input, tree_leaves(inputs, is_leaf=is_input)))
 
 
@@ -160,7 +160,7 @@ def counting(own: Kernel) -> Kernel:
 
 
 def _models(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the model's."""
+    """Return the innermost frame of the model's."""
     while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         frame = frame.f_back
     return frame
@@ -208,8 +208,8 @@ _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
 def _decided(node: Node, decisions: Decisions) -> set[str]:
-    """The symbols about which an assertion says what was decided; none if it compares a size with others than the
-    model did: torch asserts that a part of a tensor is no larger than the tensor."""
+    """Return the symbols about which an assertion says what was decided; none if it compares a size with others than
+    the model did: torch asserts that a part of a tensor is no larger than the tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}
@@ -226,15 +226,15 @@ class _Tensors:
         self.made: dict[Node, Node] = {}
 
     def otherwise(self, condition: Node) -> Node:
-        """Whether a condition does not hold."""
+        """Return whether a condition does not hold."""
         return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor(condition))
 
     def any(self, truths: Sequence[Node]) -> Node:
-        """Whether one of several holds."""
+        """Return whether one of several holds."""
         return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
     def tensor(self, number: Node) -> Node:
-        """A number as a tensor."""
+        """Return a number as a tensor."""
         if number not in self.made:
             with self.graph.inserting_before(number):
                 self.made[number] = self._of(number, number.target, number.args)
@@ -259,12 +259,12 @@ class _Tensors:
         return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_rank), number, *given)
 
     def constant(self, number: Node, value: Argument, beside: Node) -> Node:
-        """A constant as a tensor."""
+        """Return a constant as a tensor."""
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
         return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
 
     def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
-        """A call whose result is a tensor."""
+        """Return a call whose result is a tensor."""
         made = self.graph.call_function(target, args, options)
         made.name = unlike("decided", self.names)
         device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))

@@ -77,7 +77,7 @@ def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence
 
 
 def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
-    """The placeholders of a function that torch traced, and what it returns."""
+    """Return the placeholders of a function that torch traced, and what it returns."""
     if not isinstance(function, torch.fx.GraphModule):
         return [], None
     nodes = list(function.graph.nodes)
@@ -86,12 +86,12 @@ def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
 
 
 def _is_identity(score: object) -> bool:
-    """Whether a score stays what it is."""
+    """Return whether a score stays what it is."""
     inputs, result = _results(score)
     return bool(inputs) and result is inputs[0]
 
 
 def _is_true(mask: object) -> bool:
-    """Whether a mask is true wherever it is asked."""
+    """Return whether a mask is true wherever it is asked."""
     _, result = _results(mask)
     return getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default)

@@ -42,8 +42,8 @@ _changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process"
 
 @contextmanager
 def undoing(undo: Callable[[], None]) -> Iterator[None]:
-    """A context at whose end ``undo`` is called, in which the change is made. After an interrupt `interruptible` calls
-    it, once contexts of torch that were in it are left; an ``undo`` that is interrupted is called again."""
+    """Return a context at whose end ``undo`` is called, in which the change is made. After an interrupt `interruptible`
+    calls it, once contexts of torch that were in it are left; an ``undo`` that is interrupted is called again."""
     found, change = _changes.get(), _Change(undo)
     changes = [] if found is None else found
     changes.append(change)
@@ -60,7 +60,7 @@ def undoing(undo: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def set_to(variable: ContextVar[Argument], value: T) -> Iterator[T]:
-    """A context in which a context variable has a value, which it gives."""
+    """Return a context in which a context variable has a value, which it gives."""
     token = variable.set(value)
     try:
         yield value

@@ -89,22 +89,23 @@ known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 
 def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
-    """A context in which the values of models that are exported are tracked, and inputs at these places have values."""
+    """Return a context in which the values of models that are exported are tracked, and inputs at these places have
+    values."""
     return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
 def is_tracked() -> AbstractContextManager[object]:
-    """A context of an export: its values are tracked, if those of a model around it are not already."""
+    """Return a context of an export: its values are tracked, if those of a model around it are not already."""
     return tracked() if known.get() is None else nullcontext()
 
 
 def is_small(tensor: torch.Tensor, most: int = FEW) -> bool:
-    """Whether a tensor has its elements in memory, and not too many."""
+    """Return whether a tensor has its elements in memory, and not too many."""
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
 
 
 def has_few(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has few elements, which Python may read as numbers."""
+    """Return whether a tensor has few elements, which Python may read as numbers."""
     return is_small(tensor) and tensor.numel() > 0 and not tensor.is_complex()
 
 
@@ -187,7 +188,7 @@ def _computed(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argume
 
 
 def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
-    """Whether an operator computes from values alone, or makes a tensor of numbers, or of a literal."""
+    """Return whether an operator computes from values alone, or makes a tensor of numbers, or of a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
         return False
@@ -203,7 +204,8 @@ def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -
 
 
 def _runs_on_cpu(func: OpOverload) -> bool:
-    """Whether an operator has a kernel for values, which lie on the CPU: torch's have, those of others may not."""
+    """Return whether an operator has a kernel for values, which lie on the CPU: torch's have, those of others may
+    not."""
     if func.namespace in ("aten", "prims", "prim"):  # those of `prim` are TorchScript's alone
         return func.namespace != "prim"
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
@@ -211,7 +213,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 @contextmanager
 def _hidden(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """A context in which the tensors of a call have no elements, with which torch would compute; they have none
+    """Return a context in which the tensors of a call have no elements, with which torch would compute; they have none
     afterwards, if the call may write to them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
@@ -267,7 +269,7 @@ def _beside(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
 
 
 def _names(args: Argument) -> frozenset[str]:
-    """The buffers that the values of a call's tensors come from, of those whose values are known."""
+    """Return the buffers that the values of a call's tensors come from, of those whose values are known."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
@@ -278,7 +280,7 @@ def _names(args: Argument) -> frozenset[str]:
 
 
 def _has_value(tensor: FakeTensor) -> bool:
-    """Whether a number that is read from a tensor is known, or may be after some more operators."""
+    """Return whether a number that is read from a tensor is known, or may be after some more operators."""
     return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
 
 

@@ -29,7 +29,7 @@ def legacy(override: Callable[..., object]) -> Callable[..., object]:
 def _by_bools(
     func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """The arguments with a mask of bools."""
+    """Return the arguments with a mask of bools."""
     place, given, named = (0 if func is torch.where else 1), list(args), dict(kwargs)
     held: Argument = given if len(given) > place else named
     key: Argument = place if len(given) > place else "condition"

@@ -147,13 +147,13 @@ class Kept:
             log.warning("the model sets %s: a program does not", self.told(shown))
 
     def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
-        """The attributes, with the lines that assign them."""
+        """Return the attributes, with the lines that assign them."""
         lines = {place: assigned_at(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
 def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
-    """Whether lists and dicts hold the same as before."""
+    """Return whether lists and dicts hold the same as before."""
     now, its = tree_flatten(value)
     return its == spec and all(map(operator.is_, now, leaves))
 
@@ -164,7 +164,7 @@ def _has_tensors(values: object) -> bool:
 
 @contextmanager
 def state_kept(model: torch.nn.Module) -> Iterator[Kept]:
-    """A context in which exports of a model note what it keeps."""
+    """Return a context in which exports of a model note what it keeps."""
     with set_to(_kept, Kept(model)) as kept:
         yield kept
 
@@ -184,7 +184,7 @@ def changed() -> Collection[str]:
 
 @contextmanager
 def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
-    """A context in which a call of the model is one that notes what it keeps.
+    """Return a context in which a call of the model is one that notes what it keeps.
 
     Args:
         model: the model that is exported.
@@ -222,7 +222,7 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
 @contextmanager
 def _unseeded() -> Iterator[None]:
-    """A context of a trace, which draws nothing: another state of torch's generator is of a seed."""
+    """Return a context of a trace, which draws nothing: another state of torch's generator is of a seed."""
     numbers = torch.get_rng_state()
     with undoing(lambda: torch.set_rng_state(numbers)):
         torch.default_generator.manual_seed(TRACED)
@@ -247,7 +247,7 @@ class _Registered:
 
     @classmethod
     def of(cls, path: str, module: torch.nn.Module) -> Iterator[_Registered]:
-        """The parameters and buffers of a module."""
+        """Yield the parameters and buffers of a module."""
         for kind in REGISTERED:
             space = vars(module)[kind]
             names = [name for name, tensor in space.items() if tensor is not None]
@@ -255,13 +255,13 @@ class _Registered:
 
     @classmethod
     def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
-        """The tensor of a name; an input is like a buffer: it may be written."""
+        """Return the tensor of a name; an input is like a buffer: it may be written."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         return cls(place, space, name, tensor, is_buffer, _like(tensor), _memory(tensor), slot)
 
     def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
-        """Whether another tensor is in its place, or in its ``.data``."""
+        """Return whether another tensor is in its place, or in its ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
     def restore(self) -> None:
@@ -281,7 +281,7 @@ class _Dependent:
 
     @classmethod
     def on(cls, inputs: object) -> _Dependent:
-        """The nodes that depend on the tensors in these inputs."""
+        """Return the nodes that depend on the tensors in these inputs."""
         mode = get_proxy_mode()
         if mode is None:
             return cls(None, None)
@@ -289,7 +289,7 @@ class _Dependent:
         return cls(mode.tracer, of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None}))
 
     def is_in(self, value: object) -> bool:
-        """Whether a value has a tensor that may depend on inputs, or anything else than tensors."""
+        """Return whether a value has a tensor that may depend on inputs, or anything else than tensors."""
         leaves = tree_leaves([*value] if isinstance(value, set) else value)
         if self.nodes is None or not all(map(_is_tensor, leaves)):
             return True
@@ -327,7 +327,7 @@ class _Before:
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 
     def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
-        """The outputs, and each buffer that got another tensor of its kind written with that."""
+        """Return the outputs, and each buffer that got another tensor of its kind written with that."""
         moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
         pairs = [(row, new) for row in moved if (new := row.space.get(row.name)) is not None and _like(new) == row.like]
         if not pairs:
@@ -335,7 +335,7 @@ class _Before:
         olds = {row.memory for row, _ in pairs}
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
-            """A tensor that is not written when the buffers are."""
+            """Return a tensor that is not written when the buffers are."""
             return tensor.clone() if _memory(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)
@@ -348,7 +348,7 @@ class _Before:
         return outputs
 
     def memos(self, changes: Mapping[str, object], dependent: _Dependent) -> set[str]:
-        """The changed attributes that another call would fill in with the same."""
+        """Return the changed attributes that another call would fill in with the same."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.now:

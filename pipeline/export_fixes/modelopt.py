@@ -24,7 +24,8 @@ _places: dict[Argument, Places] = {}
 
 @contextmanager
 def quantizers_whole() -> Iterator[None]:
-    """A context for exports: ModelOpt's quantizers are in their export mode, and are operators on every device."""
+    """Return a context for exports: ModelOpt's quantizers are in their export mode, and are operators on every
+    device."""
     module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
     if module is None or utilities is None:
         yield
@@ -38,7 +39,7 @@ def quantizers_whole() -> Iterator[None]:
 
 
 def _whole(own: Function) -> Function:
-    """A quantizer's step as its operator."""
+    """Return a quantizer's step as its operator."""
 
     def forward(
         ctx: Argument,

@@ -12,7 +12,8 @@ from pipeline.aten.types import Argument, Target
 
 
 def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
-    """A copy with the model's own tensors, and with ``others`` (by the id of what they replace) wherever it holds them.
+    """Return a copy with the model's own tensors, and with ``others`` (by the id of what they replace) wherever it
+    holds them.
 
     Raises:
         Exception: what a ``__deepcopy__`` raises, and TypeError for objects that cannot be copied, such as locks.

@@ -81,14 +81,14 @@ def of_sizes(value: object) -> Packed | None:
 
 
 def _data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """The data of padded rows, which say so."""
+    """Return the data of padded rows, which say so."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The data and the batch sizes of padded rows."""
+    """Return the data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
     vars(sizes)[SIZES] = Packed(rows, lengths, (0, 0))
@@ -96,7 +96,7 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Ten
 
 
 def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
-    """The handling of a recurrent layer."""
+    """Return the handling of a recurrent layer."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
         packed = of_sizes(sizes)
@@ -109,7 +109,7 @@ def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
 
 
 def _rows(data: Tensor, packed: Packed) -> Tensor:
-    """The padded rows of data: those that were packed, or what the model made of them."""
+    """Return the padded rows of data: those that were packed, or what the model made of them."""
     own = of_data(data)
     if own is not None and own.lengths is packed.lengths:
         return own.rows
@@ -140,7 +140,7 @@ def pad(data: Tensor, packed: Packed, batch_first: bool, padding: float, length:
 
 
 def longest(packed: Packed) -> int:
-    """The length of the longest row, which is data."""
+    """Return the length of the longest row, which is data."""
     length: int = packed.lengths.max().item()  # type: ignore[assignment]
     torch._check(length >= 1)
     torch._check(length <= packed.rows.shape[0])
@@ -148,7 +148,7 @@ def longest(packed: Packed) -> int:
 
 
 def _has_total_length() -> bool:
-    """Whether the model has asked for a length, and not for that of the longest row."""
+    """Return whether the model has asked for a length, and not for that of the longest row."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:
         frame = frame.f_back
@@ -161,7 +161,7 @@ def _item(sizes: object, index: object) -> Tensor | None:
 
 
 def first(packed: Packed) -> Tensor:
-    """The first of the batch sizes: the number of rows, since none is empty."""
+    """Return the first of the batch sizes: the number of rows, since none is empty."""
     return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
 
 
@@ -201,7 +201,7 @@ def settled(exported: ExportedProgram) -> None:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """The nodes that read a node, or one of these, in their order."""
+    """Yield the nodes that read a node, or one of these, in their order."""
     waiting = dict.fromkeys(node.users)
     while waiting:
         first = min(waiting)

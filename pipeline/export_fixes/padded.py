@@ -28,7 +28,7 @@ _gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)
 
 
 def as_called() -> AbstractContextManager[bool]:
-    """A context in which models are captured as eager runs them now: with gradients, or without."""
+    """Return a context in which models are captured as eager runs them now: with gradients, or without."""
     return set_to(_gradients, torch.is_grad_enabled())
 
 
@@ -59,7 +59,7 @@ def zeroing(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Whether eager packs rows without gradients, after a look at the mask."""
+    """Return whether eager packs rows without gradients, after a look at the mask."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3

@@ -37,7 +37,7 @@ _now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozen
 
 
 def traces(during: When) -> bool:
-    """Whether this thread gets the replacements of a kind."""
+    """Return whether this thread gets the replacements of a kind."""
     return during in _now.get()
 
 
@@ -96,7 +96,7 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read(self) -> Argument:
-        """The current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
+        """Return the current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
@@ -114,7 +114,7 @@ class Replacement:
             setattr(self.owner, self.name, value)
 
     def beside(self, own: Kernel | None) -> Kernel:
-        """A function that calls ours in threads that trace, torch's own in others."""
+        """Return a function that calls ours in threads that trace, torch's own in others."""
         theirs: Kernel = self._elsewhere() if own is None else own
         ours, during = self.make(theirs), self.during
         if self.everywhere:
@@ -167,7 +167,7 @@ class Places:
 
     @contextmanager
     def taken(self, during: When) -> Iterator[None]:
-        """A context in which this thread gets the replacements of a kind."""
+        """Return a context in which this thread gets the replacements of a kind."""
         if traces(during):
             yield
             return
@@ -186,13 +186,13 @@ class Places:
                 row.write(self._beside(row, self._own[row]))
 
     def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
-        """The rows of a kind that this torch needs, found once."""
+        """Return the rows of a kind that this torch needs, found once."""
         if (during, version) not in self._needed:
             self._needed[during, version] = [row for row in self.table if row.during == during and row.applies]
         return self._needed[during, version]
 
     def _beside(self, row: Replacement, own: Any) -> Kernel:
-        """The function in an entry, made once for each of torch's own."""
+        """Return the function in an entry, made once for each of torch's own."""
         known = self._made.get(row)
         if known is None or known[0] is not own:
             self._made[row] = known = (own, row.beside(own))

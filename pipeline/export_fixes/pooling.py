@@ -63,11 +63,11 @@ def _pooled(func: Target, given: Mapping[str, Argument]) -> object:
 
 
 def _each(value: Argument, count: int) -> list[Argument]:
-    """An argument's number for each dim."""
+    """Return an argument's number for each dim."""
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
 
 def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
-    """Whether a window is as long as a dim whose size varies, in each call."""
+    """Return whether a window is as long as a dim whose size varies, in each call."""
     return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr

@@ -22,14 +22,14 @@ NO_SIZE: Final = -2
 
 
 def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """The shapes of tensors that a model's modules have as attributes, by their places."""
+    """Return the shapes of tensors that a model's modules have as attributes, by their places."""
     rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
     return {place: value for place, value in rows if type(value) is torch.Size}
 
 
 @contextmanager
 def forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """A context of a trace in which these are shapes that no tensor has; who opens it puts back what was there.
+    """Return a context of a trace in which these are shapes that no tensor has; who opens it puts back what was there.
 
     Raises:
         CaptureError: a call leaves one as it is: it is not that of the last call.

@@ -41,8 +41,8 @@ Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """A context after which a model's modules hold what they held before, in attributes, and in lists, dicts and sets
-    that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
+    """Return a context after which a model's modules hold what they held before, in attributes, and in lists, dicts and
+    sets that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
     modules. What other objects hold is theirs, unless it is fake: then they hold what they held before, and a
     ``functools.lru_cache`` is empty."""
     spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
@@ -66,8 +66,9 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def checks_left() -> Iterator[None]:
-    """A context after which distributions check their arguments as they did before, by default. The first function that
-    Dynamo compiles turns these checks off; the next one outside does so again, as it would have without ours."""
+    """Return a context after which distributions check their arguments as they did before, by default. The first
+    function that Dynamo compiles turns these checks off; the next one outside does so again, as it would have without
+    ours."""
     before = Distribution._validate_args
 
     def restore() -> None:
@@ -80,8 +81,8 @@ def checks_left() -> Iterator[None]:
 
 
 def others(model: torch.nn.Module) -> list[tuple[str, object]]:
-    """The objects of other classes that a model's modules hold, and those hold, themselves or in containers, each
-    with the attributes that lead to it."""
+    """Return the objects of other classes that a model's modules hold, and those hold, themselves or in containers,
+    each with the attributes that lead to it."""
     found: dict[int, tuple[str, object]] = {}
     left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
     while left and len(found) < OBJECTS:
@@ -95,13 +96,13 @@ def others(model: torch.nn.Module) -> list[tuple[str, object]]:
 
 
 def within(path: str, name: str) -> str:
-    """The path of an attribute."""
+    """Return the path of an attribute."""
     return f"{path}.{name}" if path else name
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is an object with attributes that is none of Python's own, of torch's, or a module. It may be a
-    proxy, which answers for another object, or fails."""
+    """Return whether a value is an object with attributes that is none of Python's own, of torch's, or a module. It may
+    be a proxy, which answers for another object, or fails."""
     kind = type(value)
     theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
     if issubclass(kind, theirs) or _is_torchs(kind):
@@ -116,7 +117,8 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _caches(values: Iterable[object]) -> Iterator[Cache]:
-    """The ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are from."""
+    """Yield the ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are
+    from."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
@@ -124,7 +126,7 @@ def _caches(values: Iterable[object]) -> Iterator[Cache]:
 
 
 def _has_fakes(value: object, deep: bool = True) -> bool:
-    """Whether there is a fake tensor in a value, or in an object of another class in it."""
+    """Return whether there is a fake tensor in a value, or in an object of another class in it."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
@@ -146,12 +148,13 @@ class Space:
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
     def has_fakes(self) -> bool:
-        """Whether a fake tensor is there that was not."""
+        """Return whether a fake tensor is there that was not."""
         new = (value for name, value in self.now.items() if self.before.get(name) is not value)
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed(self) -> Iterator[tuple[str, object]]:
-        """The attributes that are another object than before, or have others in them; not those of equal numbers."""
+        """Yield the attributes that are another object than before, or have others in them; not those of equal
+        numbers."""
         for name in {**self.before, **self.now}:
             value, before = self.now.get(name), self.before.get(name)
             if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
@@ -168,7 +171,7 @@ class Space:
         return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
 
     def _is_filled(self, container: Argument) -> bool:
-        """Whether a container has other contents than before."""
+        """Return whether a container has other contents than before."""
         _, before = self.contents.get(id(container), (None, container))
         return not _same(_rows(container), _rows(before))
 
@@ -184,7 +187,7 @@ class Space:
 
 
 def _containers(value: Argument) -> Iterator[Argument]:
-    """A list, dict or set, and those in it."""
+    """Yield a list, dict or set, and those in it."""
     left = [value]
     while left:
         each = left.pop()
@@ -195,7 +198,7 @@ def _containers(value: Argument) -> Iterator[Argument]:
 
 
 def _equal(one: Argument, other: Argument) -> bool:
-    """Whether two values are one object, or the same number, text or tuple of these."""
+    """Return whether two values are one object, or the same number, text or tuple of these."""
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, tuple):
@@ -211,6 +214,6 @@ def _rows(container: Argument) -> Iterable[tuple[object, object]]:
 
 
 def _same(some: Iterable[tuple[object, object]], others: Iterable[tuple[object, object]]) -> bool:
-    """Whether names and values are the same objects, in the same order."""
+    """Return whether names and values are the same objects, in the same order."""
     one, other = ([(name, id(value)) for name, value in rows] for rows in (some, others))
     return one == other

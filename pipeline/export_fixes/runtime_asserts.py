@@ -67,7 +67,7 @@ _checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
 
 @contextmanager
 def none_is_caught() -> Iterator[None]:
-    """A context for one trace of a model.
+    """Return a context for one trace of a model.
 
     Raises:
         CaptureError: the model caught torch.export's error about a branch that data decides. The program would have the
@@ -84,17 +84,18 @@ def none_is_caught() -> Iterator[None]:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Whether a file is torch's, ours or Python's own: such a file may ask, and go on where there is no answer."""
+    """Return whether a file is torch's, ours or Python's own: such a file may ask, and go on where there is no
+    answer."""
     return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
 
 
 def collected() -> AbstractContextManager[Checks]:
-    """A context that collects the checks of models that are exported in it."""
+    """Return a context that collects the checks of models that are exported in it."""
     return set_to(_checks, Checks())
 
 
 def is_caught() -> bool:
-    """Whether a check was met whose error the model may catch."""
+    """Return whether a check was met whose error the model may catch."""
     checks = _checks.get()
     return checks is not None and bool(checks.caught)
 
@@ -122,7 +123,8 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
 
 
 def _in_sight(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
-    """A function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls are."""
+    """Return a function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls
+    are."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
     bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -146,14 +148,14 @@ def unasked(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_unknown(tensor: object) -> bool:
-    """Whether only data has the value of a tensor."""
+    """Return whether only data has the value of a tensor."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
 def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
-    """The truth that a check asks for, which is noted; None if it is no check."""
+    """Return the truth that a check asks for, which is noted; None if it is no check."""
     checks = _checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
@@ -176,15 +178,15 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 
 
 def _is_not_the_models(frame: FrameType) -> bool:
-    """Whether a frame is of torch or of ours, and checks no data."""
+    """Return whether a frame is of torch or of ours, and checks no data."""
     name = frame.f_code.co_filename
     return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
 
 
 @functools.lru_cache(1024)
 def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
-    """The truth without which the code after an instruction raises an error, and does nothing else, and the error's
-    name; None if there is no such truth."""
+    """Return the truth without which the code after an instruction raises an error, and does nothing else, and the
+    error's name; None if there is no such truth."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
@@ -200,7 +202,8 @@ def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
 
 
 def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
-    """The name of the error that is all that comes of the instructions from a place on; empty if there is more."""
+    """Return the name of the error that is all that comes of the instructions from a place on; empty if there is
+    more."""
     name = ""
     for step in steps[place : place + LONGEST]:
         if step.opname == "RAISE_VARARGS":
@@ -215,21 +218,22 @@ def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
 
 
 def _error(name: object) -> type[BaseException] | None:
-    """The error of Python's own of this name."""
+    """Return the error of Python's own of this name."""
     found = getattr(builtins, str(name), None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @functools.lru_cache(1024)
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
-    """Whether a function may catch an error at a place: by an ``except``, and not in leaving a ``with`` or ``try``."""
+    """Return whether a function may catch an error at a place: by an ``except``, and not in leaving a ``with`` or
+    ``try``."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
 def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
-    """Whether a handler that begins so may take an error, and go on."""
+    """Return whether a handler that begins so may take an error, and go on."""
     named: list[object] = []
     passed = -1
     for step, after in pairwise(steps):

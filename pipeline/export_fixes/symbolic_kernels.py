@@ -21,7 +21,7 @@ from pipeline.export_fixes.patching import Kernel, traces
 
 
 def oblivious(own: Kernel) -> Kernel:
-    """The settings of symbolic shapes, with ``backed_size_oblivious``."""
+    """Return the settings of symbolic shapes, with ``backed_size_oblivious``."""
     return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
 
 
@@ -77,7 +77,7 @@ def sliced(own: Kernel) -> Kernel:
 
 
 def _counted(index: Argument, size: Argument) -> Argument:
-    """The position of a slice's index, 0 to size; None if its sign is unknown."""
+    """Return the position of a slice's index, 0 to size; None if its sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index
@@ -90,7 +90,7 @@ def _counted(index: Argument, size: Argument) -> Argument:
 
 
 def _taken(first: Argument, last: object, step: int) -> object:
-    """How many elements a slice takes."""
+    """Return how many elements a slice takes."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step
     return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
@@ -111,7 +111,7 @@ def raised(own: Kernel) -> Kernel:
 
 
 def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
-    """A number as a tensor of rank 0, which promotes others as the number does."""
+    """Return a number as a tensor of rank 0, which promotes others as the number does."""
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
@@ -120,7 +120,7 @@ def scaled(own: Kernel) -> Kernel:
     """Compute the scale of a resized dim, also of one that may be of size 1."""
 
     def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-        """The step between two elements of a resized dim; one element alone is the first, whatever the step."""
+        """Return the step between two elements of a resized dim; one element alone is the first, whatever the step."""
         if align_corners and isinstance(out_size, torch.SymInt):
             return (in_size - 1) / torch.sym_max(out_size - 1, 1)
         return own(in_size, out_size, align_corners, scale)

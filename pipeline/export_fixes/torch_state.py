@@ -30,7 +30,7 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 
 
 def dispatch_keys_kept() -> AbstractContextManager[object]:
-    """A context after which this thread has the dispatch keys that it has now."""
+    """Return a context after which this thread has the dispatch keys that it has now."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return torch._C._ForceDispatchKeyGuard(included, excluded)
 

@@ -56,7 +56,7 @@ def branch(call: Call, condition: Value) -> Value:
 
 
 def _nodes(block: Block) -> Iterator[Node]:
-    """All nodes of a block, and of the blocks in it."""
+    """Yield all nodes of a block, and of the blocks in it."""
     for node in block.nodes:
         yield node
         for inner in node.blocks:
@@ -70,7 +70,7 @@ def _changes(node: Node) -> bool:
 def _with_truths(
     call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
 ) -> Callable[[], tuple[Value, ...]]:
-    """A branch whose truths are tensors, so that data can choose one."""
+    """Return a branch whose truths are tensors, so that data can choose one."""
 
     def truth(value: Value) -> Value:
         if isinstance(value, bool | torch.SymBool) and not _is_data(value):
@@ -107,7 +107,8 @@ def _known(call: Call, value: Value, what: str) -> None:
 
 
 def _is_data(value: Value) -> bool:
-    """Whether a number is read from a tensor while the program is traced, with no known value, or is a tensor."""
+    """Return whether a number is read from a tensor while the program is traced, with no known value, or is a
+    tensor."""
     if isinstance(value, torch.Tensor):
         return True
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
