@@ -60,7 +60,7 @@ def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str],
 
 
 def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Which memory a tensor is, and how it lies there; a sparse one is itself alone."""
+    """Return a tensor's memory and its layout there; a sparse tensor shares none."""
     storage = storage_of(tensor)
     if storage is None:
         return (id(tensor),)

@@ -78,7 +78,7 @@ def is_tensor(node: Node) -> bool:
 
 
 def viewed(node: Node, mode: FakeTensorMode) -> View | None:
-    """Return the view that a node is of another; None if it has memory of its own.
+    """Return the view that a node is of another node; None if it has its own memory.
 
     Raises:
         Unknown: it shares memory in a way that no rule covers.
@@ -103,8 +103,7 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
 
 
 def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
-    """Return the input whose memory the result has, if any, when the call is made anew on fake tensors, and that
-    result.
+    """Return the input with which a call's result shares memory, found by running it on fake tensors, and that result.
 
     With torch's kernels in C++, as eager has them: those in Python give another tensor where dropout gives its input.
     """
@@ -123,7 +122,7 @@ def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
 
 
 def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors that share memory are equal in dtype and in where their elements are."""
+    """Return whether two tensors that share memory have equal dtypes and elements at the same places."""
     strides = [tuple(map(str, t.stride())) for t in (value, other)]
     same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
     return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)

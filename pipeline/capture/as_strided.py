@@ -1,4 +1,4 @@
-"""Give ``as_strided`` tensors that lie in memory without gaps, from its start.
+"""Replace ``as_strided`` of contiguous tensors by views.
 
 It reads what lies in memory, not a tensor's elements: of ``x.mT`` it reads the rows of ``x``. A program's values have
 no memory, and those of engines lie otherwise than the example's, so each is read from the tensor that its memory
@@ -32,7 +32,7 @@ HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements o
 
 
 def without_gaps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with ``as_strided`` of tensors that lie without gaps; itself if it has no others.
+    """Return the module with ``as_strided`` of contiguous tensors replaced; the module itself if it has none.
 
     Raises:
         CaptureError: what lies in the memory that is read is not known.
@@ -84,13 +84,13 @@ class _Copy:
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether a node's input lies without gaps, and is all that its memory has."""
+    """Return whether a node's input is contiguous and covers its whole memory."""
     value = argument(node, "self").meta["val"]
     return _order(value) == [*range(value.dim())]
 
 
 def _whole(source: Node, reader: Node) -> tuple[Node, list[int]]:
-    """Return the node that is all of the memory in which another lies, and the order of its dims there."""
+    """Return the node that covers the whole memory of another, and the order of its dims there."""
     memory, node = _memory(source), source
     while (order := _order(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _memory(given) == memory]
@@ -107,7 +107,7 @@ def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """Return the dims of a tensor from the slowest to the fastest, if it is all that its memory has, without gaps."""
+    """Return the dims of a contiguous tensor that covers its memory, from slowest to fastest; None for others."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
     if expression(value.storage_offset()) != 0 or _elements(value) != count:
@@ -126,7 +126,7 @@ def _order(value: torch.Tensor) -> list[int] | None:
 
 
 def _elements(value: torch.Tensor) -> Expr:
-    """Return how many elements the memory of a tensor has."""
+    """Return the number of elements in a tensor's memory."""
     return expression(operator.floordiv(value.untyped_storage().nbytes(), value.element_size()))
 
 

@@ -151,7 +151,7 @@ class _Number(float):
 
 
 class _Whole(int):
-    """A whole number in place of such a tensor."""
+    """An integer in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> int:
         """Return the number."""
@@ -159,7 +159,7 @@ class _Whole(int):
 
 
 def _item(node: Node) -> float | int | None:
-    """Return the number that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
+    """Return the number that a 0-d tensor stands for, which Dynamo then guards; None for a plain tensor."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
     items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
@@ -171,7 +171,7 @@ def _item(node: Node) -> float | int | None:
 
 
 def _is_beside_a_tensor(number: Node, user: Node) -> bool:
-    """Return whether a node computes with a tensor and a number, so that the number need be no tensor."""
+    """Return whether a node combines a tensor and a number, so that the number may stay a number."""
     tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
@@ -183,8 +183,7 @@ def _sizes(node: Node) -> Sequence[Argument]:
 
 
 def _is_free(value: object) -> bool:
-    """Return whether it is a tensor or a number that varies. One below 2 does not: torch takes 0 and 1 to be
-    special."""
+    """Return whether a value is a tensor or a varying number. torch treats 0 and 1 as constants."""
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
 
 

@@ -72,7 +72,7 @@ def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
 
 
 def _fixed(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
-    """Return the error for a size that was to vary, and that is a constant in the second trace."""
+    """Return the error for a dynamic size that the second trace made constant."""
     place = f"{name}.shape[{dim}]"
     size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
     guards = [guard.expr for guard in reversed(size.node.shape_env.guards)] if isinstance(size, torch.SymInt) else []
@@ -83,15 +83,14 @@ def _fixed(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
 
 
 def _has_own_size(node: torch.fx.Node) -> bool:
-    """Return whether a slice has a size that its inputs do not determine, as in exports before torch 2.13."""
+    """Return whether a slice's size is a new symbol, as in exports before torch 2.13."""
     if node.target is not torch.ops.aten.slice.Tensor:
         return False
     return bool(_unbacked(node) - {s for n in node.all_input_nodes for s in _unbacked(n)})
 
 
 def _is_unread(node: torch.fx.Node) -> bool:
-    """Return whether sizes determine a number that Python reads from a tensor, but the export created a symbol for
-    it."""
+    """Return whether the export has a new symbol for a number that sizes determine."""
     return is_told(node) and bool(_unbacked(node))
 
 

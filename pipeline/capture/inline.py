@@ -53,7 +53,7 @@ def _has_body(node: Node, root: torch.nn.Module) -> bool:
 
 
 def _is_plain(module: torch.fx.GraphModule) -> bool:
-    """Return whether a graph needs no others, but those of regions that change nothing."""
+    """Return whether a graph calls no other graphs except regions without effect."""
     nodes = list(module.graph.nodes)
     regions = [node for node in nodes if wraps(node)]
     needed = {user for node in nodes if node.op == "get_attr" for user in node.users}

@@ -221,7 +221,7 @@ def _change(spec: InputSpec, value: Node) -> OutputSpec:
 
 
 def _written(node: Node) -> Node:
-    """Return the node that a write changes: the first argument, and no other."""
+    """Return the node that a write changes, its first argument."""
     mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
     in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
     first = node.args[0] if node.args else None
@@ -253,7 +253,7 @@ def _is_of_one_dtype(node: Node) -> bool:
 
 
 def _is_plain_copy(node: Node) -> bool:
-    """Return whether a copy changes neither dtype nor shape, and nothing else reads its source."""
+    """Return whether a copy keeps dtype and shape, and nothing else reads its source."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
         return False

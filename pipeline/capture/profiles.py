@@ -39,7 +39,7 @@ def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: Sh
 
 
 def _told(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
-    """Yield the symbols in an input's sizes, with the values that a profile's sizes give them."""
+    """Yield the symbols in an input's sizes with the values that a profile implies."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

@@ -103,17 +103,17 @@ MULTIPLE = frozenset(_PIECES)
 
 
 def _expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
-    """Where nothing is repeated: PyTorch refuses to write to elements that share their memory."""
+    """Return the written value where no element is repeated: PyTorch refuses writes to expanded elements."""
     return value if _has_all(made) else None
 
 
 def _has_all(made: View) -> bool:
-    """Return whether a view has the sizes of what it views."""
+    """Return whether a view has the sizes of the viewed tensor."""
     return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
 
 
 def _scattered(target: object) -> Callable[..., Node]:
-    """Nothing is left of what is viewed if all of it is written."""
+    """Return a rule that scatters the value; a write to all elements replaces the viewed tensor."""
 
     def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _has_all(made) else emit(target, before, value, *made.args, val=made.source.meta["val"])
@@ -122,12 +122,12 @@ def _scattered(target: object) -> Callable[..., Node]:
 
 
 def _whole(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """The view has the sizes of what it views."""
+    """Return the written value: the view has the sizes of the viewed tensor."""
     return value
 
 
 def _again(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """The operator undoes itself."""
+    """Apply the operator again: it is its own inverse."""
     return emit(made.target, value, *made.args, val=made.source.meta["val"])
 
 
@@ -143,7 +143,7 @@ def _unsqueezed(made: View, emit: Emit, before: Node, value: Node) -> Node:
 
 
 def _reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """In the sizes of what is viewed; those that vary are read off it."""
+    """Reshape the value to the sizes of the viewed tensor, reading varying ones from it."""
     shape = made.source.meta["val"].shape
     sizes = [
         size if isinstance(size, int) else emit(aten.sym_size.int, before, dim, val=size)

@@ -54,7 +54,7 @@ class Branch:
 
 @define
 class Choice:
-    """The memory of a result that data chose, with that of the tensors of which it is one in eager mode."""
+    """The memory of a result that data chose, and the memory of the tensors of which eager returns one."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -115,7 +115,7 @@ def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument
 def _chosen(
     condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], place: str
 ) -> Argument:
-    """Return one of two results. A name that a branch leaves unset is not read after it."""
+    """Return a tensor that equals one of two results. A name that one branch leaves unset is not read later."""
     yes, no = pair
     if yes is no or no is UNSET or _is_same_number(yes, no):
         return yes
@@ -132,7 +132,7 @@ def _chosen(
 
 
 def noting(own: Kernel) -> Kernel:
-    """Wrap torch's tracing of a call, to note what it does in an open branch, and to refuse writes to what data chose:
+    """Wrap torch's tracing of a call: record its effects in an open branch, and refuse writes to a chosen result, since
     eager would write to one of two tensors."""
 
     def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:

@@ -1,4 +1,4 @@
-"""``recorded``: what a module is called with inside a larger program, as example inputs with the sizes that vary."""
+"""Define ``recorded``: record the calls of a submodule, to compile it with their inputs and varying sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Call:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """Return the call with these inputs, which were passed in one way: so many by position, others by keyword."""
+        """Return the record of a call with these inputs: so many by position, the others by keyword."""
         rows, spec = tree_flatten_with_path(inputs)
         return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
 
@@ -120,7 +120,7 @@ class Calls:
 
 @contextmanager
 def recorded(module: torch.nn.Module) -> Iterator[Calls]:
-    """While entered, note what a module is called with, so that it can be compiled for it.
+    """Return a context that records the calls of a module, so that it can be compiled for them.
 
         with pipeline.recorded(pipe.unet) as calls:
             pipe(prompt, num_inference_steps=1)
@@ -152,7 +152,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy that the larger program does not write to: an ordinary tensor, whatever mode the program is in."""
+    """Return an ordinary tensor with a copy of the values, whatever mode the program is in."""
     with torch.inference_mode(False):
         return x.detach().clone()
 
@@ -175,7 +175,7 @@ def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
 
 
 def _is_alike(own: Leaf, other: Leaf) -> bool:
-    """Return whether one program may be for both values."""
+    """Return whether one program may serve both values."""
     if isinstance(own, TensorKind) and isinstance(other, TensorKind):
         return own.dtype == other.dtype and len(own.shape) == len(other.shape)
     if type(own) is type(other) is int:

@@ -27,7 +27,7 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 
 
 def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Return whether both calls of a model compute the same, each from its own inputs, whose copies `AGAIN` marks.
+    """Return whether both calls of a model compute the same; `AGAIN` marks the copied inputs of each.
 
     What the first call left behind is the same for the second only if it depends on no input.
 
@@ -51,7 +51,7 @@ def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> 
 
 @define
 class _Values:
-    """What the nodes of a graph compute, as numbers: two nodes of one number compute the same.
+    """Number the values that a graph's nodes compute: two nodes with one number compute the same.
 
     Attributes:
         numbers: the number of each expression: an operator and the numbers of its arguments.
@@ -113,7 +113,7 @@ class _Values:
             self.nodes[node] = self.number("constant", _digest(constants.get(str(spec.target))))
 
     def begin_again(self) -> None:
-        """Begin the second call: what depends on inputs is of an earlier call; buffers are what they are."""
+        """Begin the second call: values of inputs get new numbers, buffers keep theirs."""
         self.first = self.nodes
         self.nodes = {n: self.number("before", v) if v in self.of_inputs else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
@@ -136,8 +136,7 @@ class _Values:
 
 
 def _valued(node: Node) -> list[Node]:
-    """Return the nodes whose values a call reads: not those of which it takes the dtype, the device or the sizes
-    alone."""
+    """Return the nodes whose values a call reads, without those whose dtype, device or sizes alone it reads."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
     if template is None or (template == 0 and does(node.target) is not Does.FILLS):
@@ -147,8 +146,7 @@ def _valued(node: Node) -> list[Node]:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Return whether a call is a cast or copy of a tensor that is of this dtype already: a second call casts what is
-    cast."""
+    """Return whether a call casts or copies a tensor that already has this dtype; a second call does so again."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPIES or not node.all_input_nodes:
         return False
@@ -158,7 +156,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return the nodes that depend on these inputs, or on a tensor from outside of the graph that it writes."""
+    """Return the nodes that depend on these inputs, or on a tensor outside of the graph that it writes."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_valued(node)):
@@ -183,7 +181,8 @@ def _printed(module: torch.nn.Module) -> str:
 
 
 def _digest(value: object) -> Key:
-    """What distinguishes a constant: a literal is another tensor in each call. A fake one has no values to tell."""
+    """Return a key that distinguishes constants; a literal is a new tensor in each call. Fake tensors have no
+    values."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

@@ -41,8 +41,7 @@ def finishing(own: Callable[..., object]) -> Callable[..., object]:
 
 
 def _places(shape_env: Any) -> str:
-    """Return the lines of the model that take a size for the number that it is in the example, as lines of a
-    message."""
+    """Return the lines of the model that fix a size to its value in the example, as lines of a message."""
     found: dict[str, None] = {}
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()

@@ -195,7 +195,7 @@ def _rooted(shapes: object) -> object:
 
 
 def _derived(entry: Spec, root: Any, by: int) -> object:
-    """Return the dim derived from a root in the same way, the root being larger by a number."""
+    """Return the dim that is derived in the same way from a root larger by a number."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
@@ -213,14 +213,14 @@ def relaxed(shapes: object) -> Iterator[object]:
 
 
 def roomier(shapes: object) -> Iterator[object]:
-    """Yield the same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it
-    asks whether it is 1, though the graph is right for both."""
+    """Yield the ranges with one size more where a range is 1 to 2: torch fixes such a dim when it asks whether it is 1,
+    though the graph is right for both."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 
 
 def _is_hint(entry: object) -> bool:
-    """Return whether an entry is `Dim.DYNAMIC`, which torch refuses where it makes a constant of the dim."""
+    """Return whether an entry is `Dim.DYNAMIC`, which torch refuses for a dim that it fixes."""
     return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
 
 
@@ -255,7 +255,7 @@ Wish: TypeAlias = tuple[Any, Any]
 
 
 def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
-    """Return the requested least and greatest size, by the export's symbol; None: no bound."""
+    """Return the requested smallest and largest size of each symbol of the export; None is unbounded."""
     found = dict[str, tuple[int, int | None]]()
     for size, entry in wishes:
         for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
@@ -298,7 +298,7 @@ def unified(wishes: Iterable[Wish]) -> bool:
 
 
 def attended(exported: ExportedProgram) -> None:
-    """Equate the lengths of keys and values, which torch does not conclude from an attention to them."""
+    """Equate the lengths of an attention's keys and values, which torch does not."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))

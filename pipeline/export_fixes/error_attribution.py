@@ -59,8 +59,8 @@ casts: the dtype is not at fault."""
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """Return the error for a failed export: it names the inputs whose device or dtype is wrong, if the export passes
-    with others.
+    """Return the error for a failed export. It names the inputs of wrong device or dtype, if the export succeeds with
+    others.
 
     Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
     """
@@ -88,8 +88,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
 
 
 def without_names(error: Exception) -> CaptureError | None:
-    """Return the error for an input whose class has no names for what it holds, if it is one: torch.export wants
-    them."""
+    """Return the error for an input of a class whose fields torch.export cannot name; None for other errors."""
     found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
     if found is None:
         return None
@@ -98,7 +97,7 @@ def without_names(error: Exception) -> CaptureError | None:
 
 
 def deciding(error: BaseException) -> tuple[CodeType, int] | None:
-    """Return the innermost function of the model in an error's traceback, and the line that it was at."""
+    """Return the innermost function of the model in an error's traceback, and its line."""
     found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
 
@@ -109,14 +108,14 @@ def place_of(file: str, line: int) -> str:
 
 
 def _at(error: Exception) -> str:
-    """Where the model was when an error was raised in it, in words; empty if the message has the line, or none is."""
+    """Return the model's line at which an error was raised, as text; empty if unknown or already in the message."""
     found = deciding(error)
     is_told = found is None or Path(found[0].co_filename).name in str(error)
     return "" if found is None or is_told else f" at {place_of(found[0].co_filename, found[1])}"
 
 
 def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Return the error for sizes that the model makes numbers of, if it is one: those of the example, in every call."""
+    """Return the error for a dynamic size that the model converts to a number; None for other errors."""
     found = _FIXED.findall(str(error))
     if not found:
         return None
@@ -132,7 +131,7 @@ def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | Non
 
 
 def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Return the error for a model that decides by data in Python, if it is one, with the line that does."""
+    """Return the error for a Python branch on data, with its line; None for other errors."""
     is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
     found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
@@ -147,8 +146,7 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
 
 
 def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
-    """Return the error for a number of the data that Python takes as an index (of a list, in ``range``), if it is
-    one."""
+    """Return the error for a Python index computed from data (of a list, in ``range``); None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
@@ -161,7 +159,7 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
 
 
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """Return the error for tensors on two devices, if it is one: it says where each input is, and where the model."""
+    """Return the error for tensors on two devices, with the device of each input and of the model; None for others."""
     if not re.search("different devices|same device", str(error)):
         return None
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
@@ -179,7 +177,7 @@ def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Capt
 
 
 def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """Return the error for an input that is nothing that torch.export takes, by its name, and for such a result."""
+    """Return the error for an input or result of a type that torch.export does not take; None for other errors."""
     for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
@@ -196,7 +194,7 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
 
 
 def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """Return the error for a shape where a tensor is expected, if it is one."""
+    """Return the error for a shape passed in place of a tensor; None for other errors."""
     if re.search("must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute", str(error)) is None:
         return None
     leaves = tree_flatten_with_path(
@@ -210,8 +208,8 @@ def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs
 
 
 def _returned(error: Exception) -> str | None:
-    """Return the type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch
-    looks the result up in a table, which fails where it has no hash."""
+    """Return the type of a result that torch.export does not take, if the error is about one. Before 2.13 torch looks
+    the result up in a table, which fails for unhashable types."""
     found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
     if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
         found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))
@@ -219,7 +217,7 @@ def _returned(error: Exception) -> str | None:
 
 
 def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
-    """Return whether the model can be exported with some of its inputs, by their paths, in another dtype."""
+    """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
 
     def cast(path: Any, value: Argument) -> Argument:
         if keystr(path) not in wrong:
@@ -234,7 +232,7 @@ def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[
 
 
 def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
-    """Return an input as ``forward`` calls it: ``x``, ``by['a']``."""
+    """Return the name of an input in ``forward``: ``x``, ``by['a']``."""
     _, first, *rest = path
     if hasattr(first, "key"):
         return f"{first.key}{keystr(tuple(rest))}"

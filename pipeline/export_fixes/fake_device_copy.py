@@ -1,4 +1,4 @@
-"""Capture as on another device: trace a copy of the model whose tensors are fakes there.
+"""Capture for another device: trace a copy of the model whose tensors are fakes on that device.
 
 The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
 machine does not have. They have no values and take no memory; the program gets the user's own tensors.
@@ -74,7 +74,7 @@ def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
 
 
 def _moves_more(module: torch.nn.Module) -> bool:
-    """Return whether a module has an ``_apply`` of its own: torch's recurrent layers do, but move nothing more."""
+    """Return whether a module's own ``_apply`` moves more than tensors; that of recurrent layers does not."""
     owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
     return not owner.__module__.startswith("torch.nn.")
 
@@ -111,7 +111,7 @@ class _Fakes:
         return fake
 
     def with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the stand-in of a tensor that a model holds; if it has few elements, with their values."""
+        """Return the fake of a tensor in the model; small tensors keep their values."""
         fake = self.of(tensor)
         with_numbers(fake, tensor)
         return fake

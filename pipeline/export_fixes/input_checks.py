@@ -38,7 +38,7 @@ def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[st
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise an error if no engine can be made of a module, whatever its inputs.
+    """Raise an error for a module that cannot be compiled for any input.
 
     Raises:
         TypeError: the module is compiled already.
@@ -60,7 +60,7 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
-    """Return the device of an Input's example: its own, or else that of the model's tensors, or else that of the other
+    """Return the device of an Input's example: its own, else that of the model's tensors, else that of the other
     inputs.
 
     shown: the device that the capture pretends, if any: all examples then appear to be there.
@@ -116,7 +116,7 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
 def check_examples(
     inputs: Mapping[str, object], shapes: Argument, ends_of: Callable[[Argument], tuple[Argument, Argument]]
 ) -> None:
-    """Raise an error if a tensor is no example of the range that its dim is given: the program would refuse it.
+    """Raise an error if a tensor's size is outside the range of its dim.
 
     ``ends_of`` gives the least and the greatest size of an entry: None where it is open, -1 for a static dim.
 

@@ -1,4 +1,4 @@
-"""Export models that NVIDIA ModelOpt has quantized in ModelOpt's own way, if its library is loaded.
+"""Export models quantized by NVIDIA ModelOpt with its own export mode, if the library is loaded.
 
 On a CPU ModelOpt computes INT8 by arithmetic that inspects its scales' values, which cannot be traced; here a quantizer
 is one operator, as on a GPU.

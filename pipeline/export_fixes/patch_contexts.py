@@ -31,23 +31,22 @@ def tracing() -> Iterator[None]:
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Return a context after which torch has what it had before: where an export fails, it leaves some of it
-    changed."""
+    """Return a context that restores torch's settings, some of which a failed export leaves changed."""
     with levels_left(), checks_left():
         yield
 
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Return a context for exporting a model or making a program functional, for who holds `one_export`."""
+    """Return a context for an export or functionalization, whose caller holds `one_export`."""
     with tracing(), _places.taken("export"), is_tracked(), _as_before():
         yield
 
 
 @contextmanager
 def by_the_example() -> Iterator[None]:
-    """Return a context for exporting a model that takes the ways of its example where it decides by data: what it draws
-    as it is computed, nobody else misses."""
+    """Return a context for an export that follows its example's branches on data; random numbers drawn by the example
+    do not advance the user's generator."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), _places.taken("example"):
         yield
@@ -55,7 +54,7 @@ def by_the_example() -> Iterator[None]:
 
 @contextmanager
 def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
-    """Return a context for exporting a model that is not told so, or whose sizes are compared by its example."""
+    """Return a context for an export of a model that is not told so, or whose sizes the example compares."""
     with _places.taken(way):
         yield
 

@@ -37,13 +37,13 @@ _now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozen
 
 
 def traces(during: When) -> bool:
-    """Return whether this thread gets the replacements of a kind."""
+    """Return whether a kind of replacement is active in this thread."""
     return during in _now.get()
 
 
 @frozen(eq=False)
 class Replacement:
-    """A function of ours in place of one of torch's.
+    """A replacement of one of torch's functions by one of ours.
 
     Attributes:
         owner: the object in which torch looks it up: a module, a class, a table, or an operator with kernels in Python.
@@ -74,19 +74,19 @@ class Replacement:
 
     @property
     def called(self) -> Argument:
-        """What is replaced: an operator, or a name. The row's test has it, too (``test_torch_needs_each_row``)."""
+        """The name of the replaced operator or function, also of the row's test (``test_torch_needs_each_row``)."""
         return self.owner if isinstance(self.owner, OpOverload) else self.name
 
     @property
     def versions(self) -> str:
-        """The versions of torch that need it, in words."""
+        """The versions of torch that need it, as text."""
         first = f"from {_dotted(self.since)}" if self.since > (0, 0) else ""
         last = f"before {_dotted(self.before)}" if self.before is not None else ""
         return " ".join(filter(None, (first, last))) or "all"
 
     @property
     def applies(self) -> bool:
-        """Whether the installed torch needs it."""
+        """Whether the installed torch needs the replacement."""
         return self.since <= VERSION and (self.before is None or self.before > VERSION) and self._is_there
 
     @property
@@ -127,7 +127,7 @@ class Replacement:
         return either
 
     def _elsewhere(self) -> Kernel:
-        """What torch finds where the place is empty."""
+        """Return torch's own function for an empty entry."""
         if isinstance(self.owner, OpOverload):
             return functools.partial(self.owner._op_dk, self.name)
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> Non
 
 @define(eq=False)
 class Places:
-    """The entries of torch that are replaced, and the threads that trace at the moment."""
+    """The replaced entries of torch, and the threads that trace."""
 
     table: Sequence[Replacement]
     _lock: Any = field(factory=threading.RLock)
@@ -167,7 +167,7 @@ class Places:
 
     @contextmanager
     def taken(self, during: When) -> Iterator[None]:
-        """Return a context in which this thread gets the replacements of a kind."""
+        """Return a context that activates a kind of replacement in this thread."""
         if traces(during):
             yield
             return
@@ -199,7 +199,7 @@ class Places:
         return known[1]
 
     def _leave(self, during: When, trace: object) -> None:
-        """Write torch's own where no other trace is left; to do so twice changes nothing."""
+        """Restore torch's function if no other trace is active; doing so twice changes nothing."""
         with self._lock:
             self._traces[during].discard(trace)
             if not self._traces[during]:

@@ -25,7 +25,7 @@ NAMES: Final = {func: ("input", *NONE, "ceil_mode") if func in MAXIMA else OF_ME
 
 
 def of_any_size(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: no size that is pooled is a constant."""
+    """Wrap torch.export's handling of a call in the model: pooled sizes do not become constants."""
 
     def override_pools(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func in POOLS:
@@ -63,11 +63,11 @@ def _pooled(func: Target, given: Mapping[str, Argument]) -> object:
 
 
 def _each(value: Argument, count: int) -> list[Argument]:
-    """Return an argument's number for each dim."""
+    """Return an argument's value for each dim."""
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
 
 def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
-    """Return whether a window is as long as a dim whose size varies, in each call."""
+    """Return whether a window always covers a dim of varying size."""
     return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr

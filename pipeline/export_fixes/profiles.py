@@ -1,4 +1,4 @@
-"""Several ranges for one program: each profile's sizes, and the range over all of them, for the capture."""
+"""Merge the profiles of a program: the sizes of each, and the range over all of them for the capture."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _entry(spec: Spec, dim: int, rank: int) -> Any:
 
 
 def _ends(entry: Any, size: int) -> Ends:
-    """Return the least and the greatest size that an entry of a profile lets a dim have."""
+    """Return the smallest and largest size that an entry of a profile allows."""
     if isinstance(entry, int):
         return entry, entry
     if hasattr(entry, "min") and hasattr(entry, "max"):

@@ -1,4 +1,4 @@
-"""Let a model forget the shapes that it remembers from its last call.
+"""Clear the shapes that a model remembers from its last call.
 
 ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of positions):
 after a call, torch.export takes the remembered sizes for the only ones. A call of another shape makes the grid anew;
@@ -29,7 +29,7 @@ def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
 
 @contextmanager
 def forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context of a trace in which these are shapes that no tensor has; who opens it puts back what was there.
+    """Return the context of a trace in which remembered shapes match no tensor; the caller restores them.
 
     Raises:
         CaptureError: a call leaves one as it is: it is not that of the last call.

@@ -15,7 +15,7 @@ from pipeline.inputs import Constant, is_input
 
 @frozen(eq=False)
 class Request:
-    """What a model is captured for.
+    """The checked inputs and ranges of a capture.
 
     Attributes:
         args: the example inputs by position: tensors, `Input` s, other values; tensors in place of constants.
@@ -45,7 +45,7 @@ def is_constant(value: object) -> bool:
 def taken_out(
     args: tuple[object, ...], kwargs: dict[str, Argument]
 ) -> tuple[tuple[object, ...], dict[str, Argument], dict[int, Constant]]:
-    """Return the inputs with tensors in place of constants, and the constants by the places of their leaves."""
+    """Return the inputs with tensors in place of constants, and the constants by leaf index."""
     leaves, structure = tree_flatten((args, kwargs), is_leaf=is_constant)
     found = {i: leaf for i, leaf in enumerate(leaves) if is_constant(leaf)}
     if not found:

@@ -1,4 +1,4 @@
-"""Leave a model, and what a process has set, as they were before the model was traced.
+"""Restore a model, and settings of the process, after the model is traced.
 
 While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
 detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards. Where it calls
@@ -81,8 +81,8 @@ def checks_left() -> Iterator[None]:
 
 
 def others(model: torch.nn.Module) -> list[tuple[str, object]]:
-    """Return the objects of other classes that a model's modules hold, and those hold, themselves or in containers,
-    each with the attributes that lead to it."""
+    """Return the objects of other classes that a model's modules hold, directly, through each other or in containers,
+    with the attribute path of each."""
     found: dict[int, tuple[str, object]] = {}
     left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
     while left and len(found) < OBJECTS:
@@ -101,8 +101,8 @@ def within(path: str, name: str) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is an object with attributes that is none of Python's own, of torch's, or a module. It may
-    be a proxy, which answers for another object, or fails."""
+    """Return whether a value is an object with attributes whose class is not Python's, torch's or a module's. It may be
+    a proxy, which answers for another object or fails."""
     kind = type(value)
     theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
     if issubclass(kind, theirs) or _is_torchs(kind):
@@ -126,7 +126,7 @@ def _caches(values: Iterable[object]) -> Iterator[Cache]:
 
 
 def _has_fakes(value: object, deep: bool = True) -> bool:
-    """Return whether there is a fake tensor in a value, or in an object of another class in it."""
+    """Return whether a value, or an object within it, has a fake tensor."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
@@ -143,12 +143,12 @@ class Space:
 
     @classmethod
     def of(cls, space: dict[str, Argument]) -> Space:
-        """What is there at the moment."""
+        """Return the current contents."""
         held = (each for value in space.values() for each in _containers(value))
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
     def has_fakes(self) -> bool:
-        """Return whether a fake tensor is there that was not."""
+        """Return whether there is a fake tensor that was not there before."""
         new = (value for name, value in self.now.items() if self.before.get(name) is not value)
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
@@ -161,7 +161,8 @@ class Space:
                 yield name, value
 
     def filled_in(self, name: str) -> Sequence[object] | None:
-        """What is new in an attribute that held nothing, or a dict that has kept its entries; None if more changed."""
+        """Return what is new in an attribute that held nothing, or in a dict that kept its entries; None if more
+        changed."""
         value, before = self.now.get(name), self.before.get(name)
         if before is None:
             return [value]
@@ -176,7 +177,7 @@ class Space:
         return not _same(_rows(container), _rows(before))
 
     def restore(self) -> None:
-        """Put back what was there."""
+        """Restore the contents."""
         for name in self.now.keys() - self.before.keys():
             del self.now[name]
         self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
@@ -207,7 +208,7 @@ def _equal(one: Argument, other: Argument) -> bool:
 
 
 def _rows(container: Argument) -> Iterable[tuple[object, object]]:
-    """What is in a container, by key or place; of a set, in no order."""
+    """Return the contents of a container by key or index; those of a set are unordered."""
     if isinstance(container, dict):
         return container.items()
     return enumerate(sorted(container, key=id) if isinstance(container, set) else container)

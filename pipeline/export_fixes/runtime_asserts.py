@@ -1,4 +1,5 @@
-"""Take a model's checks of its data to hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise ValueError``.
+"""Assume that a model's checks of its data hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise
+ValueError``.
 
 torch.export fails where Python asks for a truth that only data has. Where one of the two answers leads to nothing but
 an error, the graph for the other is the model's, for all inputs that the model takes. What was asked is collected, so
@@ -50,7 +51,7 @@ LEAVES: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "D
 
 @define
 class Checks:
-    """What a model checks of its data.
+    """The checks of data in a model.
 
     Attributes:
         places: where checks were taken to hold, as ``file:line``.
@@ -84,8 +85,7 @@ def none_is_caught() -> Iterator[None]:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Return whether a file is torch's, ours or Python's own: such a file may ask, and go on where there is no
-    answer."""
+    """Return whether a file is torch's, ours or Python's: code there may ask for a value and go on without one."""
     return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
 
 
@@ -95,7 +95,7 @@ def collected() -> AbstractContextManager[Checks]:
 
 
 def is_caught() -> bool:
-    """Return whether a check was met whose error the model may catch."""
+    """Return whether a check was seen whose error the model may catch."""
     checks = _checks.get()
     return checks is not None and bool(checks.caught)
 
@@ -148,7 +148,7 @@ def unasked(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_unknown(tensor: object) -> bool:
-    """Return whether only data has the value of a tensor."""
+    """Return whether a tensor's value depends on data."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False
     return isinstance(tensor, FakeTensor) and tensor.constant is None
@@ -178,7 +178,7 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 
 
 def _is_not_the_models(frame: FrameType) -> bool:
-    """Return whether a frame is of torch or of ours, and checks no data."""
+    """Return whether a frame is torch's or ours and checks no data."""
     name = frame.f_code.co_filename
     return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
 
@@ -225,15 +225,15 @@ def _error(name: object) -> type[BaseException] | None:
 
 @functools.lru_cache(1024)
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
-    """Return whether a function may catch an error at a place: by an ``except``, and not in leaving a ``with`` or
-    ``try``."""
+    """Return whether a function has an ``except`` around a place that may catch an error; ``with`` and ``finally`` do
+    not count."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
 def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
-    """Return whether a handler that begins so may take an error, and go on."""
+    """Return whether a handler may catch an error and continue."""
     named: list[object] = []
     passed = -1
     for step, after in pairwise(steps):

@@ -54,7 +54,7 @@ def _symbol(index: Argument) -> Argument:
 
 
 def _is_position(index: object) -> bool:
-    """Return whether an index is a tensor of rank 0 whose number only data has, also if it was read before."""
+    """Return whether an index is a 0-d tensor whose value depends on data, even if it was read before."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
     number = index.item_memo
@@ -62,7 +62,7 @@ def _is_position(index: object) -> bool:
 
 
 def _is_basic(index: object) -> bool:
-    """Return whether an index makes a view: no tensor, no list, no truth."""
+    """Return whether an index yields a view: it has no tensor, list or bool."""
     return index is None or index is Ellipsis or isinstance(index, slice | torch.SymInt) or type(index) is int
 
 

@@ -1,4 +1,4 @@
-"""``torch.istft`` of a length that varies, which torch takes as a Python int alone, in operators that take any."""
+"""Decompose ``torch.istft`` with a dynamic length, which torch accepts as a Python int alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def of_any_length(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: the length of an inverse transform is no constant."""
+    """Wrap torch.export's handling of a call in the model: the length of an inverse transform stays dynamic."""
 
     def override_lengths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func is torch.istft or func is torch.Tensor.istft:
@@ -66,7 +66,7 @@ def istft(
 
 
 def _added(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
-    """Windows that overlap, added up."""
+    """Return the sum of overlapping windows."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))

@@ -1,4 +1,4 @@
-"""Kernels for symbolic sizes, where torch's own would lose a symbol or take it for a constant.
+"""Define kernels for symbolic sizes, where torch's own lose a symbol or fix it to a constant.
 
 torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
 and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
@@ -40,7 +40,7 @@ def comparing(own: Kernel) -> Kernel:
 
 
 def from_none(own: Kernel) -> Kernel:
-    """Make up a size that data has for a fake implementation: 0 or more, unless this says something else."""
+    """Create a data-dependent size for a fake implementation: 0 or more, unless it states another bound."""
 
     def create(context: object, *, min: int = 0, max: int | None = None) -> object:
         return own(context, min=min, max=max)
@@ -90,14 +90,14 @@ def _counted(index: Argument, size: Argument) -> Argument:
 
 
 def _taken(first: Argument, last: object, step: int) -> object:
-    """Return how many elements a slice takes."""
+    """Return the number of elements in a slice."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step
     return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
 
 
 def raised(own: Kernel) -> Kernel:
-    """Compute a power with a varying base or exponent, through a tensor that holds it."""
+    """Compute a power with a varying base or exponent through a tensor."""
 
     def pow(self: object, exponent: object) -> Argument:
         """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
@@ -129,7 +129,7 @@ def scaled(own: Kernel) -> Kernel:
 
 
 def weighed(own: Kernel) -> Kernel:
-    """Add up weights in their own kind of numbers."""
+    """Sum weights in their own dtype."""
 
     def bincount(mode: object, func: object, self: object, weights: Any = None, minlength: object = 0) -> object:
         """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
@@ -163,7 +163,7 @@ def rooted(own: Kernel) -> Kernel:
 
 
 def classified(own: Kernel) -> Kernel:
-    """Leave it to data how many classes there are, where it is not said."""
+    """Make the number of classes data-dependent if it is not given."""
 
     def one_hot(self: torch.Tensor, num_classes: Any = -1) -> object:
         """one_hot(Tensor self, SymInt num_classes=-1) -> Tensor"""
