@@ -90,7 +90,7 @@ def viewed(node: Node, mode: FakeTensorMode) -> View | None:
         raise Unknown(node)
     if node.target is operator.getitem or (known is not None and not _is_composite(node.target)):  # type: ignore[arg-type]
         return known
-    source, made = _shared(node, mode)
+    source, made = _aliased_input(node, mode)
     if source is None:
         return None
     if known is None and not _is_same(made, source.meta["val"]):
@@ -102,7 +102,7 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
-def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
+def _aliased_input(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
     """Return the input with which a call's result shares memory, found by running it on fake tensors, and that result.
 
     With torch's kernels in C++, as eager has them: those in Python give another tensor where dropout gives its input.

@@ -58,7 +58,7 @@ class _Copy:
         if node.target not in READS or _is_plain(node):
             return made
         source: Node = argument(node, "self")
-        whole, dims = _whole(source, node)
+        whole, dims = _covering_node(source, node)
         with self.graph.inserting_before(made):
             row = self.permuted(self.env[whole], dims, whole.meta["val"])
         given = {a.name: argument(node, a.name) for a in node.target._schema.arguments[1:]}
@@ -89,7 +89,7 @@ def _is_plain(node: Node) -> bool:
     return _order(value) == [*range(value.dim())]
 
 
-def _whole(source: Node, reader: Node) -> tuple[Node, list[int]]:
+def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
     """Return the node that covers the whole memory of another, and the order of its dims there."""
     memory, node = _memory(source), source
     while (order := _order(node.meta["val"])) is None:

@@ -35,7 +35,7 @@ class DynamoGraph(torch.nn.Module):
         super().__init__()
         self.training = False
         self.values, self.weights = values, weights
-        self.calls = partial(_computed, graph_module)
+        self.calls = partial(_graph_results, graph_module)
         for node in weights:
             self.register_buffer(node.name, values[node])
         self.numbers: dict[Node, float] = {n: number for n in values if (number := _item(n)) is not None}
@@ -92,7 +92,7 @@ class DynamoGraph(torch.nn.Module):
                 relation.holds(known)
 
 
-def _computed(module: GraphModule, *args: Argument) -> Argument:
+def _graph_results(module: GraphModule, *args: Argument) -> Argument:
     """Return the results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no
     ``no_grad``, and of weights without autograd's mark: what is computed from one that has it would be wrapped for the
     derivative."""

@@ -53,15 +53,15 @@ def _traced_again(
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return the result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace
     read wrongly."""
-    varying = _varying(exported)
-    with torch.no_grad(), exporting(), _unbound(lost):
+    varying = _varying_sizes(exported)
+    with torch.no_grad(), exporting(), _hidden_bindings(lost):
         retraced = exported.run_decompositions({})
-    for place in varying.keys() - _varying(retraced).keys():
-        raise _fixed(retraced, *place)
+    for place in varying.keys() - _varying_sizes(retraced).keys():
+        raise _fixed_size_error(retraced, *place)
     return retraced, retraced.graph_module, retraced.graph_signature
 
 
-def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
+def _varying_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
     """Return the inputs and dims whose sizes vary, and what they are."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
@@ -71,7 +71,7 @@ def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
     return {p: s for p, s in sizes.items() if not isinstance(s, int) and not (s in ranges and ranges[s].is_singleton())}
 
 
-def _fixed(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
+def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
     """Return the error for a dynamic size that the second trace made constant."""
     place = f"{name}.shape[{dim}]"
     size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
@@ -100,7 +100,7 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 
 
 @contextmanager
-def _unbound(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
+def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Return a context for tracing the nodes again: their records of the symbols that they introduced are hidden, since
     these change."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}

@@ -133,7 +133,7 @@ class _Rewriter:
 
     def mutate(self, node: Node) -> None:
         """Express a write as a new value of the written node."""
-        written = _written(node)
+        written = _written_node(node)
         written = self.same[node] = self.same.get(written, written)
         if node.target is not aten.detach_.default:
             self.write(written, self.value(node, written))
@@ -220,7 +220,7 @@ def _change(spec: InputSpec, value: Node) -> OutputSpec:
     return OutputSpec(KINDS[spec.kind], TensorArgument(value.name), target)
 
 
-def _written(node: Node) -> Node:
+def _written_node(node: Node) -> Node:
     """Return the node that a write changes, its first argument."""
     mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
     in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]

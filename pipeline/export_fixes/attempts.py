@@ -180,9 +180,9 @@ def tied(error: UserError, shapes: Spec) -> object:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:  # it parses the message, which may suggest nothing that it understands
         return None
-    return found if _ends(found) == _ends(shapes) else None
+    return found if _bounds(found) == _bounds(shapes) else None
 
 
-def _ends(shapes: object) -> list[Argument]:
+def _bounds(shapes: object) -> list[Argument]:
     """Return the least and the greatest size of each dim."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

@@ -94,7 +94,7 @@ class Calls:
             self._check_alike(first, other)
         args, kwargs = self.example
         given = bound(self.module, args, kwargs)
-        entries = (self._varying(_path(path)) for path, _ in tree_flatten_with_path(given)[0])
+        entries = (self._dynamic_entry(_path(path)) for path, _ in tree_flatten_with_path(given)[0])
         return {"args": args, "kwargs": kwargs, "dynamic_shapes": _shapes(given, entries)}
 
     def _check_alike(self, first: Call, other: Call) -> None:
@@ -109,7 +109,7 @@ class Calls:
                 hint = f"pass a number that varies as a tensor; else {AGAIN}"
                 raise CaptureError(why, hint)
 
-    def _varying(self, path: Path) -> Argument:
+    def _dynamic_entry(self, path: Path) -> Argument:
         """Return the entry of an input in ``dynamic_shapes``."""
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
@@ -142,7 +142,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         except ValueError as error:  # the larger program goes on
             calls.refused = without_names(error)
         if calls.example is None:
-            calls.example = tree_map_only(torch.Tensor, _copied, (args, kwargs))
+            calls.example = tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))
 
     handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
     try:
@@ -151,7 +151,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         handle.remove()
 
 
-def _copied(x: torch.Tensor) -> torch.Tensor:
+def _plain_copy(x: torch.Tensor) -> torch.Tensor:
     """Return an ordinary tensor with a copy of the values, whatever mode the program is in."""
     with torch.inference_mode(False):
         return x.detach().clone()

@@ -94,7 +94,7 @@ class _Values:
             if node.op == "placeholder":
                 self.placeholder(node, specs.get(node.name), constants)
             elif node.op == "get_attr":
-                self.nodes[node] = self.number("attribute", _printed(module.get_submodule(str(node.target))))
+                self.nodes[node] = self.number("attribute", _graph_text(module.get_submodule(str(node.target))))
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_again()
@@ -128,14 +128,14 @@ class _Values:
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
         arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
-        depends = any(self.nodes[each] in self.of_inputs for each in _valued(node))
+        depends = any(self.nodes[each] in self.of_inputs for each in _value_reads(node))
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
         if mutates(node):
-            for written in _written(node):
+            for written in _written_nodes(node):
                 self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
 
 
-def _valued(node: Node) -> list[Node]:
+def _value_reads(node: Node) -> list[Node]:
     """Return the nodes whose values a call reads, without those whose dtype, device or sizes alone it reads."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
@@ -159,15 +159,15 @@ def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
     """Return the nodes that depend on these inputs, or on a tensor outside of the graph that it writes."""
     found = set(inputs)
     for node in graph.nodes:
-        if not found.isdisjoint(_valued(node)):
+        if not found.isdisjoint(_value_reads(node)):
             found.add(node)
         if node.op == "call_function" and mutates(node):
-            written = [*_written(node)]
+            written = [*_written_nodes(node)]
             found.update(written if node in found or written[-1].op != "call_function" else ())
     return found
 
 
-def _written(node: Node) -> Iterator[Node]:
+def _written_nodes(node: Node) -> Iterator[Node]:
     """Yield the node that a call writes, and those that it may be a view of."""
     written: object = next(iter(node.all_input_nodes), None)
     while isinstance(written, Node):
@@ -175,7 +175,7 @@ def _written(node: Node) -> Iterator[Node]:
         written = written.args[0] if written.op == "call_function" and written.args else None
 
 
-def _printed(module: torch.nn.Module) -> str:
+def _graph_text(module: torch.nn.Module) -> str:
     """Return a graph that another calls, as text."""
     return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
 

@@ -88,7 +88,7 @@ def _attention(
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)
-        return _written(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
+        return _traced_attention(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
     if not has_kernel:
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
@@ -96,7 +96,7 @@ def _attention(
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
+def _traced_attention(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
     """Return the operators that torch traces for an attention below autograd: a kernel's, or plain ones."""
     if has_kernel:
         call = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -112,7 +112,7 @@ def _has_kernel(
     """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention: flash attention takes
     halves without a mask, efficient attention also a mask with rows that are multiples of 16 bytes. Rows must be
     contiguous in memory, in masks too: not expanded, and not a permuted table (ViT, T5)."""
-    if not all(_in_a_row(each) for each in (query, key, value, mask) if each is not None):
+    if not all(_is_contiguous(each) for each in (query, key, value, mask) if each is not None):
         return False
     sizes = (query.shape[-1], value.shape[-1])
     if query.dim() != 4 or query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -122,5 +122,5 @@ def _has_kernel(
     return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
 
 
-def _in_a_row(x: torch.Tensor) -> bool:
+def _is_contiguous(x: torch.Tensor) -> bool:
     return x.dim() > 0 and statically_known_true(x.stride(-1) == 1)

@@ -60,8 +60,8 @@ def merged_dynamic_shapes(
         merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})
         given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         given = tree_map(merger.ranged, given)
-    found = _rooted(given)
-    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _ends(entry))
+    found = _with_roots(given)
+    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _bounds(entry))
     return found
 
 
@@ -120,7 +120,7 @@ class _Merger:
 
     def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
         """Return the dim, if its range is open or equals the Input's."""
-        ends = _ends(entry)
+        ends = _bounds(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
         if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
@@ -143,7 +143,7 @@ class _Merger:
             return entry
         low, high, _ = self.ranges[root.__name__]
         ranged = Dim(root.__name__, min=low, max=high)
-        return ranged if root is entry else _derived(entry, ranged, 0)
+        return ranged if root is entry else _derived_dim(entry, ranged, 0)
 
 
 def contained(value: object, entries: list[Argument], structure: Spec) -> object:
@@ -159,7 +159,7 @@ def _by_dim(spec: Spec) -> dict[int, Argument]:
     return {dim: entry for dim, entry in pairs if entry is not None}
 
 
-def _ends(entry: Spec) -> tuple[int | None, int | None]:
+def _bounds(entry: Spec) -> tuple[int | None, int | None]:
     """Return the least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
     if isinstance(entry, int):
         return entry, entry
@@ -171,14 +171,14 @@ def _ends(entry: Spec) -> tuple[int | None, int | None]:
 
 
 def _text(entry: Spec) -> str:
-    low, high = _ends(entry)
+    low, high = _bounds(entry)
     if low == high:
         return "static" if (low, high) == STATIC else str(low)
     name = entry.__name__ if isinstance(entry, Dim) else f"Dim.{entry.type.name}"
     return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
 
 
-def _rooted(shapes: object) -> object:
+def _with_roots(shapes: object) -> object:
     """Dims derived from one that no input has (``4*s``) count it from 2: torch.export would have it start there."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
@@ -189,12 +189,12 @@ def _rooted(shapes: object) -> object:
             return entry
         by = 2 - int(root.min)
         end = {"max": root.max + by} if root.max < 2**63 - 1 else {}
-        return _derived(entry, Dim(root.__name__, min=2, **end), by)
+        return _derived_dim(entry, Dim(root.__name__, min=2, **end), by)
 
     return tree_map(shifted, shapes)
 
 
-def _derived(entry: Spec, root: Any, by: int) -> object:
+def _derived_dim(entry: Spec, root: Any, by: int) -> object:
     """Return the dim that is derived in the same way from a root larger by a number."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
@@ -229,7 +229,7 @@ def _opened(entry: object, derived: bool, room: int = 0) -> object:
         return Dim.DYNAMIC(min=entry.min, max=entry.max + room) if entry.max == 2 else entry  # type: ignore[attr-defined]
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
         return entry
-    low, high = _ends(entry)
+    low, high = _bounds(entry)
     return Dim.AUTO(min=low, max=high + room if high == 2 else high)
 
 
@@ -258,7 +258,7 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
     """Return the requested smallest and largest size of each symbol of the export; None is unbounded."""
     found = dict[str, tuple[int, int | None]]()
     for size, entry in wishes:
-        for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
+        for symbol, low, high in _symbol_range(expression(size), *_bounds(entry)):
             least, most = found.get(symbol, (low, high))
             if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
                 log.warning(
@@ -278,7 +278,7 @@ def wishes(
 ) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
     inputs = bound(model, args, kwargs)
-    found = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    found = _as_nested(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
@@ -305,7 +305,7 @@ def attended(exported: ExportedProgram) -> None:
             torch._check(key.shape[-2] == value.shape[-2])
 
 
-def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
     """Yield the range of the one symbol of a size, from that of the size."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
@@ -352,10 +352,10 @@ def examples(
             return value
         return unaliased(value if derived else _enlarged(value, _by_dim(spec)))
 
-    return _as_given(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+    return _as_nested(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
 
 
-def _as_given(
+def _as_nested(
     model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """Arrange values by the names of parameters in the structure of the inputs."""
@@ -382,7 +382,7 @@ def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec:
 def _enlarged(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
-        high = None if isinstance(entry, int) else _ends(entry)[1]
+        high = None if isinstance(entry, int) else _bounds(entry)[1]
         if sizes[dim] < 2 and not isinstance(entry, int) and (high is None or high >= 2):
             sizes[dim] = 2
     return tensor if sizes == list(tensor.shape) else tensor.detach().new_zeros(sizes)

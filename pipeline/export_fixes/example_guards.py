@@ -136,7 +136,7 @@ def noting(_: Kernel) -> Kernel:
         decisions = _decisions.get()
         if decisions is None:
             return
-        frame = _models(sys._getframe(1))
+        frame = _model_frame(sys._getframe(1))
         place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
         symbols = {str(symbol) for symbol in asked.free_symbols}
         for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
@@ -159,7 +159,7 @@ def counting(own: Kernel) -> Kernel:
     return length
 
 
-def _models(frame: FrameType | None) -> FrameType | None:
+def _model_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame in the model's code."""
     while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         frame = frame.f_back
@@ -181,7 +181,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _Tensors(graph)
     for node in list(graph.nodes):
-        symbols = _decided(node, decisions) if node.target is aten._assert_scalar.default else set()
+        symbols = _decided_symbols(node, decisions) if node.target is aten._assert_scalar.default else set()
         seen |= symbols
         for symbol in sorted(symbols)[:1]:
             with graph.inserting_before(node):
@@ -207,7 +207,7 @@ _OF_DATA: Final = re.compile(r"z?uf?\d+")
 _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
-def _decided(node: Node, decisions: Decisions) -> set[str]:
+def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
     """Return the symbols of the condition in an assertion; none if torch asserts that a part of a tensor is no larger
     than the tensor."""
     message = str(node.args[1])
@@ -256,7 +256,7 @@ class _Tensors:
             raise CaptureError(f"{why} ({target})", HINT)
         given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
         dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
-        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_rank), number, *given)
+        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_dtype_sort_key), number, *given)
 
     def constant(self, number: Node, value: Argument, beside: Node) -> Node:
         """Return a node for a constant as a tensor."""
@@ -273,6 +273,6 @@ class _Tensors:
         return made
 
 
-def _rank(dtype: torch.dtype) -> tuple[bool, bool]:
+def _dtype_sort_key(dtype: torch.dtype) -> tuple[bool, bool]:
     """Sort key of a dtype: floating point, then integer, then bool."""
     return dtype.is_floating_point, dtype != torch.bool

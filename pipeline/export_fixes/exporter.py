@@ -166,9 +166,9 @@ def _export(
             def has_fewer(other: ExportedProgram) -> bool:
                 return is_taken(other) and fixed_numbers(other.graph) < count
 
-            return (_attempted(first, export, has_fewer) if count else None) or exported, shapes
+            return (_first_success(first, export, has_fewer) if count else None) or exported, shapes
     assert error is not None
-    found = _attempted(first, export, is_taken)
+    found = _first_success(first, export, is_taken)
     if found is None:
         raise blamed(
             error, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device, way)
@@ -193,7 +193,7 @@ def _first(
     return exported, None
 
 
-def _attempted(first: First, export: Export, is_taken: Callable[[ExportedProgram], bool]) -> ExportedProgram | None:
+def _first_success(first: First, export: Export, is_taken: Callable[[ExportedProgram], bool]) -> ExportedProgram | None:
     """Return the export of the first attempt in the table that has the requested ranges; None if none has."""
     name = type(first.model).__name__
     for attempt in (NUMBERS,) if first.error is None else ATTEMPTS:
@@ -223,7 +223,15 @@ def _exported(
         model, positional, named = shown_on(device, model, positional, named)
     watch = nullcontext() if way == "bytecode" else watched(model, way == "example")
     quiet = warnings.catch_warnings()
-    with torch.no_grad(), quiet, exporting(), untouched(model), _way_of(way, model), quantizers_whole(), watch:
+    with (
+        torch.no_grad(),
+        quiet,
+        exporting(),
+        untouched(model),
+        _strategy_context(way, model),
+        quantizers_whole(),
+        watch,
+    ):
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":
@@ -241,7 +249,7 @@ def _exported(
     return exported
 
 
-def _way_of(way: Way, model: torch.nn.Module) -> AbstractContextManager[None]:
+def _strategy_context(way: Way, model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return the context of an export by this strategy."""
     if way == "anew":
         return remembered.forgotten(model)

@@ -139,22 +139,22 @@ def tracking(dispatch: Function) -> Function:
         if not isinstance(func, OpOverload):
             return dispatch(mode, func, types, args, kwargs)
         if state is None:
-            return _with_number(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+            return _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
         if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
-            args = _beside(mode, state, args)
-        names, places = _names(args), _memories(func, args)
-        found = _computed(mode, state, func, args, kwargs)
+            args = _with_fakes(mode, state, args)
+        names, places = _names(args), _written_memories(func, args)
+        found = _compute(mode, state, func, args, kwargs)
         if found is NotImplemented:
-            with nullcontext() if _runs_on_cpu(func) else _hidden(mode, func, args):
-                found = _with_number(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+            with nullcontext() if _runs_on_cpu(func) else _without_values(mode, func, args):
+                found = _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
         if names:
-            _name(state, func, names, places, args, found)
+            _record_sources(state, func, names, places, args, found)
         return found
 
     return dispatch_and_track
 
 
-def _with_number(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
+def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
     """Return a call's result, with its largest element, if it is known."""
     rule = WRITES.get(func, func)
     if rule not in RULES and rule not in RATIOS:
@@ -170,7 +170,7 @@ def _with_number(func: OpOverload, args: Argument, kwargs: Argument, call: Funct
     return made
 
 
-def _computed(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
+def _compute(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
     """Return the result of a call on known values, or of one that fills with numbers, with its value; else
     NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
@@ -184,7 +184,7 @@ def _computed(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argume
     if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small(x, state.most)) for x in made):
         return NotImplemented
     device = device_of(leaves)
-    return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _faked(mode, x, device), found)
+    return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _fake_of(mode, x, device), found)
 
 
 def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
@@ -211,7 +211,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 
 @contextmanager
-def _hidden(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
+def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
     """Return a context in which the tensors of a call have no values, so that torch does not compute with them; they
     lose them if the call may write to them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
@@ -241,7 +241,7 @@ def device_of(leaves: Sequence[object]) -> torch.device:
     return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
 
 
-def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
+def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
     """Return a fake of a value, on the device of its tensor. Fakes of views of one value on the CPU share memory."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
@@ -250,7 +250,7 @@ def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> F
         return with_value(FakeTensor(mode, elements, device), value)
 
 
-def _beside(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
+def _with_fakes(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
     """Return the arguments with fakes, which have values, of tensors that a model holds beside its buffers: its own, or
     fakes of them, of another mode, on a GPU that the machine does not have."""
 
@@ -282,7 +282,7 @@ def _has_value(tensor: FakeTensor) -> bool:
     return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
 
 
-def _memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
+def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
     """Return the memories that a call writes to: that of its fake, and that of its values before the call."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
@@ -290,7 +290,7 @@ def _memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
     return tuple(StorageWeakRef(x.untyped_storage()) for x in tensors)
 
 
-def _name(
+def _record_sources(
     state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, made: Any
 ) -> None:
     """Record the buffers from which a call's results have their values, and the reads and writes. A write to a tensor

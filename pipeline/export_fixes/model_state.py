@@ -258,7 +258,7 @@ class _Registered:
         """Return the tensor of a name; inputs, like buffers, may be written."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        return cls(place, space, name, tensor, is_buffer, _like(tensor), _memory(tensor), slot)
+        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _memory(tensor), slot)
 
     def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
         """Return whether another tensor is in the place of this one, or in its ``.data``."""
@@ -301,7 +301,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _like(tensor: torch.Tensor) -> tuple[object, ...]:
+def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
     """Return a key that two tensors share if one can be copied to the other; varying sizes match nothing."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
@@ -329,7 +329,9 @@ class _Before:
     def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
         """Return the outputs, and each buffer that got another tensor of its kind written with that."""
         moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
-        pairs = [(row, new) for row in moved if (new := row.space.get(row.name)) is not None and _like(new) == row.like]
+        pairs = [
+            (row, new) for row in moved if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.like
+        ]
         if not pairs:
             return outputs
         olds = {row.memory for row, _ in pairs}

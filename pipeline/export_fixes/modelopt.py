@@ -31,14 +31,14 @@ def quantizers_whole() -> Iterator[None]:
         yield
         return
     row = Replacement(
-        module.FakeTensorQuantFunction, "forward", _whole, "looks at the values of scales on a CPU", "modelopt"
+        module.FakeTensorQuantFunction, "forward", _as_operator, "looks at the values of scales on a CPU", "modelopt"
     )
     places = _places.setdefault(module, Places((row,)))
     with utilities.export_torch_mode(), places.taken("modelopt"):
         yield
 
 
-def _whole(own: Function) -> Function:
+def _as_operator(own: Function) -> Function:
     """Return a quantizer's step as its operator."""
 
     def forward(

@@ -62,7 +62,7 @@ def packing(override: Callable[..., object]) -> Callable[..., object]:
         if name in OURS and not kwargs:
             result = OURS[name](*args)
         else:
-            result = _each_row(func, args, kwargs) if name in OF_EACH_ROW else None
+            result = _row_by_row(func, args, kwargs) if name in OF_EACH_ROW else None
         return override(self, func, args, kwargs) if result is None else (lambda *_, **__: result, args, kwargs)
 
     return override_packed
@@ -165,7 +165,7 @@ def first(packed: Packed) -> Tensor:
     return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
 
 
-def _each_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
+def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
     """Return the result of a function that computes each row of packed data alone; None for other functions."""
     notes = list(map(of_data, args))
     found = list(filter(None, notes))

@@ -30,7 +30,7 @@ def tracing() -> Iterator[None]:
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
+def _restored() -> Iterator[None]:
     """Return a context that restores torch's settings, some of which a failed export leaves changed."""
     with levels_left(), checks_left():
         yield
@@ -39,7 +39,7 @@ def _as_before() -> Iterator[None]:
 @contextmanager
 def exporting() -> Iterator[None]:
     """Return a context for an export or functionalization, whose caller holds `one_export`."""
-    with tracing(), _places.taken("export"), is_tracked(), _as_before():
+    with tracing(), _places.taken("export"), is_tracked(), _restored():
         yield
 
 

@@ -115,7 +115,7 @@ class Replacement:
 
     def beside(self, own: Kernel | None) -> Kernel:
         """Return a function that calls ours in threads that trace, torch's own in others."""
-        theirs: Kernel = self._elsewhere() if own is None else own
+        theirs: Kernel = self._inherited() if own is None else own
         ours, during = self.make(theirs), self.during
         if self.everywhere:
             return ours
@@ -126,7 +126,7 @@ class Replacement:
 
         return either
 
-    def _elsewhere(self) -> Kernel:
+    def _inherited(self) -> Kernel:
         """Return torch's own function for an empty entry."""
         if isinstance(self.owner, OpOverload):
             return functools.partial(self.owner._op_dk, self.name)
@@ -172,7 +172,7 @@ class Places:
             yield
             return
         trace = object()
-        with undoing(lambda: self._leave(during, trace)):
+        with undoing(lambda: self._restore(during, trace)):
             self._enter(during, trace)
             with set_to(_now, _now.get() | {during}):
                 yield
@@ -183,7 +183,7 @@ class Places:
             for row in self._rows(during, VERSION):
                 if row not in self._own:
                     self._own[row] = row.read()
-                row.write(self._beside(row, self._own[row]))
+                row.write(self._dispatching(row, self._own[row]))
 
     def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
         """Return the rows of a kind that this torch needs, found once."""
@@ -191,14 +191,14 @@ class Places:
             self._needed[during, version] = [row for row in self.table if row.during == during and row.applies]
         return self._needed[during, version]
 
-    def _beside(self, row: Replacement, own: Any) -> Kernel:
+    def _dispatching(self, row: Replacement, own: Any) -> Kernel:
         """Return the function in an entry, made once for each of torch's own."""
         known = self._made.get(row)
         if known is None or known[0] is not own:
             self._made[row] = known = (own, row.beside(own))
         return known[1]
 
-    def _leave(self, during: When, trace: object) -> None:
+    def _restore(self, during: When, trace: object) -> None:
         """Restore torch's function if no other trace is active; doing so twice changes nothing."""
         with self._lock:
             self._traces[during].discard(trace)

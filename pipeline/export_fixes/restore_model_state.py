@@ -174,7 +174,7 @@ class Space:
     def _is_filled(self, container: Argument) -> bool:
         """Return whether a container has other contents than before."""
         _, before = self.contents.get(id(container), (None, container))
-        return not _same(_rows(container), _rows(before))
+        return not _same(_contents(container), _contents(before))
 
     def restore(self) -> None:
         """Restore the contents."""
@@ -182,7 +182,7 @@ class Space:
             del self.now[name]
         self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
         for container, before in self.contents.values():
-            if not _same(_rows(container), _rows(before)):
+            if not _same(_contents(container), _contents(before)):
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(before)
 
@@ -207,7 +207,7 @@ def _equal(one: Argument, other: Argument) -> bool:
     return isinstance(one, PLAIN) and one == other
 
 
-def _rows(container: Argument) -> Iterable[tuple[object, object]]:
+def _contents(container: Argument) -> Iterable[tuple[object, object]]:
     """Return the contents of a container by key or index; those of a set are unordered."""
     if isinstance(container, dict):
         return container.items()

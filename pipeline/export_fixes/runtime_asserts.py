@@ -112,9 +112,9 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
 
     def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func in CHECKED:
-            return _in_sight(self, func), args, kwargs
+            return _as_model_code(self, func), args, kwargs
         if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
-            truth = _taken(sys._getframe(1), is_check=func is torch._assert)
+            truth = _assumed_truth(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
                 return lambda *_, **__: truth, args, kwargs
         return override(self, func, args, kwargs)
@@ -122,7 +122,7 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
     return override_truths
 
 
-def _in_sight(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
+def _as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
     """Return a function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls
     are."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
@@ -154,14 +154,14 @@ def is_unknown(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
-def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
+def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     """Return the truth that a check asks for, which is noted; None if it is no check."""
     checks = _checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
     if checks is None or frame is None:
         return None
-    truth, error = (True, "AssertionError") if is_check else _needed(frame.f_code, frame.f_lasti)
+    truth, error = (True, "AssertionError") if is_check else _required_truth(frame.f_code, frame.f_lasti)
     if truth is None:
         return None
     outer: list[FrameType] = []
@@ -184,7 +184,7 @@ def _is_not_the_models(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(1024)
-def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
+def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
     """Return the truth without which the code after an instruction raises an error, and does nothing else, and the
     error's name; None if there is no such truth."""
     steps = list(dis.get_instructions(code))
@@ -195,13 +195,13 @@ def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
         return None, ""
     if_true = steps[place].opname.endswith("IF_TRUE")
     target = next(i for i, step in enumerate(steps) if step.offset == steps[place].argval)
-    by_jump, onward = _raised(steps, target), _raised(steps, place + 1)
+    by_jump, onward = _raised_error(steps, target), _raised_error(steps, place + 1)
     if bool(by_jump) == bool(onward):
         return None, ""
     return if_true == bool(onward), by_jump or onward
 
 
-def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
+def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
     """Return the name of the error that is all that comes of the instructions from a place on; empty if there is
     more."""
     name = ""

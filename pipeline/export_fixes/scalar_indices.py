@@ -69,12 +69,12 @@ def _is_basic(index: object) -> bool:
 def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
     """Write to a view in which the dims of the positions come first."""
     view = tensor[tuple(slice(None) if _is_position(each) else each for each in index)]
-    dims = _places(index, tensor.dim())
+    dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
     first[tuple(each.reshape(1) for each in index if _is_position(each))] = value
 
 
-def _places(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
+def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
     """Return the dims of the view that the positions index."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)

@@ -65,18 +65,18 @@ def sliced(own: Kernel) -> Kernel:
         if not varies or not isinstance(step, int) or step <= 0:
             return own(mode, func, self, dim, start, end, step)
         size = self.shape[dim]
-        first = 0 if start is None else _counted(start, size)
-        last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _counted(end, size)
+        first = 0 if start is None else _clamped_position(start, size)
+        last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _clamped_position(end, size)
         if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
             return own(mode, func, self, dim, start, end, step)
         sizes, strides = list(self.shape), list(self.stride())
-        sizes[dim], strides[dim] = _taken(first, last, step), strides[dim] * step
+        sizes[dim], strides[dim] = _slice_length(first, last, step), strides[dim] * step
         return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
 
     return slice
 
 
-def _counted(index: Argument, size: Argument) -> Argument:
+def _clamped_position(index: Argument, size: Argument) -> Argument:
     """Return the position of a slice's index, 0 to size; None if its sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
@@ -89,7 +89,7 @@ def _counted(index: Argument, size: Argument) -> Argument:
     return None
 
 
-def _taken(first: Argument, last: object, step: int) -> object:
+def _slice_length(first: Argument, last: object, step: int) -> object:
     """Return the number of elements in a slice."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step

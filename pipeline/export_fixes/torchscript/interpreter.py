@@ -73,7 +73,7 @@ class Interpreter:
         operator = operator_of(node.kind, node.overload)
         if operator is None:
             raise call.error("no evaluator knows it", _HINT)
-        args, kwargs = _bound(operator, inputs)
+        args, kwargs = _bound_arguments(operator, inputs)
         return operator(*args, **kwargs)
 
 
@@ -99,7 +99,7 @@ def operator_of(kind: str, overload: str) -> Value:
     return getattr(packet, plain, None) if overload.endswith(_TWIN) else getattr(packet, overload, None)
 
 
-def _bound(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
+def _bound_arguments(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
     """Return the inputs, which stand in the schema's order, as positional and keyword arguments."""
     arguments = operator._schema.arguments[: len(inputs)]
     rows = [(a, _argument(a, value)) for a, value in zip(arguments, inputs, strict=True)]
