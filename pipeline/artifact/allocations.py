@@ -91,13 +91,15 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
             args, kwargs = value(step.args), {name: value(each) for name, each in step.kwargs}
             values[step.name] = None
             if not unknown:
-                values[step.name] = _called(target_of(step.target), args, kwargs)
+                values[step.name] = _fake_result(target_of(step.target), args, kwargs)
             if values[step.name] is None:
                 yield 8 * math.prod(abs(each) for each in tree_leaves((args, kwargs)) if type(each) is int and each)
             yield from (t.nbytes for t in tree_leaves(values[step.name]) if isinstance(t, torch.Tensor))
 
 
-def _called(target: Callable[..., Argument], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
+def _fake_result(
+    target: Callable[..., Argument], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
+) -> Argument:
     """Return the fake result of a call; None if it depends on data."""
     try:
         return callee(target)(*args, **kwargs)

@@ -49,16 +49,16 @@ def obstacle(compiled: Compiled, ports: list[Port]) -> str:
     if symbol is None or rows == 1:
         return ""
     try:
-        joined, *single = _called(compiled, symbol.name, rows)
+        joined, *single = _outputs_of_rows(compiled, symbol.name, rows)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         return f"the test whether a row depends on others failed ({type(error).__name__}: {reason})"
     separate = {name: torch.cat([row[name] for row in single]) for name in joined}
-    wrong = [name for name, value in joined.items() if not _same(value, separate[name])]
+    wrong = [name for name, value in joined.items() if not _is_equal_up_to_rounding(value, separate[name])]
     return f"a row of {', '.join(wrong)} depends on the other rows of a call" if wrong else ""
 
 
-def _called(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
+def _outputs_of_rows(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
     """Yield the outputs, by name, of a call of random rows, and of a call of each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
     drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: rows})
@@ -69,7 +69,7 @@ def _called(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str,
         yield outputs_by_name(program, module(*args, **kwargs))
 
 
-def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _is_equal_up_to_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return whether two outputs are equal up to rounding."""
     if found.shape != expected.shape or not expected.is_floating_point():
         return torch.equal(found, expected)

@@ -85,7 +85,7 @@ def _record(kind: type) -> Rule:
 
     def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
-            raise MalformedError(f"expected a {kind.__name__}, not {_shown(data)}")
+            raise MalformedError(f"expected a {kind.__name__}, not {_excerpt(data)}")
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
             raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
@@ -94,7 +94,7 @@ def _record(kind: type) -> Rule:
             for name, value in data.items():
                 found[name] = readers[name].read(value)
         except ArtifactError as error:
-            raise _placed(error, name) from None
+            raise _with_place(error, name) from None
         try:
             return kind(**found)
         except (TypeError, ValueError) as error:
@@ -121,31 +121,31 @@ def at(place: object, read: Convert, data: JsonData) -> Any:
     try:
         return read(data)
     except ArtifactError as error:
-        raise _placed(error, place) from None
+        raise _with_place(error, place) from None
 
 
-def _placed(error: ArtifactError, place: object) -> ArtifactError:
+def _with_place(error: ArtifactError, place: object) -> ArtifactError:
     """Add the place of a part to its error, except for a missing operator, whose place does not matter."""
     if isinstance(error, MalformedError):
         return MalformedError(error.why, f"{place}.{error.place}" if error.place else str(place), error.hint)
     return error if isinstance(error, MissingOperatorError) else MalformedError(error.message, str(place), error.hint)
 
 
-def _each(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
+def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
     """Read the elements of a list, each by its rule."""
     found = []
     try:
         for each, part in zip(rules, data, strict=False):
             found.append(each.read(part))
     except ArtifactError as error:
-        raise _placed(error, len(found)) from None
+        raise _with_place(error, len(found)) from None
     return tuple(found)
 
 
 def _exact(kind: type) -> Rule:
     def read(data: JsonData) -> Any:
         if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
-            raise MalformedError(f"expected a value of type {kind.__name__}, not {_shown(data)}")
+            raise MalformedError(f"expected a value of type {kind.__name__}, not {_excerpt(data)}")
         return data
 
     return Rule(kind, read)
@@ -153,7 +153,7 @@ def _exact(kind: type) -> Rule:
 
 def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
-        raise MalformedError(f"expected one of {', '.join(map(repr, allowed))}, not {_shown(data)}")
+        raise MalformedError(f"expected one of {', '.join(map(repr, allowed))}, not {_excerpt(data)}")
     return data
 
 
@@ -173,7 +173,7 @@ def _union(kinds: tuple[Any, ...]) -> Rule:
     def read(data: JsonData) -> Any:
         if type(data) not in rules:
             raise MalformedError(
-                f"expected a value of type {' or '.join(k.__name__ for k in rules)}, not {_shown(data)}"
+                f"expected a value of type {' or '.join(k.__name__ for k in rules)}, not {_excerpt(data)}"
             )
         return rules[type(data)].read(data)
 
@@ -185,14 +185,14 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
         inner = rule(kinds[0])
         return Rule(
             lambda value: [inner.write(v) for v in value],
-            lambda data: _each(repeat(inner), _list(data)),
+            lambda data: _read_elements(repeat(inner), _list(data)),
         )
     rules = [rule(kind) for kind in kinds]
 
     def read(data: JsonData) -> Any:
         if len(_list(data)) != len(rules):
             raise MalformedError(f"expected {len(rules)} elements, not {len(data)}")
-        return _each(rules, data)
+        return _read_elements(rules, data)
 
     return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)
 
@@ -218,11 +218,11 @@ def _set(kind: Any) -> Rule:
 
 def _list(data: JsonData) -> list[JsonData]:
     if not isinstance(data, list):
-        raise MalformedError(f"expected a list, not {_shown(data)}")
+        raise MalformedError(f"expected a list, not {_excerpt(data)}")
     return data
 
 
-def _shown(data: JsonData) -> str:
+def _excerpt(data: JsonData) -> str:
     return f"{str(data)[:60]!r}"
 
 

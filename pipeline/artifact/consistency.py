@@ -97,11 +97,12 @@ def _type_mismatch(compiled: Compiled, values: Mapping[str, Any]) -> str:
             if isinstance(value, TensorType) and port.kind == "tensor":
                 in_graph, found = (value.dtype, len(value.shape)), (port.dtype, len(port.shape))
                 if in_graph != found and not compiled.settings.truncate_double:
-                    return f"{port.name[:80]!r} is {_shown(*in_graph)} in the graph, {_shown(*found)} between segments"
+                    own, theirs = _type_text(*in_graph), _type_text(*found)
+                    return f"{port.name[:80]!r} is {own} in the graph, {theirs} between segments"
     return ""
 
 
-def _shown(dtype: torch.dtype | None, rank: int) -> str:
+def _type_text(dtype: torch.dtype | None, rank: int) -> str:
     return f"{dtype} of rank {rank}"
 
 

@@ -214,7 +214,7 @@ class Reader:
         """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""
         entry = self._entry(name)
         if self.file.digest(entry.data, entry.size) != digest:
-            raise self._altered(name)
+            raise self._altered_error(name)
         return entry
 
     def _entry(self, name: str) -> Entry:
@@ -222,7 +222,7 @@ class Reader:
             raise self.broken(f"it has no entry {name}")
         return self.entries[name]
 
-    def _altered(self, name: str) -> ArtifactError:
+    def _altered_error(self, name: str) -> ArtifactError:
         return self.broken(f"entry {name} was altered")
 
     def read(self, name: str, digest: str) -> bytes:
@@ -230,7 +230,7 @@ class Reader:
         entry = self._entry(name)
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self._altered(name)
+            raise self._altered_error(name)
         return self._inflated(entry, data)
 
     def _inflated(self, entry: Entry, data: bytes) -> bytes:
@@ -241,10 +241,10 @@ class Reader:
         try:
             found = inflate.decompress(data, entry.inflated + 1)
         except zlib.error:
-            raise self._altered(entry.name) from None
+            raise self._altered_error(entry.name) from None
         ends = inflate.eof and not inflate.unused_data and len(found) == entry.inflated
         if not ends or zlib.crc32(found) != entry.crc:
-            raise self._altered(entry.name)
+            raise self._altered_error(entry.name)
         return found
 
 

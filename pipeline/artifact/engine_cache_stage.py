@@ -111,10 +111,12 @@ class Cached:
             BuildError: TensorRT cannot build an engine; the message names it.
         """
         files, wanted = as_files(self.store), list(wanted_engines(converted))
-        engines = [self._found(files, each, i, len(wanted)) if self.reuse else None for i, each in enumerate(wanted)]
+        engines = [
+            self._load_entry(files, each, i, len(wanted)) if self.reuse else None for i, each in enumerate(wanted)
+        ]
         if missing := {each.identity: i for i, each in reversed([*enumerate(wanted)]) if engines[i] is None}:
             with files.building(key for key, *_ in missing):
-                engines = self._completed(files, converted, wanted, engines, missing)
+                engines = self._build_missing(files, converted, wanted, engines, missing)
         return Built(
             partitioned=converted.partitioned,
             networks=converted.networks,
@@ -124,7 +126,7 @@ class Cached:
             computed=converted.computed,
         )
 
-    def _completed(
+    def _build_missing(
         self,
         files: FileStore,
         converted: Converted,
@@ -133,14 +135,16 @@ class Cached:
         missing: Mapping[tuple[str, ...], int],
     ) -> list[Engine | None]:
         """Build the missing engines, except those that another process has built meanwhile."""
-        found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
+        found = {
+            i: self._load_entry(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()
+        }
         due = sorted(i for i, engine in found.items() if engine is None)
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
-        built = {i: self._saved(files, wanted[i], engine) for i, engine in built.items()}
+        built = {i: self._save_entry(files, wanted[i], engine) for i, engine in built.items()}
         fresh = {wanted[i].identity: (i, built.get(i) or engine) for i, engine in found.items()}
-        return [engine or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, engine in enumerate(engines)]
+        return [engine or _renamed_engine(wanted, i, *fresh[wanted[i].identity]) for i, engine in enumerate(engines)]
 
-    def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
+    def _load_entry(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
         """Return the engine in the store, or None. Errors of the store become warnings."""
         try:
             opened = files.opened(wanted.key)
@@ -160,7 +164,7 @@ class Cached:
             log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
         return engine
 
-    def _saved(self, files: FileStore, wanted: Wanted, engine: Engine) -> Engine:
+    def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> Engine:
         if not self.keep:
             return engine
         try:
@@ -203,7 +207,7 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
     )
 
 
-def _for_another(wanted: Sequence[Wanted], place: int, source: int, engine: Engine | None) -> Engine | None:
+def _renamed_engine(wanted: Sequence[Wanted], place: int, source: int, engine: Engine | None) -> Engine | None:
     """Return the engine of one network for another that shares it."""
     if place == source or engine is None:
         return engine

@@ -36,7 +36,7 @@ def with_lora(
     program = compiled.program
     base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
     found = adapters_of(adapters, base, fan_in_fan_out)
-    if wrong := missing({}, {}, program) | _tied(found, program):
+    if wrong := missing({}, {}, program) | _tied_parameters(found, program):
         raise RefitError(wrong, "adapters add to the compiled weights, each of which must be known by one name")
     known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
 
@@ -51,7 +51,7 @@ def with_lora(
     return remade(compiled, new, recipes, affected)
 
 
-def _tied(adapters: list[Adapter], program: Program) -> dict[str, str]:
+def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
     """Return the adapted parameters whose tensor has several names, since the adapter may mean any of them."""
     tensors = program.parameters
     others = {a.parameter: [n for n, t in tensors.items() if t is tensors[a.parameter]] for a in adapters}

@@ -54,11 +54,13 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
         raise TypeError(f"compiled is a {type(compiled).__name__}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
-    if wrong := missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
+    if wrong := missing(given, new_weights, program) | _unfit(given, program) or _differing_tied_weights(
+        given, program
+    ):
         raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
     copies = _copies(given, program)
     parameters = FrozenDict({**program.parameters, **copies})
-    changed = _made_of(_moved(program, parameters), compiled)
+    changed = _made_of(_changed_parameters(program, parameters), compiled)
     unknown = _made_of(_its_own(given, program.parameters), compiled)
     return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
@@ -172,7 +174,7 @@ def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def _untied(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+def _differing_tied_weights(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
     """Return the names of tied weights whose new values differ."""
     groups = ([name for name in names if name in given] for names in _groups(program.parameters))
     return {
@@ -240,12 +242,14 @@ def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
-def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
+def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
     """Return the parameters whose values differ from those in the engines; NaN always differs."""
-    return frozenset(name for name, tensor in program.parameters.items() if not _same(program, name, tensor, new[name]))
+    return frozenset(
+        name for name, tensor in program.parameters.items() if not _is_same(program, name, tensor, new[name])
+    )
 
 
-def _same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
+def _is_same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
     return not (old.is_meta or _is_trained(program, name)) and (new is old or torch.equal(new.cpu(), old.cpu()))
 
 

@@ -80,7 +80,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE, generat
         first = thread.submit(_add_all, writer, plans)
         manifest, found = described(compiled, tensors)
         entries.update(found)
-        stored = _stored(_checked(weights), file_path, *_split(compiled.program, tensors), entries)
+        stored = _weights_location(_checked_place(weights), file_path, *_split(compiled.program, tensors), entries)
         rest = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
         first.result()
         record = evolve(manifest(stored, FrozenDict()), generation=generation)
@@ -96,7 +96,7 @@ def _add_all(writer: Writer, entries: Entries) -> None:
         writer.add(name, parts, size, digest)
 
 
-def _checked(weights: PathLike) -> str:
+def _checked_place(weights: PathLike) -> str:
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
         raise ArtifactError(f"weights={given!r} is not a place", 'pass "inside", "none", or the path of a file')
@@ -110,10 +110,10 @@ def _split(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
     return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
 
 
-def _stored(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> SavedWeights:
+def _weights_location(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> SavedWeights:
     """Return the location of the tensors, and add those inside the file as its last entry but one."""
     if weights == NONE:
-        kept, inside = SavedWeights(), _valued(constants)
+        kept, inside = SavedWeights(), _with_values(constants)
     elif weights == INSIDE:
         kept, inside = SavedWeights(), Tensors({**model.by_key, **constants.by_key})
     else:
@@ -125,7 +125,7 @@ def _stored(weights: str, place: Path, model: Tensors, constants: Tensors, entri
     return evolve(kept, entry=WEIGHTS, others=weights != INSIDE)
 
 
-def _valued(tensors: Tensors) -> Tensors:
+def _with_values(tensors: Tensors) -> Tensors:
     """Return the tensors with values; a program loaded from an old file without weights also lacks constants."""
     return Tensors({key: tensor for key, tensor in tensors.by_key.items() if not tensor.is_meta})
 
@@ -183,7 +183,9 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         engines=engines,
         networks=tuple(networks),
         refit_map=compiled.refit_map,
-        parameters=FrozenDict({name: tensors.keep(name, _unchanged(program, name)) for name in program.parameters}),
+        parameters=FrozenDict(
+            {name: tensors.keep(name, _unchanged_parameter(program, name)) for name in program.parameters}
+        ),
         literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
         verdicts=tuple(map(_verdict, partitioned.verdicts.values())),
         graphs=tuple(segments),
@@ -194,7 +196,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         agreement=compiled.agreement,
         modules=FrozenDict(_modules(program)),
         source=SOURCE if source is not None else "",
-        computed=_computed(compiled),
+        computed=_largest_computed_bytes(compiled),
         kernels=kernels.machine,
         call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
@@ -245,7 +247,7 @@ def _verdict(verdict: Verdict) -> SavedVerdict:
     return SavedVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
 
 
-def _computed(compiled: Compiled) -> int:
+def _largest_computed_bytes(compiled: Compiled) -> int:
     """Return the bytes of the largest computed constant; 0 if they are always allowed."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
@@ -272,7 +274,7 @@ def _versions(program: Program) -> Versions:
     return Versions(__version__, str(torch.__version__), LIBRARY, program.settings.compute_capabilities, gpu)
 
 
-def _unchanged(program: Program, name: str) -> torch.Tensor:
+def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
     """Return a parameter, and raise an error if it was changed since compiling."""
     tensor = program.parameters[name]
     if version(tensor) != program.versions.get(name, version(tensor)):

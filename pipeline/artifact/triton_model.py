@@ -39,10 +39,10 @@ class TritonPythonModel:
     def execute(self, requests: list[Leaf]) -> list[Leaf]:
         """Return a response for each request, in order."""
         responses: list[Leaf] = []
-        for _, group in groupby(((request, self._inputs(request)) for request in requests), self._alike):
+        for _, group in groupby(((request, self._inputs(request)) for request in requests), self._batch_key):
             rows = [values for _, values in group]
             try:
-                responses += [pb_utils.InferenceResponse(self._tensors(found)) for found in self._called(rows)]
+                responses += [pb_utils.InferenceResponse(self._tensors(found)) for found in self._outputs(rows)]
             except Exception as error:
                 failed = pb_utils.TritonError(f"{type(error).__name__}: {error}")
                 responses += [pb_utils.InferenceResponse([], failed) for _ in rows]
@@ -57,12 +57,12 @@ class TritonPythonModel:
         given = {port.name: pb_utils.get_input_tensor_by_name(request, port.name) for port in self.inputs}
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
-    def _alike(self, row: tuple[Leaf, dict[str, Leaf]]) -> Leaf:
+    def _batch_key(self, row: tuple[Leaf, dict[str, Leaf]]) -> Leaf:
         """Return a key that is equal for requests that can be batched."""
         request, values = row
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
-    def _called(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
+    def _outputs(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
         """Return the outputs of each request."""
         with torch.cuda.device(self.device):
             if len(rows) == 1:

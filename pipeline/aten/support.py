@@ -108,7 +108,8 @@ class Choice:
     priority: ConverterPriority = ConverterPriority.STANDARD
 
     def entry(self) -> Entry:
-        """The value of `registry[node]`: the implementation, its calling convention, its declared capabilities."""
+        """Return the value of `registry[node]`: the implementation, its calling convention, its declared
+        capabilities."""
         flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
         return self.support.converter_implementation, self.convention, flags
 

@@ -69,7 +69,7 @@ class RemoteBuild:
         """Return the network, replayed if this is another process. `BuildError` if that fails."""
         if self.handle is None:
             try:
-                self.handle = _replayed(self.network, self.path, self.index or {})
+                self.handle = _replay(self.network, self.path, self.index or {})
             except ReplayError as error:
                 hint = "build it in this process: leave the stage build without an executor"
                 raise BuildError(f"{self.network.name}: {error}", hint) from None
@@ -114,7 +114,7 @@ class MappedFile:
         leave_memory(self.mapping)
 
 
-def _replayed(network: Network, path: Path, index: Index) -> NetworkHandle:
+def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
     """Return the network replayed over the mapped file, after its description was compared with the original's."""
     file = MappedFile(path)
     data = np.frombuffer(file.mapping, np.uint8)

@@ -115,11 +115,11 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
     with (
         room_for(f"{order.name}: its plan", plan),
         interruptible(monitor),
-        _repeated(handle.leave_memory),
-        _renamed(handle.net, names),
+        _repeating(handle.leave_memory),
+        _temporary_names(handle.net, names),
     ):
         mark = handle.log.mark()
-        while not (built := _written(handle, _config(handle.builder, order, names, monitor), plan)):
+        while not (built := _write_plan(handle, _config(handle.builder, order, names, monitor), plan)):
             if not _rename(handle, names, handle.log.messages_since(mark)):
                 break
             mark = handle.log.mark()
@@ -185,7 +185,7 @@ def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
 
 
 @contextmanager
-def _renamed(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
+def _temporary_names(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
     """Restore the names of the network's inputs and outputs on exit."""
     try:
         yield
@@ -201,7 +201,7 @@ def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
 
 
 @contextmanager
-def _repeated(act: Callable[[], object]) -> Iterator[None]:
+def _repeating(act: Callable[[], object]) -> Iterator[None]:
     """While entered, repeat an action every 10 ms: it drops pages of weights that TensorRT reads in one long step."""
     done = threading.Event()
 
@@ -218,7 +218,7 @@ def _repeated(act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def _written(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) -> bool:
+def _write_plan(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) -> bool:
     if handle.nbytes > STREAMED:
         return bool(handle.builder.build_serialized_network_to_stream(handle.net, config, plan))
     built = handle.builder.build_serialized_network(handle.net, config)

@@ -1,1 +1,1 @@
-"""From a module or an ``ExportedProgram`` to a ``Program``: `export_fixes` is asked for the export of a module."""
+"""Capture a module or ``ExportedProgram`` as a ``Program``; `export_fixes` exports modules."""

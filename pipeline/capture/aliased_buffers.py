@@ -19,7 +19,7 @@ from pipeline.runtime.memory_overlap import overlap
 def shared(
     module: torch.fx.GraphModule, exported: ExportedProgram
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """The graph and signature of an export, in which a constant that is also a buffer becomes that buffer."""
+    """Return the graph and signature of an export, in which a constant that is also a buffer becomes that buffer."""
     signature = exported.graph_signature
     twins = _twins(exported)
     if not twins:
@@ -36,7 +36,7 @@ def shared(
 
 
 def _twins(exported: ExportedProgram) -> Mapping[str, str]:
-    """The placeholder of a buffer for that of each constant which is the same tensor."""
+    """Return the placeholder of a buffer for that of each constant which is the same tensor."""
     specs = exported.graph_signature.input_specs
     buffers = dict(exported.named_buffers())
     known = {_place(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
@@ -60,7 +60,7 @@ def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str],
 
 
 def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Which memory a tensor is, and how it lies there; a sparse one is itself alone."""
+    """Return a tensor's memory and its layout there; a sparse tensor shares none."""
     storage = storage_of(tensor)
     if storage is None:
         return (id(tensor),)

@@ -38,7 +38,7 @@ class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph agai
 
 
 def may_alias(node: Node) -> bool:
-    """Whether the node's value may share memory with its input."""
+    """Return whether the node's value may share memory with its input."""
     target = node.target
     if node.op != "call_function":
         return True
@@ -52,7 +52,7 @@ def may_alias(node: Node) -> bool:
 
 
 def touched(graph: torch.fx.Graph) -> set[Node]:
-    """The nodes that may share memory with one that is written to."""
+    """Return the nodes that may share memory with one that is written to."""
     above: dict[Node, Node] = {}
     writes = set(filter(mutates, graph.nodes))
     for node in graph.nodes:
@@ -65,20 +65,20 @@ def touched(graph: torch.fx.Graph) -> set[Node]:
 
 
 def _top(above: dict[Node, Node], node: Node) -> Node:
-    """The representative of a node's set, with the path to it halved."""
+    """Return the representative of a node's set, with the path to it halved."""
     while above[node] is not node:
         above[node] = node = above[above[node]]
     return node
 
 
 def is_tensor(node: Node) -> bool:
-    """Whether a node's value is a tensor or several."""
+    """Return whether a node's value is a tensor or several."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor | tuple | list)
 
 
 def viewed(node: Node, mode: FakeTensorMode) -> View | None:
-    """The view that a node is of another; None if it has memory of its own.
+    """Return the view that a node is of another node; None if it has its own memory.
 
     Raises:
         Unknown: it shares memory in a way that no rule covers.
@@ -90,7 +90,7 @@ def viewed(node: Node, mode: FakeTensorMode) -> View | None:
         raise Unknown(node)
     if node.target is operator.getitem or (known is not None and not _is_composite(node.target)):  # type: ignore[arg-type]
         return known
-    source, made = _shared(node, mode)
+    source, made = _aliased_input(node, mode)
     if source is None:
         return None
     if known is None and not _is_same(made, source.meta["val"]):
@@ -102,8 +102,8 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
-def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
-    """The input whose memory the result has, if any, when the call is made anew on fake tensors, and that result.
+def _aliased_input(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
+    """Return the input with which a call's result shares memory, found by running it on fake tensors, and that result.
 
     With torch's kernels in C++, as eager has them: those in Python give another tensor where dropout gives its input.
     """
@@ -122,14 +122,14 @@ def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
 
 
 def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors that share memory are equal in dtype and in where their elements are."""
+    """Return whether two tensors that share memory have equal dtypes and elements at the same places."""
     strides = [tuple(map(str, t.stride())) for t in (value, other)]
     same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
     return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """The storage of a tensor, also of a fake one; None for a sparse one, which has several, and for one that
+    """Return the storage of a tensor, also of a fake one; None for a sparse one, which has several, and for one that
     ``torch.func`` wraps."""
     has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
     return int(tensor.untyped_storage()._cdata) if has_storage else None

@@ -1,4 +1,4 @@
-"""Give ``as_strided`` tensors that lie in memory without gaps, from its start.
+"""Replace ``as_strided`` of contiguous tensors by views.
 
 It reads what lies in memory, not a tensor's elements: of ``x.mT`` it reads the rows of ``x``. A program's values have
 no memory, and those of engines lie otherwise than the example's, so each is read from the tensor that its memory
@@ -32,7 +32,7 @@ HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements o
 
 
 def without_gaps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The module with ``as_strided`` of tensors that lie without gaps; itself if it has no others.
+    """Return the module with ``as_strided`` of contiguous tensors replaced; the module itself if it has none.
 
     Raises:
         CaptureError: what lies in the memory that is read is not known.
@@ -58,7 +58,7 @@ class _Copy:
         if node.target not in READS or _is_plain(node):
             return made
         source: Node = argument(node, "self")
-        whole, dims = _whole(source, node)
+        whole, dims = _covering_node(source, node)
         with self.graph.inserting_before(made):
             row = self.permuted(self.env[whole], dims, whole.meta["val"])
         given = {a.name: argument(node, a.name) for a in node.target._schema.arguments[1:]}
@@ -75,7 +75,7 @@ class _Copy:
         return self.permuted(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def permuted(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
-        """The dims of a value in another order."""
+        """Return the dims of a value in another order."""
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
@@ -84,13 +84,13 @@ class _Copy:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node's input lies without gaps, and is all that its memory has."""
+    """Return whether a node's input is contiguous and covers its whole memory."""
     value = argument(node, "self").meta["val"]
     return _order(value) == [*range(value.dim())]
 
 
-def _whole(source: Node, reader: Node) -> tuple[Node, list[int]]:
-    """The node that is all of the memory in which another lies, and the order of its dims there."""
+def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
+    """Return the node that covers the whole memory of another, and the order of its dims there."""
     memory, node = _memory(source), source
     while (order := _order(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _memory(given) == memory]
@@ -101,13 +101,13 @@ def _whole(source: Node, reader: Node) -> tuple[Node, list[int]]:
 
 
 def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
-    """The memory of a tensor, and its dtype."""
+    """Return the memory of a tensor, and its dtype."""
     value = node.meta.get("val")
     return (storage_of(value), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """The dims of a tensor from the slowest to the fastest, if it is all that its memory has, without gaps."""
+    """Return the dims of a contiguous tensor that covers its memory, from slowest to fastest; None for others."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
     if expression(value.storage_offset()) != 0 or _elements(value) != count:
@@ -126,7 +126,7 @@ def _order(value: torch.Tensor) -> list[int] | None:
 
 
 def _elements(value: torch.Tensor) -> Expr:
-    """How many elements the memory of a tensor has."""
+    """Return the number of elements in a tensor's memory."""
     return expression(operator.floordiv(value.untyped_storage().nbytes(), value.element_size()))
 
 

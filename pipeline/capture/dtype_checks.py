@@ -33,7 +33,7 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
 
 
 def _sources(misfit: Misfit) -> set[str]:
-    """The placeholders from which a value has its dtype."""
+    """Return the placeholders from which a value has its dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]
     while todo:
         node = todo.pop()

@@ -35,7 +35,7 @@ class DynamoGraph(torch.nn.Module):
         super().__init__()
         self.training = False
         self.values, self.weights = values, weights
-        self.calls = partial(_computed, graph_module)
+        self.calls = partial(_graph_results, graph_module)
         for node in weights:
             self.register_buffer(node.name, values[node])
         self.numbers: dict[Node, float] = {n: number for n in values if (number := _item(n)) is not None}
@@ -55,7 +55,7 @@ class DynamoGraph(torch.nn.Module):
         return self.calls(*(self.given(node, known) for node in self.values))
 
     def given(self, node: Node, known: Mapping[Node, Argument]) -> Argument:
-        """The value of one of Dynamo's arguments."""
+        """Return the value of one of Dynamo's arguments."""
         if node in known:
             return known[node]
         if node in self.numbers:
@@ -66,7 +66,7 @@ class DynamoGraph(torch.nn.Module):
         return known[tensor].shape[dim]
 
     def program(self, settings: CompilationSettings) -> Program:
-        """The graph, captured with the ranges of its sizes."""
+        """Return the graph, captured with the ranges of its sizes."""
         dims: dict[str, Argument] = {}
         shapes = tuple(_dims(node, dims) for node in self.inputs)
         examples = [_hint(self.values[node]) for node in self.inputs]
@@ -92,9 +92,10 @@ class DynamoGraph(torch.nn.Module):
                 relation.holds(known)
 
 
-def _computed(module: GraphModule, *args: Argument) -> Argument:
-    """The results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no ``no_grad``, and
-    of weights without autograd's mark: what is computed from one that has it would be wrapped for the derivative."""
+def _graph_results(module: GraphModule, *args: Argument) -> Argument:
+    """Return the results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no
+    ``no_grad``, and of weights without autograd's mark: what is computed from one that has it would be wrapped for the
+    derivative."""
     has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
     if has_derivatives:
         args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
@@ -131,7 +132,7 @@ _PLACE: Final = "_pipeline_place"
 
 
 def _place_of(error: BaseException | None) -> str:
-    """The user's line at which an error, or what caused it, was raised; empty if unknown."""
+    """Return the user's line at which an error, or what caused it, was raised; empty if unknown."""
     while error is not None and not hasattr(error, _PLACE):
         error = error.__cause__
     return getattr(error, _PLACE, "")
@@ -145,20 +146,20 @@ class _Number(float):
     """A float in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> float:
-        """The number."""
+        """Return the number."""
         return float(self)
 
 
 class _Whole(int):
-    """A whole number in place of such a tensor."""
+    """An integer in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> int:
-        """The number."""
+        """Return the number."""
         return int(self)
 
 
 def _item(node: Node) -> float | int | None:
-    """The number that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
+    """Return the number that a 0-d tensor stands for, which Dynamo then guards; None for a plain tensor."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
     items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
@@ -170,19 +171,19 @@ def _item(node: Node) -> float | int | None:
 
 
 def _is_beside_a_tensor(number: Node, user: Node) -> bool:
-    """Whether a node computes with a tensor and a number, so that the number need be no tensor."""
+    """Return whether a node combines a tensor and a number, so that the number may stay a number."""
     tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
 def _sizes(node: Node) -> Sequence[Argument]:
-    """The sizes of an input as Dynamo knows them, or the number that it is."""
+    """Return the sizes of an input as Dynamo knows them, or the number that it is."""
     value = node.meta["example_value"]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
 def _is_free(value: object) -> bool:
-    """Whether it is a tensor or a number that varies. One below 2 does not: torch takes 0 and 1 to be special."""
+    """Return whether a value is a tensor or a varying number. torch treats 0 and 1 as constants."""
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
 
 
@@ -199,7 +200,7 @@ def _dims(node: Node, dims: dict[str, Argument]) -> object:
 
 
 def _dim(size: torch.SymInt) -> Dim:
-    """The range that Dynamo knows, or else the default of a dim without an upper bound."""
+    """Return the range that Dynamo knows, or else the default of a dim without an upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
     high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

@@ -68,7 +68,7 @@ def check_device(exported: ExportedProgram, device: str | None) -> None:
 
 
 def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-    """The inputs passed beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
+    """Return the inputs passed beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.

@@ -16,35 +16,35 @@ from pipeline.shapes.environment import expression, shape_of
 
 
 def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
-    """The mode that the graph's fake tensors belong to."""
+    """Return the mode that the graph's fake tensors belong to."""
     values = (node.meta.get("val") for node in graph.nodes)
     return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
 
 
 @contextmanager
 def quietly(mode: FakeTensorMode) -> Iterator[None]:
-    """A context: the program's own fake mode, in which no guard is added to its symbols."""
+    """Return a context: the program's own fake mode, in which no guard is added to its symbols."""
     environment = mode.shape_env
     with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 
 def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
-    """A context in which data-dependent sizes belong to no node: otherwise torch would look for those of a discarded
-    trace in the next one."""
+    """Return a context in which data-dependent sizes belong to no node: otherwise torch would look for those of a
+    discarded trace in the next one."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 
 
 def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Argument) -> Argument:
-    """The fake result of a call, from the fake values of the nodes among its arguments."""
+    """Return the fake result of a call, from the fake values of the nodes among its arguments."""
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
     with torch.no_grad(), quietly(mode), enable_python_dispatcher():  # as in torch.export, whose kernels know symbols
         return target(*args, **kwargs)
 
 
 def signature(value: object) -> str:
-    """The properties of an argument that determine a call's fake value: equal calls have equal signatures."""
+    """Return the properties of an argument that determine a call's fake value: equal calls have equal signatures."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(signature, value))})"
     if isinstance(value, dict):

@@ -51,18 +51,18 @@ def functional(
 def _traced_again(
     exported: ExportedProgram, lost: Sequence[torch.fx.Node]
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """The result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace read
-    wrongly."""
-    varying = _varying(exported)
-    with torch.no_grad(), exporting(), _unbound(lost):
+    """Return the result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace
+    read wrongly."""
+    varying = _varying_sizes(exported)
+    with torch.no_grad(), exporting(), _hidden_bindings(lost):
         retraced = exported.run_decompositions({})
-    for place in varying.keys() - _varying(retraced).keys():
-        raise _fixed(retraced, *place)
+    for place in varying.keys() - _varying_sizes(retraced).keys():
+        raise _fixed_size_error(retraced, *place)
     return retraced, retraced.graph_module, retraced.graph_signature
 
 
-def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
-    """The inputs and dims whose sizes vary, and what they are."""
+def _varying_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
+    """Return the inputs and dims whose sizes vary, and what they are."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
     shapes = {name: value.shape for name, value in inputs.items() if isinstance(value, torch.Tensor)}
@@ -71,8 +71,8 @@ def _varying(exported: ExportedProgram) -> dict[tuple[str, int], object]:
     return {p: s for p, s in sizes.items() if not isinstance(s, int) and not (s in ranges and ranges[s].is_singleton())}
 
 
-def _fixed(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
-    """The error for a size that was to vary, and that is a constant in the second trace."""
+def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
+    """Return the error for a dynamic size that the second trace made constant."""
     place = f"{name}.shape[{dim}]"
     size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
     guards = [guard.expr for guard in reversed(size.node.shape_env.guards)] if isinstance(size, torch.SymInt) else []
@@ -83,14 +83,14 @@ def _fixed(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
 
 
 def _has_own_size(node: torch.fx.Node) -> bool:
-    """Whether a slice has a size that its inputs do not determine, as in exports before torch 2.13."""
+    """Return whether a slice's size is a new symbol, as in exports before torch 2.13."""
     if node.target is not torch.ops.aten.slice.Tensor:
         return False
     return bool(_unbacked(node) - {s for n in node.all_input_nodes for s in _unbacked(n)})
 
 
 def _is_unread(node: torch.fx.Node) -> bool:
-    """Whether sizes determine a number that Python reads from a tensor, but the export created a symbol for it."""
+    """Return whether the export has a new symbol for a number that sizes determine."""
     return is_told(node) and bool(_unbacked(node))
 
 
@@ -100,9 +100,9 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 
 
 @contextmanager
-def _unbound(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """A context for tracing the nodes again: their records of the symbols that they introduced are hidden, since these
-    change."""
+def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
+    """Return a context for tracing the nodes again: their records of the symbols that they introduced are hidden, since
+    these change."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:

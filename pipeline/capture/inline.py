@@ -18,7 +18,7 @@ Node: TypeAlias = torch.fx.Node
 
 
 def wraps(node: Node) -> bool:
-    """Whether a node runs a region."""
+    """Return whether a node runs a region."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
 
 
@@ -33,8 +33,8 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
-    """The graph of a region that changes nothing, and what it is called with; None if it changes something, or holds
-    graphs that it needs by name."""
+    """Return the graph of a region that changes nothing, and what it is called with; None if it changes something, or
+    holds graphs that it needs by name."""
     name = node.target.name()  # type: ignore[union-attr]
     if name == "wrap_with_set_grad_enabled":
         _, body, *args = node.args
@@ -53,7 +53,7 @@ def _has_body(node: Node, root: torch.nn.Module) -> bool:
 
 
 def _is_plain(module: torch.fx.GraphModule) -> bool:
-    """Whether a graph needs no others, but those of regions that change nothing."""
+    """Return whether a graph calls no other graphs except regions without effect."""
     nodes = list(module.graph.nodes)
     regions = [node for node in nodes if wraps(node)]
     needed = {user for node in nodes if node.op == "get_attr" for user in node.users}
@@ -83,7 +83,7 @@ class _Inliner:
         return None
 
     def value(self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], named: bool) -> Argument:
-        """A node's value in the new graph; for a region, its results."""
+        """Return a node's value in the new graph; for a region, its results."""
         found = _body(node, module) if wraps(node) else None
         if found is not None:
             body, args = found

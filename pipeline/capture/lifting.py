@@ -41,7 +41,7 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     """
     exported, graph_module, signature = _functional(exported)
     graph_module = without_gaps(graph_module)
-    parameters, constants, buffers = _lifted(exported, signature, notes.tensors)
+    parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
     graph = graph_module.graph
@@ -51,7 +51,7 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
     check_views(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    tuned = _tuned(notes.inputs)
+    tuned = _optimal_sizes(notes.inputs)
     sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
     own_tensors = {spec.arg.name: parameters.get(str(spec.target)) for spec in signature.input_specs}
     known = {**{name: value for name, value in own_tensors.items() if value is not None}, **examples}
@@ -87,19 +87,19 @@ def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gr
         ) from error
 
 
-def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
-    """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
+def _optimal_sizes(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
+    """Return the sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
     sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
     return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
 
 
 def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str, torch.Tensor]:
-    """The tensors among the example inputs, by the inputs' names."""
+    """Return the tensors among the example inputs, by the inputs' names."""
     rows = zip(arguments, leaves, strict=False)
     return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
 
 
-def _held(name: str, value: object) -> str:
+def _held_object_reason(name: str, value: object) -> str:
     """Why no program takes an object that a model holds."""
     if isinstance(value, torch.Generator):
         return GENERATOR
@@ -107,10 +107,11 @@ def _held(name: str, value: object) -> str:
     return f"the model holds {name}, a {kind}: programs take tensors, and no other objects of its own"
 
 
-def _lifted(
+def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
+    """Return the model's own tensors by their names; the placeholders that stay what one of them is; those that
+    change."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -121,7 +122,7 @@ def _lifted(
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            raise CaptureError(_held(name, exported.constants.get(target)))
+            raise CaptureError(_held_object_reason(name, exported.constants.get(target)))
         tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
@@ -141,7 +142,8 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """The outputs. What is changed and returned is one value in the graph; ``target`` then names what was changed."""
+    """Return the outputs. What is changed and returned is one value in the graph; ``target`` then names what was
+    changed."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

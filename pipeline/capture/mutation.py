@@ -125,7 +125,7 @@ class _Rewriter:
         self.versions.setdefault(self.root(node), 0)
 
     def read_at(self, node: Node) -> int:
-        """The version of the memory that a node was made from; all pieces of a tensor are made at once."""
+        """Return the version of the memory that a node was made from; all pieces of a tensor are made at once."""
         if node.target is operator.getitem and node.args[0] in self.made_at:
             return self.made_at[node.args[0]]  # type: ignore[index]
         source = node.args[0] if node.target in MULTIPLE else node
@@ -133,13 +133,13 @@ class _Rewriter:
 
     def mutate(self, node: Node) -> None:
         """Express a write as a new value of the written node."""
-        written = _written(node)
+        written = _written_node(node)
         written = self.same[node] = self.same.get(written, written)
         if node.target is not aten.detach_.default:
             self.write(written, self.value(node, written))
 
     def value(self, node: Node, written: Node) -> Node:
-        """The value that is written."""
+        """Return the value that is written."""
         if node.target is aten.copy_.default and _is_plain_copy(node):
             return self.read(node.args[1])  # type: ignore[arg-type]
         target = functional_variant(node.target)
@@ -173,7 +173,7 @@ class _Rewriter:
         self.env[root], self.made_at[root] = value, self.versions[root]
 
     def read(self, node: Node) -> Node:
-        """A node's current value."""
+        """Return a node's current value."""
         node = self.same.get(node, node)
         stale = []
         while node in self.views and self.made_at[node] != self.versions[self.root(node)]:
@@ -185,7 +185,7 @@ class _Rewriter:
         return self.env[stale[0] if stale else node]
 
     def root(self, node: Node) -> Node:
-        """The node whose memory a node has."""
+        """Return the node whose memory a node has."""
         while node in self.views:
             node = self.views[node].source
         return node
@@ -220,8 +220,8 @@ def _change(spec: InputSpec, value: Node) -> OutputSpec:
     return OutputSpec(KINDS[spec.kind], TensorArgument(value.name), target)
 
 
-def _written(node: Node) -> Node:
-    """The node that a write changes: the first argument, and no other."""
+def _written_node(node: Node) -> Node:
+    """Return the node that a write changes, its first argument."""
     mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
     in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
     first = node.args[0] if node.args else None
@@ -231,7 +231,7 @@ def _written(node: Node) -> Node:
 
 
 def functional_variant(target: object) -> Argument:
-    """The operator that returns what another writes to its first argument; None if there is none."""
+    """Return the operator that returns what another writes to its first argument; None if there is none."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     name = OPERATORS.get(name, name.removesuffix("_") if name.endswith("_") else "")
     packet = getattr(torch.ops.aten, name, None) if name else None
@@ -245,7 +245,7 @@ def _types(target: Target) -> list[str]:
 
 
 def _is_of_one_dtype(node: Node) -> bool:
-    """Whether none of a write's operands can promote its result to another dtype."""
+    """Return whether none of a write's operands can promote its result to another dtype."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
@@ -253,7 +253,7 @@ def _is_of_one_dtype(node: Node) -> bool:
 
 
 def _is_plain_copy(node: Node) -> bool:
-    """Whether a copy changes neither dtype nor shape, and nothing else reads its source."""
+    """Return whether a copy keeps dtype and shape, and nothing else reads its source."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
         return False

@@ -59,8 +59,8 @@ def with_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """The origin of a program; before `decompose`, ``changed`` says whether the program differs from the captured
-    one."""
+    """Return the origin of a program; before `decompose`, ``changed`` says whether the program differs from the
+    captured one."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin
@@ -69,6 +69,6 @@ def origin_of(program: Program) -> Origin | None:
 
 
 def modes(model: Original) -> tuple[bool, ...]:
-    """Whether each part of a module is in training; frozen TorchScript says nothing, and is not."""
+    """Return whether each part of a module is in training; frozen TorchScript says nothing, and is not."""
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     return tuple(bool(getattr(part, "training", False)) for part in parts)

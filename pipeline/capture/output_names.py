@@ -15,7 +15,7 @@ from pipeline.program import Program
 
 
 def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """A name for each output: ``logits``, ``hidden_states.0``; ``output`` if the model returns one tensor, and
+    """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` if the model returns one tensor, and
     ``output.0`` for positions. Keys that read alike get numbers: ``a.b``, ``a.b_1``.
 
     Args:

@@ -29,7 +29,7 @@ def with_profiles(program: Program, notes: ExportNotes) -> Program:
 def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: ShapeEnvironment) -> dict[str, Range]:
     found: dict[str, Range] = {}
     for wish in wishes:
-        for name, given in _told(wish, inputs[wish.leaf]):
+        for name, given in _implied_ranges(wish, inputs[wish.leaf]):
             known = found.get(name, shapes[name])
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
@@ -38,8 +38,8 @@ def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: Sh
     return found
 
 
-def _told(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
-    """The symbols in an input's sizes, with the values that a profile's sizes give them."""
+def _implied_ranges(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
+    """Yield the symbols in an input's sizes with the values that a profile implies."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

@@ -65,7 +65,7 @@ def _storage(node: object) -> int | None:
 
 
 def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
-    """For each returned tensor that shares memory with an input, or another result, the node that made it first."""
+    """Map each returned tensor that shares memory with an input or another result to the node that created it."""
     first: dict[int, Node] = {}
     for node in graph.nodes:
         if (memory := _storage(node)) is not None:
@@ -79,7 +79,7 @@ def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
 
 
 def _is_taken(node: Node, base: Node) -> bool:
-    """Whether a node is computed from its base and sizes by functions that change nothing."""
+    """Return whether a node is computed from its base and sizes by functions without effects."""
     if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
         return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
     stack = [node]
@@ -104,13 +104,13 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_size(node: Node) -> bool:
-    """Whether a node gives numbers, which nothing can be written to."""
+    """Return whether a node's value is a number, which cannot be written to."""
     value = node.meta.get("example_value")
     return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
 
 
 def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
-    """The graph with these results instead; what only others needed is left out."""
+    """Return the graph with these results instead; what only others needed is left out."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for node in module.graph.nodes:
@@ -130,7 +130,7 @@ class _Tail:
         self.env: dict[Node, Node] = {node: self.graph.placeholder(node.name) for node in (*given, *kept)}
 
     def function(self) -> Callable[..., Sequence[Target]]:
-        """All results of Dynamo's graph."""
+        """Return all results of Dynamo's graph."""
         waiting, needed = [value for value in self.returned if isinstance(value, Node)], set[Node]()
         while waiting:
             node = waiting.pop()

@@ -20,7 +20,7 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that a tensor consists of, by name; itself if it is a plain one."""
+    """Yield the tensors that a tensor consists of, by name; itself if it is a plain one."""
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
         return

@@ -44,7 +44,7 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
 
 
 def _picks_a_fixed_number(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool:
-    """Whether a mask of data picks so many elements that the model needs: ``x[mask].view(4, 8)``."""
+    """Return whether a data-dependent mask is assumed to select a fixed number of elements: ``x[mask].view(4, 8)``."""
     if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
         return False
     return any(each in data and _is_mask(each) for each in tree_leaves(node.args[1]))

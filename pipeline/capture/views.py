@@ -39,11 +39,12 @@ class View:
     args: tuple[Argument, ...]
 
     def of(self, emit: Emit, value: Node) -> Node:
-        """The view of another value of the viewed tensor."""
+        """Return the view of another value of the viewed tensor."""
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no rule."""
+        """Return the viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no
+        rule."""
         return RULES[self.target](self, emit, before, value)
 
 
@@ -101,18 +102,18 @@ _PIECES: Mapping[Any, Function] = {
 MULTIPLE = frozenset(_PIECES)
 
 
-def _expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
-    """Where nothing is repeated: PyTorch refuses to write to elements that share their memory."""
+def _write_expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
+    """Return the written value where no element is repeated: PyTorch refuses writes to expanded elements."""
     return value if _has_all(made) else None
 
 
 def _has_all(made: View) -> bool:
-    """Whether a view has the sizes of what it views."""
+    """Return whether a view has the sizes of the viewed tensor."""
     return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
 
 
-def _scattered(target: object) -> Callable[..., Node]:
-    """Nothing is left of what is viewed if all of it is written."""
+def _write_scattered(target: object) -> Callable[..., Node]:
+    """Return a rule that scatters the value; a write to all elements replaces the viewed tensor."""
 
     def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _has_all(made) else emit(target, before, value, *made.args, val=made.source.meta["val"])
@@ -120,29 +121,29 @@ def _scattered(target: object) -> Callable[..., Node]:
     return write
 
 
-def _whole(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """The view has the sizes of what it views."""
+def _write_all(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    """Return the written value: the view has the sizes of the viewed tensor."""
     return value
 
 
-def _again(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """The operator undoes itself."""
+def _write_inverse(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    """Apply the operator again: it is its own inverse."""
     return emit(made.target, value, *made.args, val=made.source.meta["val"])
 
 
-def _permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
+def _write_permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
     (dims,) = made.args
     rank = len(dims)
     back = sorted(range(rank), key=lambda i: dims[i] % rank)
     return emit(aten.permute.default, value, back, val=made.source.meta["val"])
 
 
-def _unsqueezed(made: View, emit: Emit, before: Node, value: Node) -> Node:
+def _write_unsqueezed(made: View, emit: Emit, before: Node, value: Node) -> Node:
     return emit(aten.squeeze.dim, value, *made.args, val=made.source.meta["val"])
 
 
-def _reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """In the sizes of what is viewed; those that vary are read off it."""
+def _write_reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    """Reshape the value to the sizes of the viewed tensor, reading varying ones from it."""
     shape = made.source.meta["val"].shape
     sizes = [
         size if isinstance(size, int) else emit(aten.sym_size.int, before, dim, val=size)
@@ -159,18 +160,18 @@ def _turned(target: object) -> Callable[..., Node]:
 
 
 RULES: Mapping[object, Callable[..., Node | None]] = {
-    aten.slice.Tensor: _scattered(aten.slice_scatter.default),
-    aten.select.int: _scattered(aten.select_scatter.default),
-    aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
-    **dict.fromkeys((aten.alias.default, aten.detach.default), _whole),
-    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _again),
-    aten.permute.default: _permuted,
-    aten.unsqueeze.default: _unsqueezed,
-    **dict.fromkeys((aten.expand.default, aten.expand_as.default), _expanded),
+    aten.slice.Tensor: _write_scattered(aten.slice_scatter.default),
+    aten.select.int: _write_scattered(aten.select_scatter.default),
+    aten.diagonal.default: _write_scattered(aten.diagonal_scatter.default),
+    **dict.fromkeys((aten.alias.default, aten.detach.default), _write_all),
+    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _write_inverse),
+    aten.permute.default: _write_permuted,
+    aten.unsqueeze.default: _write_unsqueezed,
+    **dict.fromkeys((aten.expand.default, aten.expand_as.default), _write_expanded),
     aten.view_as_complex.default: _turned(aten.view_as_real.default),
     aten.view_as_real.default: _turned(aten.view_as_complex.default),
-    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshaped),
-    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _reshaped),
-    **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _reshaped),
+    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _write_reshaped),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _write_reshaped),
+    **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _write_reshaped),
 }
 """The rules. Those of reshapes hold if the result is a view; with other memory layouts it is a copy."""

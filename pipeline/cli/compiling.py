@@ -89,7 +89,7 @@ def compile_command(options: argparse.Namespace) -> int:
     _check_output(folder, options.force)
     with StageProgress(show=options.setting_progress) as progress:
         compiled = run(compile.observed_by(progress), source)
-    agreement, note = _checked(options, compiled, source)
+    agreement, note = _measured_agreement(options, compiled, source)
     precision = options.precision
     report = CompilationReport.of(
         options.spec, compiled, progress.seconds, agreement, note, precision=precision, ledger=progress.entries
@@ -134,7 +134,9 @@ def bisect_command(options: argparse.Namespace) -> int:
     return 1 if found.faults else 0
 
 
-def _checked(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
+def _measured_agreement(
+    options: argparse.Namespace, compiled: Compiled, source: Source
+) -> tuple[Agreement | None, str]:
     """Return the error against eager, or the reason why it is not measured."""
     if options.no_check:
         return None, "--no-check"

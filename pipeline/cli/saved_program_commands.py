@@ -62,7 +62,7 @@ def ran(options: argparse.Namespace) -> str:
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
-    program = _loaded(options)
+    program = _load_program(options)
     given = dict(_input_values(program, options.inputs))
     module = program.module(options.executor)
     try:
@@ -72,18 +72,18 @@ def ran(options: argparse.Namespace) -> str:
     if options.output is not None:
         with replacing(options.output) as file:
             np.savez(file, **{name: _array(value) for name, value in outputs.items()})
-    return "\n".join(f"{name}: {_described(value)}" for name, value in outputs.items())
+    return "\n".join(f"{name}: {_describe(value)}" for name, value in outputs.items())
 
 
 def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     check_there(options.file)
-    program = _loaded(options)
+    program = _load_program(options)
     calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 
-def _loaded(options: argparse.Namespace) -> Compiled:
+def _load_program(options: argparse.Namespace) -> Compiled:
     """Load the program of the file; a missing GPU is not reported if the reference executor is requested."""
     with warnings.catch_warnings():
         if options.executor == "reference":
@@ -162,7 +162,7 @@ def _array(value: object) -> Any:
     return (value if _in_numpy(value.dtype) else value.float()).numpy()
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
-def _attended(
+def _attention_and_logsumexp(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the attention and its float32 log-sum-exp. ``causal``: a query attends to keys up to its own position."""
@@ -38,10 +38,10 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
     if query.shape[1] != key.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = (query.float() * factor) @ key.float().transpose(-1, -2)
-    return torch.logsumexp(scores if bias is None else scores + _added(bias), -1)
+    return torch.logsumexp(scores if bias is None else scores + _additive_mask(bias), -1)
 
 
-def _added(bias: Tensor) -> Tensor:
+def _additive_mask(bias: Tensor) -> Tensor:
     """Return a mask as numbers to add: minus infinity where a bool mask is False."""
     added: Tensor = torch.where(bias, 0.0, -math.inf) if bias.dtype == torch.bool else bias
     return added
@@ -71,7 +71,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
     """Compute attention like the flash kernel, whose causal windows end at the last key."""
     square = shape_of(query)[-2] == shape_of(key)[-2]
     window = _lower_right(query, key, None, 0) if causal and not square else None
-    return _attended(query, key, value, window, causal and square, scale)
+    return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
 
 
 @register_torch_trt_decomposition(aten._scaled_dot_product_flash_attention.default)
@@ -105,7 +105,7 @@ def flash_for_cpu(
 ) -> Any:
     """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0.,
     bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"""
-    return NotImplemented if dropout_p else _attended(query, key, value, attn_mask, is_causal, scale)
+    return NotImplemented if dropout_p else _attention_and_logsumexp(query, key, value, attn_mask, is_causal, scale)
 
 
 def _efficient(
@@ -118,7 +118,7 @@ def _efficient(
     compute_log_sumexp: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention like the memory-efficient kernel, whose log-sum-exp is padded to a multiple of 32 queries."""
-    result, sums = _attended(query, key, value, bias, causal, scale)
+    result, sums = _attention_and_logsumexp(query, key, value, bias, causal, scale)
     if not compute_log_sumexp:
         return result, sums[..., :0]
     length = query.shape[-2]
@@ -163,7 +163,7 @@ def cudnn(
     float? scale=None) -> (Tensor output, Tensor logsumexp, …)"""
     if dropout_p:
         return NotImplemented
-    result, sums = _attended(query, key, value, attn_bias, is_causal, scale)
+    result, sums = _attention_and_logsumexp(query, key, value, attn_bias, is_causal, scale)
     return result, sums[..., None], *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
@@ -184,7 +184,7 @@ def overrideable(
     -> (Tensor output, Tensor logsumexp, …)"""
     if dropout_p or query.dim() != 4:
         return NotImplemented
-    result, sums = _attended(query, key, value, attn_bias, is_causal, scale)
+    result, sums = _attention_and_logsumexp(query, key, value, attn_bias, is_causal, scale)
     return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
@@ -224,7 +224,7 @@ def flash_forward(
         result, sums = _flash(query, key, value, is_causal, scale)
     else:
         window = _lower_right(query, key, left, 0 if is_causal else right)
-        result, sums = _attended(query, key, value, window, False, scale)
+        result, sums = _attention_and_logsumexp(query, key, value, window, False, scale)
     return result.transpose(1, 2), sums, None, None, None
 
 

@@ -126,7 +126,7 @@ class Lookup(Mapping[Any, Entry]):
         return found.reasons if isinstance(found, Refusal) else found
 
     def unique_targets(self) -> frozenset[Target]:
-        """All targets that have a converter."""
+        """Return all targets that have a converter."""
         return frozenset(self.candidates)
 
     def get_all_converters_with_target(

@@ -23,7 +23,7 @@ EPS: Final = 2.0**-23
 
 def per_tensor_qparams(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
     """choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
-    least, most = _ends(input.amin(), input.amax())
+    least, most = _with_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
     zero = (low - (least / scale).round()).clamp(low, high)
     return scale.reshape(1), zero.reshape(1)
@@ -47,14 +47,14 @@ def per_token_qparams(known: Known, input: Tensor, dtype: torch.dtype) -> Result
 
 def per_token_asymmetric_qparams(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
     """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
-    least, most = _ends(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
+    least, most = _with_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=EPS)
     down, up = least / scale, most / scale
     zero = torch.where((down - 128) + (up + 127) > 0, -128 - down, 127 - up)
     return scale.float(), zero.clamp(-128, 127).round().float()
 
 
-def _ends(least: Tensor, most: Tensor) -> Results:
+def _with_zero(least: Tensor, most: Tensor) -> Results:
     """Return the range extended to include 0."""
     return least.clamp(max=0), most.clamp(min=0)
 

@@ -29,7 +29,7 @@ def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> N
     live, sizes = _live(graph, places)
     for node in sizes:
         if any(is_operator(n) and n not in live for n in node.all_input_nodes):
-            node.replace_all_uses_with(_computed(graph, node, places))
+            node.replace_all_uses_with(_size_node(graph, node, places))
 
 
 def _called(function: Callable[..., Argument]) -> Callable[..., Argument]:
@@ -92,7 +92,7 @@ def _is_readable(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
     return all(symbol.name in places for symbol in expr.free_symbols)
 
 
-def _computed(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
+def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
     """Return a size as arithmetic on the inputs' sizes, inserted before the node that read it."""
     expr: Argument = expression(node.meta["val"])
     before = node.prev

@@ -30,7 +30,7 @@ copy of its result."""
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """A context for exports, in which collectives are operators and DTensors leave no trace of their own."""
+    """Return a context for exports, in which collectives are operators and DTensors leave no trace of their own."""
     with _places().taken("sharded"):
         yield
 

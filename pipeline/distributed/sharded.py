@@ -16,8 +16,8 @@ from pipeline.export_fixes.interrupts import undoing
 
 @contextmanager
 def as_local(model: object) -> Iterator[None]:
-    """A context for exporting a module: parameters that are DTensors are its rank's local tensors outside of calls,
-    and collectives are operators. Nothing changes where torch.distributed is not in use."""
+    """Return a context for exporting a module: parameters that are DTensors are its rank's local tensors outside of
+    calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         yield

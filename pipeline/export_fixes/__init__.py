@@ -1,4 +1,4 @@
-"""Everything that persuades torch.export: patches of torch, examples in its form, and attempts.
+"""Make torch.export accept a model: patches of torch, example inputs in its form, and repeated attempts.
 
 `capture` asks for an export here, and for the contexts in which torch traces, and imports no other module of the room.
 """

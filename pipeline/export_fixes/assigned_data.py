@@ -16,7 +16,7 @@ _assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose dat
 
 @contextmanager
 def assignments() -> Iterator[list[torch.Tensor]]:
-    """A context of one call, which notes the tensors to whose ``.data`` the model assigns."""
+    """Return a context for one call, which records the tensors to whose ``.data`` the model assigns."""
     with set_to(_assigned, list[torch.Tensor]()) as found:
         yield found
 

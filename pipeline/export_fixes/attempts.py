@@ -1,4 +1,4 @@
-"""The attempts at an export, in their order: a table, from which `exporter` takes the next where one has failed.
+"""Declare the attempts at an export in their order: `exporter` takes the next one after a failure.
 
 ``print(printed())`` shows it; the log of `pipeline.export_fixes.exporter` says which attempt was taken.
 """
@@ -57,12 +57,12 @@ class First:
 
     @property
     def fails_for_the_model(self) -> bool:
-        """Whether the model fails while it is traced: no range is at fault, and no branch that data decides."""
+        """Whether the model's own code raised the error, and no range or data-dependent branch did."""
         return self.way == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
     def reads_bytecode(self) -> bool:
-        """Whether Dynamo may trace: it is not tracing already, and no check was met whose error the model may catch."""
+        """Whether Dynamo may trace: it is not tracing already, and no caught check of data was seen."""
         return self.way == "python" and CompileContext.try_get() is None and not is_caught()
 
 
@@ -170,7 +170,8 @@ def printed() -> str:
 
 
 def tied(error: UserError, shapes: Spec) -> object:
-    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
+    """Return the shapes with those dims tied which torch.export reports as equal; None if it suggests other changes
+    too.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
     Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
@@ -179,9 +180,9 @@ def tied(error: UserError, shapes: Spec) -> object:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:  # it parses the message, which may suggest nothing that it understands
         return None
-    return found if _ends(found) == _ends(shapes) else None
+    return found if _bounds(found) == _bounds(shapes) else None
 
 
-def _ends(shapes: object) -> list[Argument]:
-    """The least and the greatest size of each dim."""
+def _bounds(shapes: object) -> list[Argument]:
+    """Return the least and the greatest size of each dim."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

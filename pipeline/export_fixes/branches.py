@@ -54,7 +54,7 @@ class Branch:
 
 @define
 class Choice:
-    """The memory of a result that data chose, with that of the tensors of which it is one in eager mode."""
+    """The memory of a result that data chose, and the memory of the tensors of which eager returns one."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -96,7 +96,7 @@ def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[]
     if spec != other:
         raise _error(place, f"returns {_kind(results[0])} or {_kind(results[1])}")
     rows = zip(ours, theirs, strict=True)
-    return tree_unflatten([_chosen(condition, pair, branches, place) for pair in rows], spec)
+    return tree_unflatten([_chosen_result(condition, pair, branches, place) for pair in rows], spec)
 
 
 def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument:
@@ -112,10 +112,10 @@ def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument
     return result
 
 
-def _chosen(
+def _chosen_result(
     condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], place: str
 ) -> Argument:
-    """Return one of two results. A name that a branch leaves unset is not read after it."""
+    """Return a tensor that equals one of two results. A name that one branch leaves unset is not read later."""
     yes, no = pair
     if yes is no or no is UNSET or _is_same_number(yes, no):
         return yes
@@ -132,14 +132,14 @@ def _chosen(
 
 
 def noting(own: Kernel) -> Kernel:
-    """Wrap torch's tracing of a call, to note what it does in an open branch, and to refuse writes to what data chose:
+    """Wrap torch's tracing of a call: record its effects in an open branch, and refuse writes to a chosen result, since
     eager would write to one of two tensors."""
 
     def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
         result, trace = own(mode, func, pre_dispatch, args, kwargs), _trace.get()
         if trace is None or not (trace.open or trace.choices):
             return result
-        written = {_memory(tensor) for tensor in _written(func, args, kwargs or {})}
+        written = {_memory(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
         for choice in trace.choices:
             if written & choice.memory:
                 why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
@@ -155,7 +155,7 @@ def noting(own: Kernel) -> Kernel:
     return proxy_call
 
 
-def _written(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:
+def _written_tensors(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:
     """Yield the tensors that a call writes to."""
     if func._schema.is_mutable:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)

@@ -14,7 +14,7 @@ from pipeline.shapes.environment import shape_of
 
 
 def without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, object]:
-    """Replaces torch's removal of copies into buffers: removes only those that change nothing."""
+    """Replace torch's pass that removes copies into buffers: remove only copies without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:

@@ -1,4 +1,4 @@
-"""``recorded``: what a module is called with inside a larger program, as example inputs with the sizes that vary."""
+"""Define ``recorded``: record the calls of a submodule, to compile it with their inputs and varying sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Call:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """The call with these inputs, which were passed in one way: so many by position, others by keyword."""
+        """Return the record of a call with these inputs: so many by position, the others by keyword."""
         rows, spec = tree_flatten_with_path(inputs)
         return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
 
@@ -94,7 +94,7 @@ class Calls:
             self._check_alike(first, other)
         args, kwargs = self.example
         given = bound(self.module, args, kwargs)
-        entries = (self._varying(_path(path)) for path, _ in tree_flatten_with_path(given)[0])
+        entries = (self._dynamic_entry(_path(path)) for path, _ in tree_flatten_with_path(given)[0])
         return {"args": args, "kwargs": kwargs, "dynamic_shapes": _shapes(given, entries)}
 
     def _check_alike(self, first: Call, other: Call) -> None:
@@ -109,8 +109,8 @@ class Calls:
                 hint = f"pass a number that varies as a tensor; else {AGAIN}"
                 raise CaptureError(why, hint)
 
-    def _varying(self, path: Path) -> Argument:
-        """The entry of an input in ``dynamic_shapes``."""
+    def _dynamic_entry(self, path: Path) -> Argument:
+        """Return the entry of an input in ``dynamic_shapes``."""
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
             return _range(values) if type(values[0]) is int else None
@@ -120,7 +120,7 @@ class Calls:
 
 @contextmanager
 def recorded(module: torch.nn.Module) -> Iterator[Calls]:
-    """While entered, note what a module is called with, so that it can be compiled for it.
+    """Return a context that records the calls of a module, so that it can be compiled for them.
 
         with pipeline.recorded(pipe.unet) as calls:
             pipe(prompt, num_inference_steps=1)
@@ -142,7 +142,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         except ValueError as error:  # the larger program goes on
             calls.refused = without_names(error)
         if calls.example is None:
-            calls.example = tree_map_only(torch.Tensor, _copied, (args, kwargs))
+            calls.example = tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))
 
     handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
     try:
@@ -151,8 +151,8 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         handle.remove()
 
 
-def _copied(x: torch.Tensor) -> torch.Tensor:
-    """A copy that the larger program does not write to: an ordinary tensor, whatever mode the program is in."""
+def _plain_copy(x: torch.Tensor) -> torch.Tensor:
+    """Return an ordinary tensor with a copy of the values, whatever mode the program is in."""
     with torch.inference_mode(False):
         return x.detach().clone()
 
@@ -167,7 +167,7 @@ def _kind(value: Argument) -> Leaf:
 
 
 def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
-    """The entries of leaves, in order, as they are nested in ``dynamic_shapes``."""
+    """Return the entries of leaves, in order, as they are nested in ``dynamic_shapes``."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)
@@ -175,7 +175,7 @@ def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
 
 
 def _is_alike(own: Leaf, other: Leaf) -> bool:
-    """Whether one program may be for both values."""
+    """Return whether one program may serve both values."""
     if isinstance(own, TensorKind) and isinstance(other, TensorKind):
         return own.dtype == other.dtype and len(own.shape) == len(other.shape)
     if type(own) is type(other) is int:
@@ -186,6 +186,6 @@ def _is_alike(own: Leaf, other: Leaf) -> bool:
 
 
 def _range(sizes: Sequence[int]) -> Argument:
-    """A dim over these sizes; None if all are the same."""
+    """Return a dim over these sizes; None if all are the same."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

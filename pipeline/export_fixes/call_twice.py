@@ -27,7 +27,7 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 
 
 def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Whether both calls of a model compute the same, each from its own inputs, whose copies `AGAIN` marks.
+    """Return whether both calls of a model compute the same; `AGAIN` marks the copied inputs of each.
 
     What the first call left behind is the same for the second only if it depends on no input.
 
@@ -51,7 +51,7 @@ def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> 
 
 @define
 class _Values:
-    """What the nodes of a graph compute, as numbers: two nodes of one number compute the same.
+    """Number the values that a graph's nodes compute: two nodes with one number compute the same.
 
     Attributes:
         numbers: the number of each expression: an operator and the numbers of its arguments.
@@ -70,14 +70,14 @@ class _Values:
     first: dict[Node, int] = field(factory=dict)
 
     def number(self, *key: object, of_input: bool = False) -> int:
-        """The number of an expression."""
+        """Return the number of an expression."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.of_inputs.add(number)
         return number
 
     def of(self, value: Argument) -> object:
-        """The number of a node; what else is an argument is compared as it is printed."""
+        """Return the number of a node; what else is an argument is compared as it is printed."""
         if isinstance(value, Node):
             return self.nodes[value]
         if isinstance(value, list | tuple):
@@ -94,7 +94,7 @@ class _Values:
             if node.op == "placeholder":
                 self.placeholder(node, specs.get(node.name), constants)
             elif node.op == "get_attr":
-                self.nodes[node] = self.number("attribute", _printed(module.get_submodule(str(node.target))))
+                self.nodes[node] = self.number("attribute", _graph_text(module.get_submodule(str(node.target))))
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_again()
@@ -113,7 +113,7 @@ class _Values:
             self.nodes[node] = self.number("constant", _digest(constants.get(str(spec.target))))
 
     def begin_again(self) -> None:
-        """Begin the second call: what depends on inputs is of an earlier call; buffers are what they are."""
+        """Begin the second call: values of inputs get new numbers, buffers keep theirs."""
         self.first = self.nodes
         self.nodes = {n: self.number("before", v) if v in self.of_inputs else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
@@ -128,15 +128,15 @@ class _Values:
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
         arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
-        depends = any(self.nodes[each] in self.of_inputs for each in _valued(node))
+        depends = any(self.nodes[each] in self.of_inputs for each in _value_reads(node))
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
         if mutates(node):
-            for written in _written(node):
+            for written in _written_nodes(node):
                 self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
 
 
-def _valued(node: Node) -> list[Node]:
-    """The nodes whose values a call reads: not those of which it takes the dtype, the device or the sizes alone."""
+def _value_reads(node: Node) -> list[Node]:
+    """Return the nodes whose values a call reads, without those whose dtype, device or sizes alone it reads."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
     if template is None or (template == 0 and does(node.target) is not Does.FILLS):
@@ -146,7 +146,7 @@ def _valued(node: Node) -> list[Node]:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Whether a call is a cast or copy of a tensor that is of this dtype already: a second call casts what is cast."""
+    """Return whether a call casts or copies a tensor that already has this dtype; a second call does so again."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPIES or not node.all_input_nodes:
         return False
@@ -156,32 +156,33 @@ def _keeps_values(node: Node) -> bool:
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """The nodes that depend on these inputs, or on a tensor from outside of the graph that it writes."""
+    """Return the nodes that depend on these inputs, or on a tensor outside of the graph that it writes."""
     found = set(inputs)
     for node in graph.nodes:
-        if not found.isdisjoint(_valued(node)):
+        if not found.isdisjoint(_value_reads(node)):
             found.add(node)
         if node.op == "call_function" and mutates(node):
-            written = [*_written(node)]
+            written = [*_written_nodes(node)]
             found.update(written if node in found or written[-1].op != "call_function" else ())
     return found
 
 
-def _written(node: Node) -> Iterator[Node]:
-    """The node that a call writes, and those that it may be a view of."""
+def _written_nodes(node: Node) -> Iterator[Node]:
+    """Yield the node that a call writes, and those that it may be a view of."""
     written: object = next(iter(node.all_input_nodes), None)
     while isinstance(written, Node):
         yield written
         written = written.args[0] if written.op == "call_function" and written.args else None
 
 
-def _printed(module: torch.nn.Module) -> str:
-    """A graph that another calls, as text."""
+def _graph_text(module: torch.nn.Module) -> str:
+    """Return a graph that another calls, as text."""
     return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
 
 
 def _digest(value: object) -> Key:
-    """What distinguishes a constant: a literal is another tensor in each call. A fake one has no values to tell."""
+    """Return a key that distinguishes constants; a literal is a new tensor in each call. Fake tensors have no
+    values."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

@@ -27,5 +27,5 @@ def unaliased(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is elements in memory and nothing else."""
+    """Return whether a value is a plain dense tensor."""
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)

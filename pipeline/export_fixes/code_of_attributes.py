@@ -18,7 +18,7 @@ CREATE = ("__init__", "__new__", "__setstate__")
 
 
 def names_read(model: torch.nn.Module) -> frozenset[str]:
-    """The attributes that the model's code may read: by name, or by a string (``getattr``)."""
+    """Return the attributes that the model's code may read: by name, or by a string (``getattr``)."""
     found: set[str] = set()
     for code in _codes(model):
         found.update(i.argval for i in dis.get_instructions(code) if i.opname in READS)
@@ -27,7 +27,8 @@ def names_read(model: torch.nn.Module) -> frozenset[str]:
 
 
 def assigned_at(model: torch.nn.Module, place: str) -> str:
-    """The line that assigns an attribute, or else one that reads what may then be changed; empty if none is found."""
+    """Return the line that assigns an attribute, or else one that reads what may then be changed; empty if none is
+    found."""
     path, _, name = place.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     codes = [code for code in (*_codes(owner), *_codes(model)) if code.co_name not in CREATE]
@@ -42,8 +43,8 @@ def assigned_at(model: torch.nn.Module, place: str) -> str:
 
 
 def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
-    """The code of the classes of a model's modules, and of objects that they hold, with that of the files that these
-    are from, and of functions that modules hold; torch's own is none of it."""
+    """Yield the code of the classes of a model's modules, and of objects that they hold, with that of the files that
+    these are from, and of functions that modules hold; torch's own is none of it."""
     kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in others(model))))
     own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
     files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
@@ -57,7 +58,7 @@ def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
 
 
 def _of(value: object) -> Iterator[CodeType]:
-    """The code of a method, of a property's, and of what a decorator wraps."""
+    """Yield the code of a method, of a property's, and of what a decorator wraps."""
     functions = (value, *(getattr(value, name, None) for name in ("fget", "fset", "func", "__func__")))
     for function in functions:
         while function is not None:

@@ -20,7 +20,7 @@ _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violation
 
 
 def kept_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """A context in which an export finishes although ranges are too wide; the list receives the errors."""
+    """Return a context in which an export finishes although ranges are too wide; the list receives the errors."""
     return set_to(_kept, [])
 
 
@@ -35,13 +35,13 @@ def finishing(own: Callable[..., object]) -> Callable[..., object]:
             if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
                 raise
             words, *fixes = str(error).partition(FIXES)  # which torch reads from the message
-            kept.append(type(error)("".join((words, _places(fake_mode.shape_env), *fixes))))
+            kept.append(type(error)("".join((words, _fixing_lines(fake_mode.shape_env), *fixes))))
 
     return produce_guards_and_solve_constraints
 
 
-def _places(shape_env: Any) -> str:
-    """The lines of the model that take a size for the number that it is in the example, as lines of a message."""
+def _fixing_lines(shape_env: Any) -> str:
+    """Return the lines of the model that fix a size to its value in the example, as lines of a message."""
     found: dict[str, None] = {}
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()

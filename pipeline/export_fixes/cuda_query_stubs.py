@@ -29,7 +29,7 @@ _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability th
 
 
 def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
-    """A context in which the answers are those of a GPU of this compute capability."""
+    """Return a context in which the answers are those of a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
     return set_to(_capability, (major, minor))
 
@@ -83,12 +83,12 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The shape of an attention's result, and its memory layout: a kernel writes the heads of each position side by
-    side, plain attention the positions of each head. A graph that is written below autograd has it as it runs."""
+    """Return the shape and memory layout of an attention's result: a kernel stores the heads of each position together,
+    plain attention the positions of each head. A graph below autograd has the layout of its run."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)
-        return _written(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
+        return _traced_attention(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
     if not has_kernel:
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
@@ -96,8 +96,8 @@ def _attention(
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
-    """An attention as torch writes it below autograd: a call of a kernel, or plain operators."""
+def _traced_attention(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
+    """Return the operators that torch traces for an attention below autograd: a kernel's, or plain ones."""
     if has_kernel:
         call = torch.ops.aten._scaled_dot_product_efficient_attention
         result: torch.Tensor = call(*given, False, *flags, scale=further["scale"])[0]
@@ -109,10 +109,10 @@ def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argume
 def _has_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool
 ) -> bool:
-    """Whether a GPU from compute capability 8.0 on has a kernel for an attention: the flash kernel takes halves without
-    a mask, the efficient one any of which 16 bytes hold a whole part. In both the elements of a row lie side by side,
-    a mask's as well: not where they are one that is expanded, or come from a table by a permutation (ViT, T5)."""
-    if not all(_in_a_row(each) for each in (query, key, value, mask) if each is not None):
+    """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention: flash attention takes
+    halves without a mask, efficient attention also a mask with rows that are multiples of 16 bytes. Rows must be
+    contiguous in memory, in masks too: not expanded, and not a permuted table (ViT, T5)."""
+    if not all(_is_contiguous(each) for each in (query, key, value, mask) if each is not None):
         return False
     sizes = (query.shape[-1], value.shape[-1])
     if query.dim() != 4 or query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -122,5 +122,5 @@ def _has_kernel(
     return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
 
 
-def _in_a_row(x: torch.Tensor) -> bool:
+def _is_contiguous(x: torch.Tensor) -> bool:
     return x.dim() > 0 and statically_known_true(x.stride(-1) == 1)

@@ -36,7 +36,7 @@ STATIC = (-1, -1)
 
 
 def is_dynamic(value: object) -> bool:
-    """Whether a value is an Input with a range."""
+    """Return whether a value is an Input with a range."""
     return isinstance(value, Input) and value.is_dynamic
 
 
@@ -60,8 +60,8 @@ def merged_dynamic_shapes(
         merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})
         given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         given = tree_map(merger.ranged, given)
-    found = _rooted(given)
-    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _ends(entry))
+    found = _with_roots(given)
+    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _bounds(entry))
     return found
 
 
@@ -111,7 +111,7 @@ class _Merger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def renamed(self, dim: Any) -> object:
-        """The dim under a unique name: an Input that is used in several places has independent sizes in each."""
+        """Return the dim under a unique name: an Input that is used in several places has independent sizes in each."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -119,8 +119,8 @@ class _Merger:
         return Dim(name, min=dim.min, max=dim.max)
 
     def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
-        """The dim, if its range is open or equals the Input's."""
-        ends = _ends(entry)
+        """Return the dim, if its range is open or equals the Input's."""
+        ends = _bounds(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
         if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
@@ -135,7 +135,7 @@ class _Merger:
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
     def ranged(self, entry: object) -> object:
-        """A dim with the range that an Input gave it."""
+        """Return a dim with the range that an Input gave it."""
         if not isinstance(entry, Dim):
             return entry
         root = getattr(entry, "root", entry)
@@ -143,12 +143,13 @@ class _Merger:
             return entry
         low, high, _ = self.ranges[root.__name__]
         ranged = Dim(root.__name__, min=low, max=high)
-        return ranged if root is entry else _derived(entry, ranged, 0)
+        return ranged if root is entry else _derived_dim(entry, ranged, 0)
 
 
 def contained(value: object, entries: list[Argument], structure: Spec) -> object:
-    """The entries of a container's values in dynamic_shapes: Python's containers keep their type, as torch.export
-    requires, and classes that libraries register (transformers' outputs, though they are dicts) become lists."""
+    """Return the entries of a container's values in dynamic_shapes: Python's containers keep their type, as
+    torch.export requires, and classes that libraries register (transformers' outputs, though they are dicts) become
+    lists."""
     own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
@@ -158,8 +159,8 @@ def _by_dim(spec: Spec) -> dict[int, Argument]:
     return {dim: entry for dim, entry in pairs if entry is not None}
 
 
-def _ends(entry: Spec) -> tuple[int | None, int | None]:
-    """The least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
+def _bounds(entry: Spec) -> tuple[int | None, int | None]:
+    """Return the least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
     if isinstance(entry, int):
         return entry, entry
     if isinstance(entry, Dim):
@@ -170,14 +171,14 @@ def _ends(entry: Spec) -> tuple[int | None, int | None]:
 
 
 def _text(entry: Spec) -> str:
-    low, high = _ends(entry)
+    low, high = _bounds(entry)
     if low == high:
         return "static" if (low, high) == STATIC else str(low)
     name = entry.__name__ if isinstance(entry, Dim) else f"Dim.{entry.type.name}"
     return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
 
 
-def _rooted(shapes: object) -> object:
+def _with_roots(shapes: object) -> object:
     """Dims derived from one that no input has (``4*s``) count it from 2: torch.export would have it start there."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
@@ -188,21 +189,21 @@ def _rooted(shapes: object) -> object:
             return entry
         by = 2 - int(root.min)
         end = {"max": root.max + by} if root.max < 2**63 - 1 else {}
-        return _derived(entry, Dim(root.__name__, min=2, **end), by)
+        return _derived_dim(entry, Dim(root.__name__, min=2, **end), by)
 
     return tree_map(shifted, shapes)
 
 
-def _derived(entry: Spec, root: Any, by: int) -> object:
-    """The dim derived from a root in the same way, the root being larger by a number."""
+def _derived_dim(entry: Spec, root: Any, by: int) -> object:
+    """Return the dim that is derived in the same way from a root larger by a number."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
 def relaxed(shapes: object) -> Iterator[object]:
-    """The same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of plain
-    dims, then those of derived dims as well.
+    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of
+    plain dims, then those of derived dims as well.
 
     What it demands becomes a relation, checked at each call.
     """
@@ -212,14 +213,14 @@ def relaxed(shapes: object) -> Iterator[object]:
 
 
 def roomier(shapes: object) -> Iterator[object]:
-    """The same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it asks
-    whether it is 1, though the graph is right for both."""
+    """Yield the ranges with one size more where a range is 1 to 2: torch fixes such a dim when it asks whether it is 1,
+    though the graph is right for both."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 
 
 def _is_hint(entry: object) -> bool:
-    """Whether an entry is `Dim.DYNAMIC`, which torch refuses where it makes a constant of the dim."""
+    """Return whether an entry is `Dim.DYNAMIC`, which torch refuses for a dim that it fixes."""
     return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
 
 
@@ -228,12 +229,12 @@ def _opened(entry: object, derived: bool, room: int = 0) -> object:
         return Dim.DYNAMIC(min=entry.min, max=entry.max + room) if entry.max == 2 else entry  # type: ignore[attr-defined]
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
         return entry
-    low, high = _ends(entry)
+    low, high = _bounds(entry)
     return Dim.AUTO(min=low, max=high + room if high == 2 else high)
 
 
 def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
-    """Whether torch's error complains only about ranges of plain dims, not of derived ones."""
+    """Return whether torch's error complains only about ranges of plain dims, not of derived ones."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
     found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
@@ -241,7 +242,7 @@ def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
 
 
 def specialised(exported: ExportedProgram, shapes: object) -> bool:
-    """Whether a dim with a range has a single size in the export."""
+    """Return whether a dim with a range has a single size in the export."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
@@ -254,10 +255,10 @@ Wish: TypeAlias = tuple[Any, Any]
 
 
 def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
-    """The requested least and greatest size, by the export's symbol; None: no bound."""
+    """Return the requested smallest and largest size of each symbol of the export; None is unbounded."""
     found = dict[str, tuple[int, int | None]]()
     for size, entry in wishes:
-        for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
+        for symbol, low, high in _symbol_range(expression(size), *_bounds(entry)):
             least, most = found.get(symbol, (low, high))
             if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
                 log.warning(
@@ -277,7 +278,7 @@ def wishes(
 ) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
     inputs = bound(model, args, kwargs)
-    found = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    found = _as_nested(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
@@ -297,15 +298,15 @@ def unified(wishes: Iterable[Wish]) -> bool:
 
 
 def attended(exported: ExportedProgram) -> None:
-    """Equate the lengths of keys and values, which torch does not conclude from an attention to them."""
+    """Equate the lengths of an attention's keys and values, which torch does not."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
             torch._check(key.shape[-2] == value.shape[-2])
 
 
-def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
-    """The range of the one symbol of a size, from that of the size."""
+def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+    """Yield the range of the one symbol of a size, from that of the size."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
     name = str(*size.free_symbols)
@@ -325,7 +326,7 @@ class _Asked:
 
 
 def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
-    """Whether a size is an expression over symbols that are not bound to one value each."""
+    """Return whether a size is an expression over symbols that are not bound to one value each."""
     if not isinstance(size, torch.SymInt):
         return False
     symbols = size.node.expr.free_symbols
@@ -351,10 +352,10 @@ def examples(
             return value
         return unaliased(value if derived else _enlarged(value, _by_dim(spec)))
 
-    return _as_given(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+    return _as_nested(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
 
 
-def _as_given(
+def _as_nested(
     model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """Arrange values by the names of parameters in the structure of the inputs."""
@@ -381,7 +382,7 @@ def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec:
 def _enlarged(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
-        high = None if isinstance(entry, int) else _ends(entry)[1]
+        high = None if isinstance(entry, int) else _bounds(entry)[1]
         if sizes[dim] < 2 and not isinstance(entry, int) and (high is None or high >= 2):
             sizes[dim] = 2
     return tensor if sizes == list(tensor.shape) else tensor.detach().new_zeros(sizes)

@@ -59,7 +59,7 @@ casts: the dtype is not at fault."""
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """The error for a failed export: it names the inputs whose device or dtype is wrong, if the export passes with
+    """Return the error for a failed export. It names the inputs of wrong device or dtype, if the export succeeds with
     others.
 
     Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
@@ -73,22 +73,26 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
         found = dict.fromkeys(sorted((v.dtype for _, v in leaves), key=lambda dtype: dtype in (own or usual[:1])))
         for dtype, due in product(found, usual):
             wrong = [keystr(path) for path, value in leaves if value.dtype == dtype]
-            if dtype != due and _passes(export, inputs, wrong, due):
-                names = [path for path in wrong if not _passes(export, inputs, [w for w in wrong if w != path], due)]
+            if dtype != due and _exports_with_dtype(export, inputs, wrong, due):
+                names = [
+                    path
+                    for path in wrong
+                    if not _exports_with_dtype(export, inputs, [w for w in wrong if w != path], due)
+                ]
                 said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
                 return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
     return (
-        _misplaced(error, model, inputs)
-        or _by_data(error, model)
-        or _unsupported(error, model, inputs)
-        or _shape_for_a_tensor(error, model, inputs)
-        or _of_one_size(error, model)
-        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_at(error)}: {worded(error)}")
+        _device_error(error, model, inputs)
+        or _data_branch_error(error, model)
+        or _unsupported_type_error(error, model, inputs)
+        or _shape_error(error, model, inputs)
+        or _one_size_error(error, model)
+        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_error_place(error)}: {worded(error)}")
     )
 
 
 def without_names(error: Exception) -> CaptureError | None:
-    """The error for an input whose class has no names for what it holds, if it is one: torch.export wants them."""
+    """Return the error for an input of a class whose fields torch.export cannot name; None for other errors."""
     found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
     if found is None:
         return None
@@ -97,25 +101,25 @@ def without_names(error: Exception) -> CaptureError | None:
 
 
 def deciding(error: BaseException) -> tuple[CodeType, int] | None:
-    """The innermost function of the model in an error's traceback, and the line that it was at."""
+    """Return the innermost function of the model in an error's traceback, and its line."""
     found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
 
 
 def place_of(file: str, line: int) -> str:
-    """A line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
+    """Return a line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
-def _at(error: Exception) -> str:
-    """Where the model was when an error was raised in it, in words; empty if the message has the line, or none is."""
+def _error_place(error: Exception) -> str:
+    """Return the model's line at which an error was raised, as text; empty if unknown or already in the message."""
     found = deciding(error)
     is_told = found is None or Path(found[0].co_filename).name in str(error)
     return "" if found is None or is_told else f" at {place_of(found[0].co_filename, found[1])}"
 
 
-def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """The error for sizes that the model makes numbers of, if it is one: those of the example, in every call."""
+def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
+    """Return the error for a dynamic size that the model converts to a number; None for other errors."""
     found = _FIXED.findall(str(error))
     if not found:
         return None
@@ -130,23 +134,23 @@ def _of_one_size(error: Exception, model: torch.nn.Module) -> CaptureError | Non
     )
 
 
-def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """The error for a model that decides by data in Python, if it is one, with the line that does."""
+def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
+    """Return the error for a Python branch on data, with its line; None for other errors."""
     is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
     found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
         return None
     code, number = found
     place = place_of(code.co_filename, number)
-    if indexed := _indexing(error, type(model).__name__, place):
+    if indexed := _index_error(error, type(model).__name__, place):
         return indexed
     does = "has a number in a set, or as a key," if is_key else "decides by data,"
     why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
     return CaptureError(why, BRANCHES)
 
 
-def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
-    """The error for a number of the data that Python takes as an index (of a list, in ``range``), if it is one."""
+def _index_error(error: Exception, model: str, place: str) -> CaptureError | None:
+    """Return the error for a Python index computed from data (of a list, in ``range``); None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
@@ -158,8 +162,8 @@ def _indexing(error: Exception, model: str, place: str) -> CaptureError | None:
     return CaptureError(why, f"{index}; {BRANCHES if decides else VALUES}")
 
 
-def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for tensors on two devices, if it is one: it says where each input is, and where the model."""
+def _device_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """Return the error for tensors on two devices, with the device of each input and of the model; None for others."""
     if not re.search("different devices|same device", str(error)):
         return None
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
@@ -176,8 +180,8 @@ def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Capt
     return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
 
 
-def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for an input that is nothing that torch.export takes, by its name, and for such a result."""
+def _unsupported_type_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """Return the error for an input or result of a type that torch.export does not take; None for other errors."""
     for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
@@ -186,15 +190,15 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
             return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
     if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
         return CaptureError(GENERATOR)
-    if (returned := _returned(error)) is not None:
+    if (returned := _unsupported_result(error)) is not None:
         known = f"torch.export.register_dataclass({returned}) makes torch look inside, if it is a dataclass"
         hint = f"return tensors, numbers or containers of these; {known}"
         return CaptureError(f"{type(model).__name__} returns a {returned}, which torch.export does not know", hint)
     return None
 
 
-def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for a shape where a tensor is expected, if it is one."""
+def _shape_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """Return the error for a shape passed in place of a tensor; None for other errors."""
     if re.search("must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute", str(error)) is None:
         return None
     leaves = tree_flatten_with_path(
@@ -207,17 +211,19 @@ def _shape_for_a_tensor(error: Exception, model: torch.nn.Module, inputs: Inputs
     return None
 
 
-def _returned(error: Exception) -> str | None:
-    """The type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch looks
-    the result up in a table, which fails where it has no hash."""
+def _unsupported_result(error: Exception) -> str | None:
+    """Return the type of a result that torch.export does not take, if the error is about one. Before 2.13 torch looks
+    the result up in a table, which fails for unhashable types."""
     found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
     if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
         found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))
     return None if found is None else found[1]
 
 
-def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
-    """Whether the model can be exported with some of its inputs, by their paths, in another dtype."""
+def _exports_with_dtype(
+    export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype
+) -> bool:
+    """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
 
     def cast(path: Any, value: Argument) -> Argument:
         if keystr(path) not in wrong:
@@ -232,7 +238,7 @@ def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[
 
 
 def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
-    """An input as ``forward`` calls it: ``x``, ``by['a']``."""
+    """Return the name of an input in ``forward``: ``x``, ``by['a']``."""
     _, first, *rest = path
     if hasattr(first, "key"):
         return f"{first.key}{keystr(tuple(rest))}"

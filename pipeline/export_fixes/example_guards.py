@@ -1,4 +1,4 @@
-"""Take the way of the example where a model decides by data in Python, and have each call checked.
+"""Follow the example's branch where Python branches on data, and check the condition in each call.
 
 torch computes the example beside its symbols (``propagate_real_tensors``), answers what only data can, and asserts the
 answer in the graph. Here each such assertion becomes an output of the program: whether a call decides otherwise. Sizes
@@ -73,7 +73,7 @@ OPERATORS: Final[Mapping[Target, Target]] = {
 
 @define
 class Decisions:
-    """What was decided by the example while a model was traced.
+    """The conditions on data that the example decided while a model was traced.
 
     Attributes:
         places: where, in the model, for each symbol of a number that data has: ``model.py:41, if x.sum() > 0:``.
@@ -90,12 +90,12 @@ _decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example"
 
 
 def collected() -> AbstractContextManager[Decisions]:
-    """A context that collects what is decided by the example."""
+    """Return a context that collects the conditions decided by the example."""
     return set_to(_decisions, Decisions())
 
 
 def has_values(*inputs: object) -> bool:
-    """Whether the example has values to decide by: no `Input` stands for a tensor."""
+    """Return whether the example has values: no `Input` stands in for a tensor."""
     return not any(map(is_input, tree_leaves(inputs, is_leaf=is_input)))
 
 
@@ -111,17 +111,17 @@ def computing(own: Kernel) -> Kernel:
 
 
 def copying(own: Kernel) -> Kernel:
-    """Wrap `meta_utils._safe_copy`, which has the values of what the example is computed from: parameters too."""
+    """Wrap `meta_utils._safe_copy`: keep the values from which the example is computed, also those of parameters."""
     return lambda to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
 
 
 def unchecked(_: Kernel) -> Kernel:
-    """Replace `fake_utils._check_fake_real_tensors`, a check of torch's kernels: no check."""
+    """Replace `fake_utils._check_fake_real_tensors`, torch's check of its kernels, by no check."""
     return lambda *_, **__: None
 
 
 def knowing(own: Kernel) -> Kernel:
-    """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`, which keeps a number of the example by its symbol."""
+    """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`: record an example's number under its symbol."""
 
     def know(shape_env: object, symbol: Argument, value: Argument) -> None:
         own(shape_env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value)
@@ -130,13 +130,13 @@ def knowing(own: Kernel) -> Kernel:
 
 
 def noting(_: Kernel) -> Kernel:
-    """Replace `ShapeEnv._log_real_tensor_propagation`, which logs what the example decides: note it."""
+    """Replace `ShapeEnv._log_real_tensor_propagation`, which logs the example's decisions: record them."""
 
     def note(_: object, asked: Argument, answer: Argument) -> None:
         decisions = _decisions.get()
         if decisions is None:
             return
-        frame = _models(sys._getframe(1))
+        frame = _model_frame(sys._getframe(1))
         place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
         symbols = {str(symbol) for symbol in asked.free_symbols}
         for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
@@ -150,7 +150,7 @@ def noting(_: Kernel) -> Kernel:
 
 
 def counting(own: Kernel) -> Kernel:
-    """Wrap `len`: what a model compares is decided, and not how many rows the example has."""
+    """Wrap `len`: a comparison of the result is a decision; the result is not the example's number."""
 
     def length(value: Argument) -> Argument:
         rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
@@ -159,15 +159,15 @@ def counting(own: Kernel) -> Kernel:
     return length
 
 
-def _models(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the model's."""
+def _model_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame in the model's code."""
     while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         frame = frame.f_back
     return frame
 
 
 def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
-    """Add to an export, which is changed, an output for each place that decides: whether a call decides otherwise.
+    """Add to an export, in place, an output for each condition: whether a call decides otherwise.
 
     Returns:
         The places, in the order of the outputs, which come last.
@@ -181,7 +181,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _Tensors(graph)
     for node in list(graph.nodes):
-        symbols = _decided(node, decisions) if node.target is aten._assert_scalar.default else set()
+        symbols = _decided_symbols(node, decisions) if node.target is aten._assert_scalar.default else set()
         seen |= symbols
         for symbol in sorted(symbols)[:1]:
             with graph.inserting_before(node):
@@ -207,9 +207,9 @@ _OF_DATA: Final = re.compile(r"z?uf?\d+")
 _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
-def _decided(node: Node, decisions: Decisions) -> set[str]:
-    """The symbols about which an assertion says what was decided; none if it compares a size with others than the
-    model did: torch asserts that a part of a tensor is no larger than the tensor."""
+def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
+    """Return the symbols of the condition in an assertion; none if torch asserts that a part of a tensor is no larger
+    than the tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}
@@ -217,7 +217,7 @@ def _decided(node: Node, decisions: Decisions) -> set[str]:
 
 
 class _Tensors:
-    """Tensors without dims for the numbers that Python has read in a graph; what is read is what it was then."""
+    """Create 0-d tensors for the numbers that Python read in a graph, as they were when read."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph, self.names = graph, {node.name for node in graph.nodes}
@@ -226,15 +226,15 @@ class _Tensors:
         self.made: dict[Node, Node] = {}
 
     def otherwise(self, condition: Node) -> Node:
-        """Whether a condition does not hold."""
+        """Return a node for the negation of a condition."""
         return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor(condition))
 
     def any(self, truths: Sequence[Node]) -> Node:
-        """Whether one of several holds."""
+        """Return a node that is true if one of several conditions holds."""
         return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
     def tensor(self, number: Node) -> Node:
-        """A number as a tensor."""
+        """Return a node for a number as a tensor."""
         if number not in self.made:
             with self.graph.inserting_before(number):
                 self.made[number] = self._of(number, number.target, number.args)
@@ -256,15 +256,15 @@ class _Tensors:
             raise CaptureError(f"{why} ({target})", HINT)
         given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
         dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
-        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_rank), number, *given)
+        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_dtype_sort_key), number, *given)
 
     def constant(self, number: Node, value: Argument, beside: Node) -> Node:
-        """A constant as a tensor."""
+        """Return a node for a constant as a tensor."""
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
         return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
 
     def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
-        """A call whose result is a tensor."""
+        """Append a call whose result is a tensor."""
         made = self.graph.call_function(target, args, options)
         made.name = unlike("decided", self.names)
         device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))
@@ -273,6 +273,6 @@ class _Tensors:
         return made
 
 
-def _rank(dtype: torch.dtype) -> tuple[bool, bool]:
-    """Floats before whole numbers before bools."""
+def _dtype_sort_key(dtype: torch.dtype) -> tuple[bool, bool]:
+    """Sort key of a dtype: floating point, then integer, then bool."""
     return dtype.is_floating_point, dtype != torch.bool

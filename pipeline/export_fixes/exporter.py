@@ -1,4 +1,4 @@
-"""Export a module with torch.export: its ranges as they were requested, or as near as the model lets them be."""
+"""Export a module with torch.export, with the requested ranges or the nearest that the model allows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def export(
     settings: CompilationSettings,
     profiles: Sequence[Spec] | None = None,
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Export a module or TorchScript, as it computes under the autocast around the call.
+    """Export a module or TorchScript, under the autocast that is active around the call.
 
     Raises:
         CaptureError: torch.export cannot export it; torch's message is kept.
@@ -88,8 +88,8 @@ def export(
 def _traced(
     model: torch.nn.Module, request: Request, settings: CompilationSettings
 ) -> tuple[ExportedProgram, object, ExportNotes]:
-    """The export, the ranges requested for its dims, and what was noted meanwhile; where branches depend on data, with
-    those of the example, if the settings say so."""
+    """Return the export, the requested ranges of its dims and the notes; data-dependent branches are the example's, if
+    the settings allow it."""
     export = partial(_export, model, request.args, request.kwargs, request.dynamic_shapes, settings.device)
     inputs = (request.args, request.kwargs)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, inputs)
@@ -125,7 +125,7 @@ def _noted(
 
 
 def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
-    """Warn of the first operator that computes as in training, which few want of a program."""
+    """Warn of the first operator in training mode, which is rarely intended."""
     for node in exported.graph.nodes if getattr(model, "training", False) else ():
         if isinstance(node.target, OpOverload):
             given = {each.name: argument(node, each.name) for each in node.target._schema.arguments}
@@ -145,7 +145,7 @@ def _export(
     device: str | None,
     way: Way,
 ) -> tuple[ExportedProgram, object]:
-    """The export, and the ranges requested for its dims: that of the first attempt which has one."""
+    """Return the export of the first attempt that succeeds, and the requested ranges of its dims."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
 
     def export(other: Spec, another: Way) -> ExportedProgram:
@@ -166,9 +166,9 @@ def _export(
             def has_fewer(other: ExportedProgram) -> bool:
                 return is_taken(other) and fixed_numbers(other.graph) < count
 
-            return (_attempted(first, export, has_fewer) if count else None) or exported, shapes
+            return (_first_success(first, export, has_fewer) if count else None) or exported, shapes
     assert error is not None
-    found = _attempted(first, export, is_taken)
+    found = _first_success(first, export, is_taken)
     if found is None:
         raise blamed(
             error, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device, way)
@@ -179,7 +179,7 @@ def _export(
 def _first(
     export: Export, is_taken: Callable[[ExportedProgram], bool], shapes: Spec, way: Way, violations: Sequence[Exception]
 ) -> tuple[ExportedProgram | None, Exception | None]:
-    """The first export, and why it is none for the requested ranges."""
+    """Return the first export, and why it does not have the requested ranges."""
     derived = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
     try:
         exported = export(shapes, way)
@@ -193,8 +193,8 @@ def _first(
     return exported, None
 
 
-def _attempted(first: First, export: Export, is_taken: Callable[[ExportedProgram], bool]) -> ExportedProgram | None:
-    """The export of the first attempt of the table that has one for the requested ranges; None if none has."""
+def _first_success(first: First, export: Export, is_taken: Callable[[ExportedProgram], bool]) -> ExportedProgram | None:
+    """Return the export of the first attempt in the table that has the requested ranges; None if none has."""
     name = type(first.model).__name__
     for attempt in (NUMBERS,) if first.error is None else ATTEMPTS:
         for shapes, way in attempt.tries(first):
@@ -223,7 +223,15 @@ def _exported(
         model, positional, named = shown_on(device, model, positional, named)
     watch = nullcontext() if way == "bytecode" else watched(model, way == "example")
     quiet = warnings.catch_warnings()
-    with torch.no_grad(), quiet, exporting(), untouched(model), _way_of(way, model), quantizers_whole(), watch:
+    with (
+        torch.no_grad(),
+        quiet,
+        exporting(),
+        untouched(model),
+        _strategy_context(way, model),
+        quantizers_whole(),
+        watch,
+    ):
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":
@@ -241,8 +249,8 @@ def _exported(
     return exported
 
 
-def _way_of(way: Way, model: torch.nn.Module) -> AbstractContextManager[None]:
-    """A context of an export, in which torch, or the model, does what the way says."""
+def _strategy_context(way: Way, model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Return the context of an export by this strategy."""
     if way == "anew":
         return remembered.forgotten(model)
     if way == "example":
@@ -257,6 +265,6 @@ def _relaxed(
     kwargs: dict[str, Argument],
     shapes: object,
 ) -> bool:
-    """Whether an export with relaxed ranges is still one for these dims."""
+    """Return whether an export with relaxed ranges still has dynamic sizes for these dims."""
     wishes = ranges.wishes(exported, model, args, kwargs, shapes)
     return not ranges.specialised(exported, shapes) and ranges.unified(wishes)

@@ -1,4 +1,4 @@
-"""Capture as on another device: trace a copy of the model whose tensors are fakes there.
+"""Capture for another device: trace a copy of the model whose tensors are fakes on that device.
 
 The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
 machine does not have. They have no values and take no memory; the program gets the user's own tensors.
@@ -25,14 +25,15 @@ Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
-    """Whether a tensor of the model or among the inputs is on another type of device."""
+    """Return whether a tensor of the model or among the inputs is on another type of device."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
 def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
-    """A copy of the model, and of its inputs, with fake tensors on the device. Tensors that are neither parameters nor
-    buffers stay where they are, unless ``model.to(device)`` moves them, too: by an ``_apply`` of a module's own.
+    """Return a copy of the model, and of its inputs, with fake tensors on the device. Tensors that are neither
+    parameters nor buffers stay where they are, unless ``model.to(device)`` moves them, too: by an ``_apply`` of a
+    module's own.
 
     Raises:
         CaptureError: the module cannot be copied, or this torch knows no such device.
@@ -73,13 +74,14 @@ def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
 
 
 def _moves_more(module: torch.nn.Module) -> bool:
-    """Whether a module has an ``_apply`` of its own: torch's recurrent layers do, but move nothing more."""
+    """Return whether a module's own ``_apply`` moves more than tensors; that of recurrent layers does not."""
     owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
     return not owner.__module__.startswith("torch.nn.")
 
 
 def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that are attributes of a model's modules, and neither parameters nor buffers, by their names."""
+    """Return the tensors that are attributes of a model's modules, and neither parameters nor buffers, by their
+    names."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in model.named_modules(remove_duplicate=False)
@@ -95,7 +97,7 @@ class _Fakes:
         self.mode, self.device = mode, device
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The stand-in of a tensor."""
+        """Return the stand-in of a tensor."""
         if is_traceable_wrapper_subclass(tensor):
             fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.of(part))
         elif tensor.layout != torch.strided:
@@ -109,7 +111,7 @@ class _Fakes:
         return fake
 
     def with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The stand-in of a tensor that a model holds; if it has few elements, with their values."""
+        """Return the fake of a tensor in the model; small tensors keep their values."""
         fake = self.of(tensor)
         with_numbers(fake, tensor)
         return fake

@@ -1,4 +1,4 @@
-"""``torch.nn.attention.flex_attention`` as what it computes, with operators that engines have.
+"""Expand ``torch.nn.attention.flex_attention`` to the operators that it computes, which engines have.
 
 torch.export keeps it as a call with two graphs, of a score and of a mask for one query and one key. Below autograd,
 `torch.vmap` makes them graphs for all queries and keys; an attention whose scores stay what they are is one of
@@ -32,7 +32,7 @@ score."""
 
 
 def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
-    """Replace the operator's call where a graph is written; torch asks for its shapes elsewhere."""
+    """Expand the operator while a graph is traced; other callers want only its shapes."""
 
     def call(
         operator: object,
@@ -63,8 +63,8 @@ def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
 
 
 def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:
-    """Which query sees which key, from the mask for one of each: of one row and one head where it does not depend on
-    these; None if each sees all."""
+    """Return the mask of all queries and keys from the function of one pair, of size 1 in the batch and head dims that
+    it does not read; None if all are visible."""
     if _is_true(one):
         return None
     inputs, _ = _results(one)
@@ -77,7 +77,7 @@ def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence
 
 
 def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
-    """The placeholders of a function that torch traced, and what it returns."""
+    """Return the placeholders and results of a function that torch traced."""
     if not isinstance(function, torch.fx.GraphModule):
         return [], None
     nodes = list(function.graph.nodes)
@@ -86,12 +86,12 @@ def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
 
 
 def _is_identity(score: object) -> bool:
-    """Whether a score stays what it is."""
+    """Return whether a score function returns the score unchanged."""
     inputs, result = _results(score)
     return bool(inputs) and result is inputs[0]
 
 
 def _is_true(mask: object) -> bool:
-    """Whether a mask is true wherever it is asked."""
+    """Return whether a mask function is true everywhere."""
     _, result = _results(mask)
     return getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default)

@@ -1,4 +1,4 @@
-"""``torch.vmap``, ``torch.func`` and forward-mode derivatives in a model.
+"""Export ``torch.vmap``, ``torch.func`` and forward-mode derivatives in a model.
 
 torch.export writes calls into its graph that enter and leave them, and operators between that mean something else than
 they say. Below autograd it writes what they come to.
@@ -18,15 +18,15 @@ from pipeline.export_fixes.interrupts import undoing
 
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:
-    """Whether a graph, or one that it calls, enters or leaves one."""
+    """Return whether a graph, or one that it calls, enters or leaves a transform."""
     graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
 
 
 @contextmanager
 def levels_left() -> Iterator[None]:
-    """A context after which as many are entered as before: where an export fails, torch leaves some entered, and
-    the next operator fails."""
+    """Return a context that restores the entered transforms: torch leaves some entered after a failed export, and the
+    next operator fails."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
 
     def leave() -> None:
@@ -40,8 +40,8 @@ def levels_left() -> Iterator[None]:
 
 
 def _is_forward() -> bool:
-    """Whether forward-mode derivatives are computed, of which torch has one level; one that a failure left entered is
-    not known to Python."""
+    """Return whether forward-mode derivatives are active. torch has one level, and Python does not see one left by a
+    failure."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:

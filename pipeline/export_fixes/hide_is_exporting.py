@@ -1,4 +1,4 @@
-"""Trace a model as it runs, where what it does while it is exported fails.
+"""Hide from a model that it is exported, if its code for that case fails.
 
 Models ask torch whether they are exported (``torch.compiler.is_exporting``), and may go another way then: encoders of
 transformers make no mask, which some of them read. They are told that they are not; torch itself knows.
@@ -18,7 +18,7 @@ OURS: Final = folder_of("pipeline")
 
 
 def of_torch_alone(own: Kernel) -> Kernel:
-    """Wrap `torch.compiler.is_compiling` and its like: the answer for torch's own functions, and no for the model's."""
+    """Wrap `torch.compiler.is_compiling` and its like: torch's functions get the answer, the model gets False."""
 
     def asked() -> bool:
         frame = sys._getframe(1)

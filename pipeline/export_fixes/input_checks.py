@@ -38,7 +38,7 @@ def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[st
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise an error if no engine can be made of a module, whatever its inputs.
+    """Raise an error for a module that cannot be compiled for any input.
 
     Raises:
         TypeError: the module is compiled already.
@@ -60,7 +60,8 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
-    """The device of an Input's example: its own, or else that of the model's tensors, or else that of the other inputs.
+    """Return the device of an Input's example: its own, else that of the model's tensors, else that of the other
+    inputs.
 
     shown: the device that the capture pretends, if any: all examples then appear to be there.
     """
@@ -74,7 +75,7 @@ def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callabl
 
 
 def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """The inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes.
+    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes.
 
     Raises:
         TypeError: ``forward`` does not take these inputs; the message lists its parameters.
@@ -115,7 +116,7 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
 def check_examples(
     inputs: Mapping[str, object], shapes: Argument, ends_of: Callable[[Argument], tuple[Argument, Argument]]
 ) -> None:
-    """Raise an error if a tensor is no example of the range that its dim is given: the program would refuse it.
+    """Raise an error if a tensor's size is outside the range of its dim.
 
     ``ends_of`` gives the least and the greatest size of an entry: None where it is open, -1 for a static dim.
 
@@ -133,7 +134,7 @@ def check_examples(
 
 
 def _entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor, int, object]]:
-    """The entries for dims of tensors, as far as both have the same form."""
+    """Yield the entries for dims of tensors, as far as both have the same form."""
     if isinstance(value, torch.Tensor):
         pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec if isinstance(spec, list | tuple) else ())
         yield from ((path, value, dim, entry) for dim, entry in pairs if entry is not None)
@@ -146,7 +147,7 @@ def _entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torc
 
 
 def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:
-    """The names that ``forward`` takes as ``**kwargs``."""
+    """Return the names that ``forward`` takes as ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters.values()
     return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
 

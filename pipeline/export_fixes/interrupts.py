@@ -1,4 +1,4 @@
-"""Undo what a trace changes of the process, at whatever step an interrupt (Ctrl-C) stops it.
+"""Undo a trace's changes to the process when an interrupt (Ctrl-C) stops it at any step.
 
 Python raises ``KeyboardInterrupt`` between any two of its steps: after a context was entered and before its ``with``
 knows, as ``__exit__`` begins, or while it runs. So a change is noted before it is made, and undone by steps that may
@@ -31,7 +31,7 @@ class _Change:
     is_undone: bool = False
 
     def end(self) -> None:
-        """Undo it, once."""
+        """Undo the change, once."""
         if not self.is_undone:
             self.undo()
             self.is_undone = True
@@ -42,8 +42,8 @@ _changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process"
 
 @contextmanager
 def undoing(undo: Callable[[], None]) -> Iterator[None]:
-    """A context at whose end ``undo`` is called, in which the change is made. After an interrupt `interruptible` calls
-    it, once contexts of torch that were in it are left; an ``undo`` that is interrupted is called again."""
+    """Return a context at whose end ``undo`` is called. After an interrupt `interruptible` calls it, once the inner
+    contexts of torch have ended; an interrupted ``undo`` is called again."""
     found, change = _changes.get(), _Change(undo)
     changes = [] if found is None else found
     changes.append(change)
@@ -60,7 +60,7 @@ def undoing(undo: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def set_to(variable: ContextVar[Argument], value: T) -> Iterator[T]:
-    """A context in which a context variable has a value, which it gives."""
+    """Return a context in which a context variable has a value; it yields the value."""
     token = variable.set(value)
     try:
         yield value
@@ -70,7 +70,7 @@ def set_to(variable: ContextVar[Argument], value: T) -> Iterator[T]:
 
 
 def interruptible(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function one that leaves the process as it was, wherever it is interrupted: context variables too."""
+    """Wrap a function so that an interrupt leaves the process and its context variables unchanged."""
 
     def run(changes: list[_Change], *args: P.args, **kwargs: P.kwargs) -> T:
         _changes.set(changes)

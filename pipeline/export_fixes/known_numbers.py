@@ -38,7 +38,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ratio:
-    """A quotient of whole numbers that a float has, but for as many roundings."""
+    """A quotient of integers that a float equals up to rounding."""
 
     above: Whole
     below: int = 1
@@ -46,13 +46,13 @@ class Ratio:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the float is rounded to the same whole numbers as the quotient."""
+        """Whether the float rounds to the same integers as the quotient."""
         least, most = _bounds(self.above)
         return self.roundings <= ROUNDINGS and max(-least, most) + self.below <= LARGEST
 
     @property
     def whole(self) -> Whole | None:
-        """The whole number that the float is known to be."""
+        """The integer that the float is known to be."""
         return self.above if self.below == 1 and not self.roundings else None
 
 
@@ -99,7 +99,7 @@ RATIOS: Mapping[object, Rule] = {
 
 
 def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
-    """The last element of a range that goes up."""
+    """Return the last element of an increasing range."""
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
@@ -112,7 +112,7 @@ def _quotient(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") 
 
 
 def _is_no_less_than_0(a: Number) -> bool:
-    """Whether a number is known to be 0 or more, so that to round down is to truncate."""
+    """Return whether a number is known to be nonnegative, so that floor equals truncation."""
     return bool(a.node.expr.is_nonnegative) if isinstance(a, torch.SymInt) else isinstance(a, int) and a >= 0
 
 
@@ -205,14 +205,14 @@ def largest(
 
 
 def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
-    """The ratio of a result that is one float."""
+    """Return the ratio that a float result equals."""
     ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in numbers]
     made = None if None in ratios else RATIOS[func](*ratios, **kwargs)
     return made if made is not None and made.is_certain else None
 
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Whether the largest element of the result is the rule's for the largest of each tensor."""
+    """Return whether the rule maps the largest elements of the arguments to the largest of the result."""
     if func in ALONE:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDED:
@@ -224,7 +224,7 @@ def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
 
 
 def is_told(node: torch.fx.Node) -> bool:
-    """Whether sizes and constants alone determine the number that a node reads from a tensor."""
+    """Return whether sizes and constants alone determine the number that a node reads from a tensor."""
     if node.target not in READS_DATA:
         return False
     waiting, seen = list(node.all_input_nodes), set[torch.fx.Node]()

@@ -1,4 +1,4 @@
-"""Track the value beside each fake tensor, as far as it is known while a model is exported.
+"""Track the known values beside fake tensors during an export.
 
 A fake has its elements (`FakeTensor.constant`), if it is made of what has one value in all calls: literals, buffers
 that the model never writes, inputs that are a `Constant`. Or it has its largest element (`FakeTensor.item_memo`, a
@@ -53,7 +53,7 @@ MAKING: Final = frozenset(
 
 @define
 class Known:
-    """What is known while a model is exported.
+    """The values known during an export.
 
     Attributes:
         inputs: the values of inputs, by their places.
@@ -89,27 +89,27 @@ known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 
 def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
-    """A context in which the values of models that are exported are tracked, and inputs at these places have values."""
+    """Return a context in which the values of exported models, and of inputs at these places, are tracked."""
     return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
 def is_tracked() -> AbstractContextManager[object]:
-    """A context of an export: its values are tracked, if those of a model around it are not already."""
+    """Return the context of an export: it tracks values, unless an outer export already does."""
     return tracked() if known.get() is None else nullcontext()
 
 
 def is_small(tensor: torch.Tensor, most: int = FEW) -> bool:
-    """Whether a tensor has its elements in memory, and not too many."""
+    """Return whether a tensor has its elements in memory, and few of them."""
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
 
 
 def has_few(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has few elements, which Python may read as numbers."""
+    """Return whether a tensor has few elements, so that Python may read them as numbers."""
     return is_small(tensor) and tensor.numel() > 0 and not tensor.is_complex()
 
 
 def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
-    """Give a fake its elements, which it loses where it is written to."""
+    """Attach a value to a fake tensor, which loses it when it is written to."""
     fake.constant = value
     fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
     return fake
@@ -129,7 +129,7 @@ def number_of(tensor: torch.Tensor) -> Number | None:
 
 
 def tracking(dispatch: Function) -> Function:
-    """Wrap `FakeTensorMode.dispatch`: what is computed from known values has one, and what Python reads is noted."""
+    """Wrap `FakeTensorMode.dispatch`: track results of known values, and record what Python reads."""
 
     def dispatch_and_track(
         mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
@@ -139,22 +139,22 @@ def tracking(dispatch: Function) -> Function:
         if not isinstance(func, OpOverload):
             return dispatch(mode, func, types, args, kwargs)
         if state is None:
-            return _with_number(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+            return _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
         if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
-            args = _beside(mode, state, args)
-        names, places = _names(args), _memories(func, args)
-        found = _computed(mode, state, func, args, kwargs)
+            args = _with_fakes(mode, state, args)
+        names, places = _names(args), _written_memories(func, args)
+        found = _compute(mode, state, func, args, kwargs)
         if found is NotImplemented:
-            with nullcontext() if _runs_on_cpu(func) else _hidden(mode, func, args):
-                found = _with_number(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+            with nullcontext() if _runs_on_cpu(func) else _without_values(mode, func, args):
+                found = _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
         if names:
-            _name(state, func, names, places, args, found)
+            _record_sources(state, func, names, places, args, found)
         return found
 
     return dispatch_and_track
 
 
-def _with_number(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
+def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
     """Return a call's result, with its largest element, if it is known."""
     rule = WRITES.get(func, func)
     if rule not in RULES and rule not in RATIOS:
@@ -170,8 +170,9 @@ def _with_number(func: OpOverload, args: Argument, kwargs: Argument, call: Funct
     return made
 
 
-def _computed(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
-    """Return what is computed from values alone, or filled with numbers, with its value; else NotImplemented."""
+def _compute(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
+    """Return the result of a call on known values, or of one that fills with numbers, with its value; else
+    NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
     if not _may_be_computed(state, func, leaves):
         return NotImplemented
@@ -183,11 +184,11 @@ def _computed(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argume
     if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small(x, state.most)) for x in made):
         return NotImplemented
     device = device_of(leaves)
-    return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _faked(mode, x, device), found)
+    return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _fake_of(mode, x, device), found)
 
 
 def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
-    """Whether an operator computes from values alone, or makes a tensor of numbers, or of a literal."""
+    """Return whether an operator computes from known values alone, or creates a tensor of numbers or a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
         return False
@@ -203,16 +204,16 @@ def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -
 
 
 def _runs_on_cpu(func: OpOverload) -> bool:
-    """Whether an operator has a kernel for values, which lie on the CPU: torch's have, those of others may not."""
+    """Return whether an operator has a CPU kernel, for values on the CPU: torch's operators have, others may not."""
     if func.namespace in ("aten", "prims", "prim"):  # those of `prim` are TorchScript's alone
         return func.namespace != "prim"
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
 
 
 @contextmanager
-def _hidden(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """A context in which the tensors of a call have no elements, with which torch would compute; they have none
-    afterwards, if the call may write to them."""
+def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
+    """Return a context in which the tensors of a call have no values, so that torch does not compute with them; they
+    lose them if the call may write to them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -240,9 +241,8 @@ def device_of(leaves: Sequence[object]) -> torch.device:
     return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
 
 
-def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake of a value, on the device of its tensor. On the CPU, fakes of views of one value lie in one
-    memory."""
+def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
+    """Return a fake of a value, on the device of its tensor. Fakes of views of one value on the CPU share memory."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():
@@ -250,7 +250,7 @@ def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> F
         return with_value(FakeTensor(mode, elements, device), value)
 
 
-def _beside(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
+def _with_fakes(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
     """Return the arguments with fakes, which have values, of tensors that a model holds beside its buffers: its own, or
     fakes of them, of another mode, on a GPU that the machine does not have."""
 
@@ -267,7 +267,7 @@ def _beside(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
 
 
 def _names(args: Argument) -> frozenset[str]:
-    """The buffers that the values of a call's tensors come from, of those whose values are known."""
+    """Return the buffers that the values of a call's tensors come from, of those whose values are known."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
@@ -278,23 +278,23 @@ def _names(args: Argument) -> frozenset[str]:
 
 
 def _has_value(tensor: FakeTensor) -> bool:
-    """Whether a number that is read from a tensor is known, or may be after some more operators."""
+    """Return whether the number read from a tensor is known, or may become known after more operators."""
     return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
 
 
-def _memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Where what a call writes to lies: the memory of its fake, and that of its values before the call."""
+def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
+    """Return the memories that a call writes to: that of its fake, and that of its values before the call."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
     return tuple(StorageWeakRef(x.untyped_storage()) for x in tensors)
 
 
-def _name(
+def _record_sources(
     state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, made: Any
 ) -> None:
-    """Give a call's results the names of the buffers that their values come from, and note what is read or written.
-    What is written to a tensor with a value counts as read, since its views may be."""
+    """Record the buffers from which a call's results have their values, and the reads and writes. A write to a tensor
+    with a value counts as a read, since its views may be read."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(made):  # torch has made no symbol for it
         state.names |= names
     valued = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]

@@ -1,4 +1,4 @@
-"""What eager takes of older code, and a trace does not: ``x.data``, and ``torch.where`` by a mask of bytes."""
+"""Trace older code that eager accepts: ``x.data``, and ``torch.where`` with a mask of bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pipeline.export_fixes.assigned_data import set_data
 
 
 def legacy(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: it sees no operator in ``x.data``, which becomes a constant,
-    and its fake tensors take masks of bools alone."""
+    """Wrap torch.export's handling of a call in the model: ``x.data`` is no operator and would become a constant, and
+    fake tensors accept boolean masks alone."""
 
     def override_older(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def legacy(override: Callable[..., object]) -> Callable[..., object]:
 def _by_bools(
     func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """The arguments with a mask of bools."""
+    """Return the arguments with a mask of bools."""
     place, given, named = (0 if func is torch.where else 1), list(args), dict(kwargs)
     held: Argument = given if len(given) > place else named
     key: Argument = place if len(given) > place else "condition"

@@ -1,4 +1,4 @@
-"""Follow what a model keeps from one call to the next in buffers that it assigns; refuse other state by name and line.
+"""Follow the state that a model keeps between calls in buffers that it assigns; refuse other state by name and line.
 
 While a model is exported, its ``forward`` is called by ours, which compares what its modules hold before and after.
 Each buffer that got another tensor is written, as if by ``copy_``. If anything else changed that the model's code
@@ -57,7 +57,7 @@ _kept: ContextVar[Kept | None] = ContextVar("what an export's model keeps", defa
 
 @define
 class Kept:
-    """What the model of an export keeps.
+    """The state that an exported model keeps.
 
     Attributes:
         changes: what else than buffers changed in the last export: where it is, and its values after each call.
@@ -103,7 +103,7 @@ class Kept:
         args: Sequence[Argument],
         kwargs: Mapping[str, Argument],
     ) -> Argument:
-        """Call it once: its outputs, when the buffers that it assigned have been written."""
+        """Call the model once; return its outputs after the assigned buffers are written."""
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
         with assignments() as rebound:
@@ -147,13 +147,13 @@ class Kept:
             log.warning("the model sets %s: a program does not", self.told(shown))
 
     def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
-        """The attributes, with the lines that assign them."""
+        """Return the changed attributes with the lines that assign them."""
         lines = {place: assigned_at(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
 def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
-    """Whether lists and dicts hold the same as before."""
+    """Return whether lists and dicts have the same contents as before."""
     now, its = tree_flatten(value)
     return its == spec and all(map(operator.is_, now, leaves))
 
@@ -164,7 +164,7 @@ def _has_tensors(values: object) -> bool:
 
 @contextmanager
 def state_kept(model: torch.nn.Module) -> Iterator[Kept]:
-    """A context in which exports of a model note what it keeps."""
+    """Return a context in which exports record the state that a model keeps."""
     with set_to(_kept, Kept(model)) as kept:
         yield kept
 
@@ -177,14 +177,14 @@ def noted(again: Callable[[], ExportedProgram]) -> None:
 
 
 def changed() -> Collection[str]:
-    """Where else than in buffers the model of the last export holds something else after a call."""
+    """Return where the exported model holds other values after a call, buffers aside."""
     kept = _kept.get()
     return kept.changes.keys() if kept is not None else ()
 
 
 @contextmanager
 def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
-    """A context in which a call of the model is one that notes what it keeps.
+    """Return a context in which a call of the model records the state that it keeps.
 
     Args:
         model: the model that is exported.
@@ -222,7 +222,7 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
 @contextmanager
 def _unseeded() -> Iterator[None]:
-    """A context of a trace, which draws nothing: another state of torch's generator is of a seed."""
+    """Return the context of a trace, which draws no random numbers: another state of the generator means a seed."""
     numbers = torch.get_rng_state()
     with undoing(lambda: torch.set_rng_state(numbers)):
         torch.default_generator.manual_seed(TRACED)
@@ -234,7 +234,7 @@ def _unseeded() -> Iterator[None]:
 
 @frozen
 class _Registered:
-    """A parameter, buffer or input as it is before a call: where it is, its shape, memory, and node in the trace."""
+    """A parameter, buffer or input before a call: its place, shape, memory, and node in the trace."""
 
     place: str
     space: dict[str, torch.Tensor]
@@ -247,7 +247,7 @@ class _Registered:
 
     @classmethod
     def of(cls, path: str, module: torch.nn.Module) -> Iterator[_Registered]:
-        """The parameters and buffers of a module."""
+        """Yield the parameters and buffers of a module."""
         for kind in REGISTERED:
             space = vars(module)[kind]
             names = [name for name, tensor in space.items() if tensor is not None]
@@ -255,17 +255,17 @@ class _Registered:
 
     @classmethod
     def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
-        """The tensor of a name; an input is like a buffer: it may be written."""
+        """Return the tensor of a name; inputs, like buffers, may be written."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        return cls(place, space, name, tensor, is_buffer, _like(tensor), _memory(tensor), slot)
+        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _memory(tensor), slot)
 
     def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
-        """Whether another tensor is in its place, or in its ``.data``."""
+        """Return whether another tensor is in the place of this one, or in its ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
     def restore(self) -> None:
-        """Put it back where it was."""
+        """Put the tensor back in its place."""
         mode = get_proxy_mode()
         if mode is not None and self.slot is not None:
             set_proxy_slot(self.tensor, mode.tracer, self.slot)
@@ -274,14 +274,14 @@ class _Registered:
 
 @frozen
 class _Dependent:
-    """The nodes of a trace that depend on its inputs; None: all that it has computed may."""
+    """The nodes of a trace that depend on its inputs; None: any may."""
 
     tracer: Argument
     nodes: set[torch.fx.Node] | None
 
     @classmethod
     def on(cls, inputs: object) -> _Dependent:
-        """The nodes that depend on the tensors in these inputs."""
+        """Return the nodes that depend on the tensors in these inputs."""
         mode = get_proxy_mode()
         if mode is None:
             return cls(None, None)
@@ -289,7 +289,7 @@ class _Dependent:
         return cls(mode.tracer, of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None}))
 
     def is_in(self, value: object) -> bool:
-        """Whether a value has a tensor that may depend on inputs, or anything else than tensors."""
+        """Return whether a value has a tensor that may depend on inputs, or an object other than tensors."""
         leaves = tree_leaves([*value] if isinstance(value, set) else value)
         if self.nodes is None or not all(map(_is_tensor, leaves)):
             return True
@@ -301,8 +301,8 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _like(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What a tensor has in common with one that can be copied to it; a size that varies is like no other."""
+def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return a key that two tensors share if one can be copied to the other; varying sizes match nothing."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
@@ -313,29 +313,31 @@ def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 @frozen
 class _Before:
-    """What a model holds before a call."""
+    """The contents of a model before a call."""
 
     registered: Sequence[_Registered]
     spaces: Sequence[tuple[str, Space]]
 
     @classmethod
     def of(cls, model: torch.nn.Module, inputs: object) -> _Before:
-        """What it holds now, and the tensors that it is called with."""
+        """Return the current contents of the model, and the tensors of the call."""
         modules = [*model.named_modules()]
         rows = [row for path, module in modules for row in _Registered.of(path, module)]
         rows += [_Registered.at("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 
     def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
-        """The outputs, and each buffer that got another tensor of its kind written with that."""
+        """Return the outputs, and each buffer that got another tensor of its kind written with that."""
         moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
-        pairs = [(row, new) for row in moved if (new := row.space.get(row.name)) is not None and _like(new) == row.like]
+        pairs = [
+            (row, new) for row in moved if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.like
+        ]
         if not pairs:
             return outputs
         olds = {row.memory for row, _ in pairs}
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
-            """A tensor that is not written when the buffers are."""
+            """Return a tensor that a write to the buffers does not change."""
             return tensor.clone() if _memory(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)
@@ -348,7 +350,7 @@ class _Before:
         return outputs
 
     def memos(self, changes: Mapping[str, object], dependent: _Dependent) -> set[str]:
-        """The changed attributes that another call would fill in with the same."""
+        """Return the changed attributes that another call would set to equal values."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.now:
@@ -357,7 +359,7 @@ class _Before:
         return found
 
     def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
-        """What else is another object than before, or another number, by its place."""
+        """Return the other objects and numbers that changed, by their places."""
         found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_moved(rebound)}
         for path, space in self.spaces:
             for name, value in space.changed():

@@ -1,4 +1,4 @@
-"""Export models that NVIDIA ModelOpt has quantized in ModelOpt's own way, if its library is loaded.
+"""Export models quantized by NVIDIA ModelOpt with its own export mode, if the library is loaded.
 
 On a CPU ModelOpt computes INT8 by arithmetic that inspects its scales' values, which cannot be traced; here a quantizer
 is one operator, as on a GPU.
@@ -24,21 +24,22 @@ _places: dict[Argument, Places] = {}
 
 @contextmanager
 def quantizers_whole() -> Iterator[None]:
-    """A context for exports: ModelOpt's quantizers are in their export mode, and are operators on every device."""
+    """Return a context for exports: ModelOpt's quantizers are in their export mode, and are operators on every
+    device."""
     module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
     if module is None or utilities is None:
         yield
         return
     row = Replacement(
-        module.FakeTensorQuantFunction, "forward", _whole, "looks at the values of scales on a CPU", "modelopt"
+        module.FakeTensorQuantFunction, "forward", _as_operator, "looks at the values of scales on a CPU", "modelopt"
     )
     places = _places.setdefault(module, Places((row,)))
     with utilities.export_torch_mode(), places.taken("modelopt"):
         yield
 
 
-def _whole(own: Function) -> Function:
-    """A quantizer's step as its operator."""
+def _as_operator(own: Function) -> Function:
+    """Return a quantizer's step as its operator."""
 
     def forward(
         ctx: Argument,

@@ -1,4 +1,4 @@
-"""Copy a module, with others in place of some of what it holds."""
+"""Copy a module and replace some of the objects that it holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
-    """A copy with the model's own tensors, and with ``others`` (by the id of what they replace) wherever it holds them.
+    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects.
 
     Raises:
         Exception: what a ``__deepcopy__`` raises, and TypeError for objects that cannot be copied, such as locks.
@@ -23,7 +23,7 @@ def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Mod
 
 
 class _Shared(TorchFunctionMode):
-    """While a module is copied: its tensors are not."""
+    """A module that is copied without copying its tensors."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))

@@ -22,7 +22,7 @@ _stay: ContextVar[bool] = ContextVar("weights stay", default=False)
 
 
 def weights_stay() -> AbstractContextManager[bool]:
-    """A context in which only what modules hold beside parameters, buffers and other modules moves."""
+    """Return a context in which only what modules hold beside parameters, buffers and other modules moves."""
     return set_to(_stay, True)
 
 

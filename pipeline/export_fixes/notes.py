@@ -1,4 +1,4 @@
-"""``ExportNotes``: what is learnt while a module is exported, beside its ``ExportedProgram``."""
+"""Define ``ExportNotes``: facts learnt during an export, beside the ``ExportedProgram``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.inputs import Constant
 
 @frozen(eq=False)
 class ExportNotes:
-    """What an export does not say about the module, and how it was traced. Beside a user's ``ExportedProgram`` only
-    inputs and profiles are known.
+    """Facts about the module and its trace that an export lacks. For a user's ``ExportedProgram`` only inputs and
+    profiles are known.
 
     Attributes:
         inputs: the example inputs, in order: tensors, `Input` s and other values. Empty: those of the export.

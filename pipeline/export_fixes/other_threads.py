@@ -1,5 +1,5 @@
-"""Leave modules alone that other threads call while a model is traced: torch's tracer replaces `Module.__call__` and
-`Module.__getattr__` in the whole process, and takes every call for one of the model."""
+"""Ignore modules that other threads call during a trace: torch's tracer replaces `Module.__call__` and
+`Module.__getattr__` for the whole process, and treats every call as the model's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.export_fixes.patching import Kernel
 
 
 def calling(own: Kernel) -> Kernel:
-    """Wrap the tracer's `call_module`: calls of other threads run."""
+    """Wrap the tracer's `call_module`: calls of other threads run untraced."""
 
     def call_module(tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument) -> object:
         return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
@@ -18,7 +18,7 @@ def calling(own: Kernel) -> Kernel:
 
 
 def reading(own: Kernel) -> Kernel:
-    """Wrap the tracer's `getattr`: other threads get what modules hold."""
+    """Wrap the tracer's `getattr`: other threads get the plain attributes."""
 
     def getattr(tracer: Argument, name: str, value: object, proxies: Argument) -> object:
         return own(tracer, name, value, proxies) if is_tracing() else value

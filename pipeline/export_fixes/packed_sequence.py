@@ -62,33 +62,33 @@ def packing(override: Callable[..., object]) -> Callable[..., object]:
         if name in OURS and not kwargs:
             result = OURS[name](*args)
         else:
-            result = _each_row(func, args, kwargs) if name in OF_EACH_ROW else None
+            result = _row_by_row(func, args, kwargs) if name in OF_EACH_ROW else None
         return override(self, func, args, kwargs) if result is None else (lambda *_, **__: result, args, kwargs)
 
     return override_packed
 
 
 def of_data(value: object) -> Packed | None:
-    """What a tensor was made of, if it is the data of a packed sequence."""
+    """Return the origin of a tensor that is the data of a packed sequence; None for other tensors."""
     packed: Packed | None = vars(value).get(DATA) if isinstance(value, Tensor) else None
     now = (packed.rows._version, value._version) if packed is not None and isinstance(value, Tensor) else None
     return packed if packed is not None and packed.versions == now else None
 
 
 def of_sizes(value: object) -> Packed | None:
-    """What a tensor was made of, if it is the batch sizes of a packed sequence."""
+    """Return the origin of a tensor that holds the batch sizes of a packed sequence; None for other tensors."""
     return vars(value).get(SIZES) if isinstance(value, Tensor) else None
 
 
 def _data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """The data of padded rows, which say so."""
+    """Return the data of padded rows, marked as such."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The data and the batch sizes of padded rows."""
+    """Return the data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
     vars(sizes)[SIZES] = Packed(rows, lengths, (0, 0))
@@ -96,7 +96,7 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Ten
 
 
 def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
-    """The handling of a recurrent layer."""
+    """Return the handling of a recurrent layer."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
         packed = of_sizes(sizes)
@@ -109,7 +109,7 @@ def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
 
 
 def _rows(data: Tensor, packed: Packed) -> Tensor:
-    """The padded rows of data: those that were packed, or what the model made of them."""
+    """Return the padded rows of packed data: the original ones, or those computed from them."""
     own = of_data(data)
     if own is not None and own.lengths is packed.lengths:
         return own.rows
@@ -127,7 +127,7 @@ def _pad(
 
 
 def pad(data: Tensor, packed: Packed, batch_first: bool, padding: float, length: int) -> tuple[Tensor, Tensor]:
-    """Rows of a length, with a number behind the end of each; and their lengths."""
+    """Return rows padded to a length with a number, and their lengths."""
     rows = _rows(data, packed)
     steps = torch.arange(rows.shape[0], device=rows.device)
     ended = steps[:, None] >= packed.lengths.to(rows.device)
@@ -140,7 +140,7 @@ def pad(data: Tensor, packed: Packed, batch_first: bool, padding: float, length:
 
 
 def longest(packed: Packed) -> int:
-    """The length of the longest row, which is data."""
+    """Return the length of the longest row, which depends on data."""
     length: int = packed.lengths.max().item()  # type: ignore[assignment]
     torch._check(length >= 1)
     torch._check(length <= packed.rows.shape[0])
@@ -148,7 +148,7 @@ def longest(packed: Packed) -> int:
 
 
 def _has_total_length() -> bool:
-    """Whether the model has asked for a length, and not for that of the longest row."""
+    """Return whether the model requested a fixed length instead of the longest row's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:
         frame = frame.f_back
@@ -161,12 +161,12 @@ def _item(sizes: object, index: object) -> Tensor | None:
 
 
 def first(packed: Packed) -> Tensor:
-    """The first of the batch sizes: the number of rows, since none is empty."""
+    """Return the first of the batch sizes: the number of rows, since none is empty."""
     return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
 
 
-def _each_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """What a function of the data of packed sequences gives that computes each row alone; None if it is none."""
+def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
+    """Return the result of a function that computes each row of packed data alone; None for other functions."""
     notes = list(map(of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]
@@ -178,7 +178,7 @@ def _each_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
 
 
 def settled(exported: ExportedProgram) -> None:
-    """Take out of our own export the data of packed sequences that nothing reads, and what was asserted of their sizes.
+    """Remove unread data of packed sequences from our own export, and the assertions on their sizes.
 
     Raises:
         CaptureError: something reads the batch sizes.
@@ -201,7 +201,7 @@ def settled(exported: ExportedProgram) -> None:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """The nodes that read a node, or one of these, in their order."""
+    """Yield the nodes that read a node, or one of these, in their order."""
     waiting = dict.fromkeys(node.users)
     while waiting:
         first = min(waiting)

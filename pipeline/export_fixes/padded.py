@@ -1,4 +1,4 @@
-"""Give what eager gives for padded rows of ``nn.TransformerEncoder``: zeros, where gradients are off.
+"""Zero the padded rows of ``nn.TransformerEncoder`` as eager does without gradients.
 
 Eager then packs the rows of a batch without their padding, if that is at their end, and fills up with zeros before the
 last norm. While torch traces, it does not, and padded places have values.
@@ -28,7 +28,7 @@ _gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)
 
 
 def as_called() -> AbstractContextManager[bool]:
-    """A context in which models are captured as eager runs them now: with gradients, or without."""
+    """Return a context in which models are captured in the current gradient mode."""
     return set_to(_gradients, torch.is_grad_enabled())
 
 
@@ -59,7 +59,7 @@ def zeroing(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Whether eager packs rows without gradients, after a look at the mask."""
+    """Return whether eager packs rows: without gradients, depending on the mask."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3

@@ -23,30 +23,30 @@ _places = Places(TABLE)
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """A context for tracing: a varying size may be 0 or 1, decisions on that become guards, and sizes that operators
-    compute from it are expressed in terms of it."""
+    """Return a context for tracing: a varying size may be 0 or 1, decisions on that become guards, and sizes that
+    operators compute from it are expressed in terms of it."""
     with _places.taken("trace"):
         yield
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
-    """A context after which torch has what it had before: where an export fails, it leaves some of it changed."""
+def _restored() -> Iterator[None]:
+    """Return a context that restores torch's settings, some of which a failed export leaves changed."""
     with levels_left(), checks_left():
         yield
 
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """A context for exporting a model or making a program functional, for who holds `one_export`."""
-    with tracing(), _places.taken("export"), is_tracked(), _as_before():
+    """Return a context for an export or functionalization, whose caller holds `one_export`."""
+    with tracing(), _places.taken("export"), is_tracked(), _restored():
         yield
 
 
 @contextmanager
 def by_the_example() -> Iterator[None]:
-    """A context for exporting a model that takes the ways of its example where it decides by data: what it draws as
-    it is computed, nobody else misses."""
+    """Return a context for an export that follows its example's branches on data; random numbers drawn by the example
+    do not advance the user's generator."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), _places.taken("example"):
         yield
@@ -54,23 +54,23 @@ def by_the_example() -> Iterator[None]:
 
 @contextmanager
 def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
-    """A context for exporting a model that is not told so, or whose sizes are compared by its example."""
+    """Return a context for an export of a model that is not told so, or whose sizes the example compares."""
     with _places.taken(way):
         yield
 
 
 @contextmanager
 def moving() -> Iterator[None]:
-    """A context in which modules move what they hold beside parameters, buffers and other modules."""
+    """Return a context in which modules move what they hold beside parameters, buffers and other modules."""
     with _places.taken("export"), module_to_in_forward.weights_stay():
         yield
 
 
 @contextmanager
 def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
-    """A context for tracing for ``device``: questions that ``torch.cuda`` cannot answer here are answered for a GPU of
-    the least of these compute capabilities, autocast for ``cuda`` is not switched off, and attention uses a GPU's
-    kernel."""
+    """Return a context for tracing for ``device``: questions that ``torch.cuda`` cannot answer here are answered for a
+    GPU of the least of these compute capabilities, autocast for ``cuda`` is not switched off, and attention uses a
+    GPU's kernel."""
     if device != "cuda" or torch.cuda.is_available():
         yield
         return

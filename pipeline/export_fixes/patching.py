@@ -37,13 +37,13 @@ _now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozen
 
 
 def traces(during: When) -> bool:
-    """Whether this thread gets the replacements of a kind."""
+    """Return whether a kind of replacement is active in this thread."""
     return during in _now.get()
 
 
 @frozen(eq=False)
 class Replacement:
-    """A function of ours in place of one of torch's.
+    """A replacement of one of torch's functions by one of ours.
 
     Attributes:
         owner: the object in which torch looks it up: a module, a class, a table, or an operator with kernels in Python.
@@ -74,19 +74,19 @@ class Replacement:
 
     @property
     def called(self) -> Argument:
-        """What is replaced: an operator, or a name. The row's test has it, too (``test_torch_needs_each_row``)."""
+        """The name of the replaced operator or function, also of the row's test (``test_torch_needs_each_row``)."""
         return self.owner if isinstance(self.owner, OpOverload) else self.name
 
     @property
     def versions(self) -> str:
-        """The versions of torch that need it, in words."""
+        """The versions of torch that need it, as text."""
         first = f"from {_dotted(self.since)}" if self.since > (0, 0) else ""
         last = f"before {_dotted(self.before)}" if self.before is not None else ""
         return " ".join(filter(None, (first, last))) or "all"
 
     @property
     def applies(self) -> bool:
-        """Whether the installed torch needs it."""
+        """Whether the installed torch needs the replacement."""
         return self.since <= VERSION and (self.before is None or self.before > VERSION) and self._is_there
 
     @property
@@ -96,7 +96,7 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read(self) -> Argument:
-        """The current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
+        """Return the current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
@@ -114,8 +114,8 @@ class Replacement:
             setattr(self.owner, self.name, value)
 
     def beside(self, own: Kernel | None) -> Kernel:
-        """A function that calls ours in threads that trace, torch's own in others."""
-        theirs: Kernel = self._elsewhere() if own is None else own
+        """Return a function that calls ours in threads that trace, torch's own in others."""
+        theirs: Kernel = self._inherited() if own is None else own
         ours, during = self.make(theirs), self.during
         if self.everywhere:
             return ours
@@ -126,8 +126,8 @@ class Replacement:
 
         return either
 
-    def _elsewhere(self) -> Kernel:
-        """What torch finds where the place is empty."""
+    def _inherited(self) -> Kernel:
+        """Return torch's own function for an empty entry."""
         if isinstance(self.owner, OpOverload):
             return functools.partial(self.owner._op_dk, self.name)
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> Non
 
 @define(eq=False)
 class Places:
-    """The entries of torch that are replaced, and the threads that trace at the moment."""
+    """The replaced entries of torch, and the threads that trace."""
 
     table: Sequence[Replacement]
     _lock: Any = field(factory=threading.RLock)
@@ -167,12 +167,12 @@ class Places:
 
     @contextmanager
     def taken(self, during: When) -> Iterator[None]:
-        """A context in which this thread gets the replacements of a kind."""
+        """Return a context that activates a kind of replacement in this thread."""
         if traces(during):
             yield
             return
         trace = object()
-        with undoing(lambda: self._leave(during, trace)):
+        with undoing(lambda: self._restore(during, trace)):
             self._enter(during, trace)
             with set_to(_now, _now.get() | {during}):
                 yield
@@ -183,23 +183,23 @@ class Places:
             for row in self._rows(during, VERSION):
                 if row not in self._own:
                     self._own[row] = row.read()
-                row.write(self._beside(row, self._own[row]))
+                row.write(self._dispatching(row, self._own[row]))
 
     def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
-        """The rows of a kind that this torch needs, found once."""
+        """Return the rows of a kind that this torch needs, found once."""
         if (during, version) not in self._needed:
             self._needed[during, version] = [row for row in self.table if row.during == during and row.applies]
         return self._needed[during, version]
 
-    def _beside(self, row: Replacement, own: Any) -> Kernel:
-        """The function in an entry, made once for each of torch's own."""
+    def _dispatching(self, row: Replacement, own: Any) -> Kernel:
+        """Return the function in an entry, made once for each of torch's own."""
         known = self._made.get(row)
         if known is None or known[0] is not own:
             self._made[row] = known = (own, row.beside(own))
         return known[1]
 
-    def _leave(self, during: When, trace: object) -> None:
-        """Write torch's own where no other trace is left; to do so twice changes nothing."""
+    def _restore(self, during: When, trace: object) -> None:
+        """Restore torch's function if no other trace is active; doing so twice changes nothing."""
         with self._lock:
             self._traces[during].discard(trace)
             if not self._traces[during]:

@@ -25,24 +25,24 @@ NAMES: Final = {func: ("input", *NONE, "ceil_mode") if func in MAXIMA else OF_ME
 
 
 def of_any_size(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: no size that is pooled is a constant."""
+    """Wrap torch.export's handling of a call in the model: pooled sizes do not become constants."""
 
     def override_pools(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func in POOLS:
             given = {**dict(zip(NAMES[func], args, strict=False)), **(kwargs or {})}
-            lengths = _each(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAXIMA.get(func) == 1)
+            lengths = _per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAXIMA.get(func) == 1)
             if any(isinstance(length, torch.SymInt) for length in lengths):
-                return _pooled, (func, given), {}
+                return _pool, (func, given), {}
         return override(self, func, args, kwargs)
 
     return override_pools
 
 
-def _pooled(func: Target, given: Mapping[str, Argument]) -> object:
+def _pool(func: Target, given: Mapping[str, Argument]) -> object:
     """Reduce the dims that one window covers, and pool the others; `max_pool1d` pools two dims, one of size 1. Means of
     means are rounded once."""
     count, x, dtype = POOLS[func], given["input"], given["input"].dtype
-    by_dim = {name: _each(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
+    by_dim = {name: _per_dim(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
     if not given.get("stride"):
         by_dim["stride"] = [*by_dim["kernel_size"]]
     covered = [_covers(*each) for each in zip(x.shape[-count:], by_dim["kernel_size"], by_dim["padding"], strict=True)]
@@ -62,12 +62,12 @@ def _pooled(func: Target, given: Mapping[str, Argument]) -> object:
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
-def _each(value: Argument, count: int) -> list[Argument]:
-    """An argument's number for each dim."""
+def _per_dim(value: Argument, count: int) -> list[Argument]:
+    """Return an argument's value for each dim."""
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
 
 def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
-    """Whether a window is as long as a dim whose size varies, in each call."""
+    """Return whether a window always covers a dim of varying size."""
     return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr

@@ -17,5 +17,5 @@ KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
 def whole(shapes: Kernel) -> Callable[[Kernel], Kernel]:
-    """Make the replacement of torch's kernel that computes only these shapes."""
+    """Return a replacement for torch's kernel that computes only the shapes."""
     return lambda own: shapes

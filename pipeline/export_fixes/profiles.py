@@ -1,4 +1,4 @@
-"""Several ranges for one program: each profile's sizes, and the range over all of them, for the capture."""
+"""Merge the profiles of a program: the sizes of each, and the range over all of them for the capture."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _joined(
 
 
 def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
-    """The entry of a spec for a part of a value, by its key or index."""
+    """Return the entry of a spec for a part of a value, by its key or index."""
     if isinstance(spec, Mapping):
         return spec.get(key)
     at = key if place is None else place
@@ -120,7 +120,7 @@ def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
 def _union(
     path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[Wish]]
 ) -> dict[int, Any]:
-    """The range of each dim over all profiles; each profile's own range is noted."""
+    """Return the range of each dim over all profiles; each profile's own range is noted."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
@@ -145,7 +145,7 @@ def _entry(spec: Spec, dim: int, rank: int) -> Any:
 
 
 def _ends(entry: Any, size: int) -> Ends:
-    """The least and the greatest size that an entry of a profile lets a dim have."""
+    """Return the smallest and largest size that an entry of a profile allows."""
     if isinstance(entry, int):
         return entry, entry
     if hasattr(entry, "min") and hasattr(entry, "max"):

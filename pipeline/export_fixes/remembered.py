@@ -1,4 +1,4 @@
-"""Let a model forget the shapes that it remembers from its last call.
+"""Clear the shapes that a model remembers from its last call.
 
 ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of positions):
 after a call, torch.export takes the remembered sizes for the only ones. A call of another shape makes the grid anew;
@@ -22,14 +22,14 @@ NO_SIZE: Final = -2
 
 
 def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """The shapes of tensors that a model's modules have as attributes, by their places."""
+    """Return the shapes of tensors that a model's modules have as attributes, by their places."""
     rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
     return {place: value for place, value in rows if type(value) is torch.Size}
 
 
 @contextmanager
 def forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """A context of a trace in which these are shapes that no tensor has; who opens it puts back what was there.
+    """Return the context of a trace in which remembered shapes match no tensor; the caller restores them.
 
     Raises:
         CaptureError: a call leaves one as it is: it is not that of the last call.

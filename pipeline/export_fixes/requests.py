@@ -15,7 +15,7 @@ from pipeline.inputs import Constant, is_input
 
 @frozen(eq=False)
 class Request:
-    """What a model is captured for.
+    """The checked inputs and ranges of a capture.
 
     Attributes:
         args: the example inputs by position: tensors, `Input` s, other values; tensors in place of constants.
@@ -38,14 +38,14 @@ class Request:
 
 
 def is_constant(value: object) -> bool:
-    """Whether an input is a `Constant`."""
+    """Return whether an input is a `Constant`."""
     return isinstance(value, Constant)
 
 
 def taken_out(
     args: tuple[object, ...], kwargs: dict[str, Argument]
 ) -> tuple[tuple[object, ...], dict[str, Argument], dict[int, Constant]]:
-    """The inputs with tensors in place of constants, and the constants by the places of their leaves."""
+    """Return the inputs with tensors in place of constants, and the constants by leaf index."""
     leaves, structure = tree_flatten((args, kwargs), is_leaf=is_constant)
     found = {i: leaf for i, leaf in enumerate(leaves) if is_constant(leaf)}
     if not found:

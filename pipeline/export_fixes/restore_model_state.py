@@ -1,4 +1,4 @@
-"""Leave a model, and what a process has set, as they were before the model was traced.
+"""Restore a model, and settings of the process, after the model is traced.
 
 While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
 detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards. Where it calls
@@ -41,8 +41,8 @@ Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """A context after which a model's modules hold what they held before, in attributes, and in lists, dicts and sets
-    that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
+    """Return a context after which a model's modules hold what they held before, in attributes, and in lists, dicts and
+    sets that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
     modules. What other objects hold is theirs, unless it is fake: then they hold what they held before, and a
     ``functools.lru_cache`` is empty."""
     spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
@@ -66,8 +66,9 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def checks_left() -> Iterator[None]:
-    """A context after which distributions check their arguments as they did before, by default. The first function that
-    Dynamo compiles turns these checks off; the next one outside does so again, as it would have without ours."""
+    """Return a context after which distributions check their arguments as they did before, by default. The first
+    function that Dynamo compiles turns these checks off; the next one outside does so again, as it would have without
+    ours."""
     before = Distribution._validate_args
 
     def restore() -> None:
@@ -80,8 +81,8 @@ def checks_left() -> Iterator[None]:
 
 
 def others(model: torch.nn.Module) -> list[tuple[str, object]]:
-    """The objects of other classes that a model's modules hold, and those hold, themselves or in containers, each
-    with the attributes that lead to it."""
+    """Return the objects of other classes that a model's modules hold, directly, through each other or in containers,
+    with the attribute path of each."""
     found: dict[int, tuple[str, object]] = {}
     left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
     while left and len(found) < OBJECTS:
@@ -95,13 +96,13 @@ def others(model: torch.nn.Module) -> list[tuple[str, object]]:
 
 
 def within(path: str, name: str) -> str:
-    """The path of an attribute."""
+    """Return the path of an attribute."""
     return f"{path}.{name}" if path else name
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is an object with attributes that is none of Python's own, of torch's, or a module. It may be a
-    proxy, which answers for another object, or fails."""
+    """Return whether a value is an object with attributes whose class is not Python's, torch's or a module's. It may be
+    a proxy, which answers for another object or fails."""
     kind = type(value)
     theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
     if issubclass(kind, theirs) or _is_torchs(kind):
@@ -116,7 +117,8 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _caches(values: Iterable[object]) -> Iterator[Cache]:
-    """The ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are from."""
+    """Yield the ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are
+    from."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
@@ -124,7 +126,7 @@ def _caches(values: Iterable[object]) -> Iterator[Cache]:
 
 
 def _has_fakes(value: object, deep: bool = True) -> bool:
-    """Whether there is a fake tensor in a value, or in an object of another class in it."""
+    """Return whether a value, or an object within it, has a fake tensor."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
@@ -141,24 +143,26 @@ class Space:
 
     @classmethod
     def of(cls, space: dict[str, Argument]) -> Space:
-        """What is there at the moment."""
+        """Return the current contents."""
         held = (each for value in space.values() for each in _containers(value))
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
     def has_fakes(self) -> bool:
-        """Whether a fake tensor is there that was not."""
+        """Return whether there is a fake tensor that was not there before."""
         new = (value for name, value in self.now.items() if self.before.get(name) is not value)
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed(self) -> Iterator[tuple[str, object]]:
-        """The attributes that are another object than before, or have others in them; not those of equal numbers."""
+        """Yield the attributes that are another object than before, or have others in them; not those of equal
+        numbers."""
         for name in {**self.before, **self.now}:
             value, before = self.now.get(name), self.before.get(name)
             if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
                 yield name, value
 
     def filled_in(self, name: str) -> Sequence[object] | None:
-        """What is new in an attribute that held nothing, or a dict that has kept its entries; None if more changed."""
+        """Return what is new in an attribute that held nothing, or in a dict that kept its entries; None if more
+        changed."""
         value, before = self.now.get(name), self.before.get(name)
         if before is None:
             return [value]
@@ -168,23 +172,23 @@ class Space:
         return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
 
     def _is_filled(self, container: Argument) -> bool:
-        """Whether a container has other contents than before."""
+        """Return whether a container has other contents than before."""
         _, before = self.contents.get(id(container), (None, container))
-        return not _same(_rows(container), _rows(before))
+        return not _same(_contents(container), _contents(before))
 
     def restore(self) -> None:
-        """Put back what was there."""
+        """Restore the contents."""
         for name in self.now.keys() - self.before.keys():
             del self.now[name]
         self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
         for container, before in self.contents.values():
-            if not _same(_rows(container), _rows(before)):
+            if not _same(_contents(container), _contents(before)):
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(before)
 
 
 def _containers(value: Argument) -> Iterator[Argument]:
-    """A list, dict or set, and those in it."""
+    """Yield a list, dict or set, and those in it."""
     left = [value]
     while left:
         each = left.pop()
@@ -195,7 +199,7 @@ def _containers(value: Argument) -> Iterator[Argument]:
 
 
 def _equal(one: Argument, other: Argument) -> bool:
-    """Whether two values are one object, or the same number, text or tuple of these."""
+    """Return whether two values are one object, or the same number, text or tuple of these."""
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, tuple):
@@ -203,14 +207,14 @@ def _equal(one: Argument, other: Argument) -> bool:
     return isinstance(one, PLAIN) and one == other
 
 
-def _rows(container: Argument) -> Iterable[tuple[object, object]]:
-    """What is in a container, by key or place; of a set, in no order."""
+def _contents(container: Argument) -> Iterable[tuple[object, object]]:
+    """Return the contents of a container by key or index; those of a set are unordered."""
     if isinstance(container, dict):
         return container.items()
     return enumerate(sorted(container, key=id) if isinstance(container, set) else container)
 
 
 def _same(some: Iterable[tuple[object, object]], others: Iterable[tuple[object, object]]) -> bool:
-    """Whether names and values are the same objects, in the same order."""
+    """Return whether names and values are the same objects, in the same order."""
     one, other = ([(name, id(value)) for name, value in rows] for rows in (some, others))
     return one == other

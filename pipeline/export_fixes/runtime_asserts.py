@@ -1,4 +1,5 @@
-"""Take a model's checks of its data to hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise ValueError``.
+"""Assume that a model's checks of its data hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise
+ValueError``.
 
 torch.export fails where Python asks for a truth that only data has. Where one of the two answers leads to nothing but
 an error, the graph for the other is the model's, for all inputs that the model takes. What was asked is collected, so
@@ -50,7 +51,7 @@ LEAVES: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "D
 
 @define
 class Checks:
-    """What a model checks of its data.
+    """The checks of data in a model.
 
     Attributes:
         places: where checks were taken to hold, as ``file:line``.
@@ -67,7 +68,7 @@ _checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
 
 @contextmanager
 def none_is_caught() -> Iterator[None]:
-    """A context for one trace of a model.
+    """Return a context for one trace of a model.
 
     Raises:
         CaptureError: the model caught torch.export's error about a branch that data decides. The program would have the
@@ -84,17 +85,17 @@ def none_is_caught() -> Iterator[None]:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Whether a file is torch's, ours or Python's own: such a file may ask, and go on where there is no answer."""
+    """Return whether a file is torch's, ours or Python's: code there may ask for a value and go on without one."""
     return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
 
 
 def collected() -> AbstractContextManager[Checks]:
-    """A context that collects the checks of models that are exported in it."""
+    """Return a context that collects the checks of models that are exported in it."""
     return set_to(_checks, Checks())
 
 
 def is_caught() -> bool:
-    """Whether a check was met whose error the model may catch."""
+    """Return whether a check was seen whose error the model may catch."""
     checks = _checks.get()
     return checks is not None and bool(checks.caught)
 
@@ -111,9 +112,9 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
 
     def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func in CHECKED:
-            return _in_sight(self, func), args, kwargs
+            return _as_model_code(self, func), args, kwargs
         if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
-            truth = _taken(sys._getframe(1), is_check=func is torch._assert)
+            truth = _assumed_truth(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
                 return lambda *_, **__: truth, args, kwargs
         return override(self, func, args, kwargs)
@@ -121,8 +122,9 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
     return override_truths
 
 
-def _in_sight(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
-    """A function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls are."""
+def _as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
+    """Return a function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls
+    are."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
     bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -146,20 +148,20 @@ def unasked(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_unknown(tensor: object) -> bool:
-    """Whether only data has the value of a tensor."""
+    """Return whether a tensor's value depends on data."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
-def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
-    """The truth that a check asks for, which is noted; None if it is no check."""
+def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
+    """Return the truth that a check asks for, which is noted; None if it is no check."""
     checks = _checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
     if checks is None or frame is None:
         return None
-    truth, error = (True, "AssertionError") if is_check else _needed(frame.f_code, frame.f_lasti)
+    truth, error = (True, "AssertionError") if is_check else _required_truth(frame.f_code, frame.f_lasti)
     if truth is None:
         return None
     outer: list[FrameType] = []
@@ -176,15 +178,15 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 
 
 def _is_not_the_models(frame: FrameType) -> bool:
-    """Whether a frame is of torch or of ours, and checks no data."""
+    """Return whether a frame is torch's or ours and checks no data."""
     name = frame.f_code.co_filename
     return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
 
 
 @functools.lru_cache(1024)
-def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
-    """The truth without which the code after an instruction raises an error, and does nothing else, and the error's
-    name; None if there is no such truth."""
+def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
+    """Return the truth without which the code after an instruction raises an error, and does nothing else, and the
+    error's name; None if there is no such truth."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
@@ -193,14 +195,15 @@ def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
         return None, ""
     if_true = steps[place].opname.endswith("IF_TRUE")
     target = next(i for i, step in enumerate(steps) if step.offset == steps[place].argval)
-    by_jump, onward = _raised(steps, target), _raised(steps, place + 1)
+    by_jump, onward = _raised_error(steps, target), _raised_error(steps, place + 1)
     if bool(by_jump) == bool(onward):
         return None, ""
     return if_true == bool(onward), by_jump or onward
 
 
-def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
-    """The name of the error that is all that comes of the instructions from a place on; empty if there is more."""
+def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
+    """Return the name of the error that is all that comes of the instructions from a place on; empty if there is
+    more."""
     name = ""
     for step in steps[place : place + LONGEST]:
         if step.opname == "RAISE_VARARGS":
@@ -215,21 +218,22 @@ def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
 
 
 def _error(name: object) -> type[BaseException] | None:
-    """The error of Python's own of this name."""
+    """Return the error of Python's own of this name."""
     found = getattr(builtins, str(name), None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @functools.lru_cache(1024)
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
-    """Whether a function may catch an error at a place: by an ``except``, and not in leaving a ``with`` or ``try``."""
+    """Return whether a function has an ``except`` around a place that may catch an error; ``with`` and ``finally`` do
+    not count."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
 def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
-    """Whether a handler that begins so may take an error, and go on."""
+    """Return whether a handler may catch an error and continue."""
     named: list[object] = []
     passed = -1
     for step, after in pairwise(steps):

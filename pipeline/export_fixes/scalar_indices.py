@@ -47,14 +47,14 @@ def reading(override: Callable[..., object]) -> Callable[..., object]:
 
 
 def _symbol(index: Argument) -> Argument:
-    """A position as a symbol, also as an end of a slice."""
+    """Return a position as a symbol, also as an end of a slice."""
     if isinstance(index, slice):
         return slice(*map(_symbol, (index.start, index.stop, index.step)))
     return index.item() if _is_position(index) else index
 
 
 def _is_position(index: object) -> bool:
-    """Whether an index is a tensor of rank 0 whose number only data has, also if it was read before."""
+    """Return whether an index is a 0-d tensor whose value depends on data, even if it was read before."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
     number = index.item_memo
@@ -62,20 +62,20 @@ def _is_position(index: object) -> bool:
 
 
 def _is_basic(index: object) -> bool:
-    """Whether an index makes a view: no tensor, no list, no truth."""
+    """Return whether an index yields a view: it has no tensor, list or bool."""
     return index is None or index is Ellipsis or isinstance(index, slice | torch.SymInt) or type(index) is int
 
 
 def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
     """Write to a view in which the dims of the positions come first."""
     view = tensor[tuple(slice(None) if _is_position(each) else each for each in index)]
-    dims = _places(index, tensor.dim())
+    dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
     first[tuple(each.reshape(1) for each in index if _is_position(each))] = value
 
 
-def _places(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """The dims of the view that the positions index."""
+def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
+    """Return the dims of the view that the positions index."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:

@@ -1,4 +1,4 @@
-"""``torch.istft`` of a length that varies, which torch takes as a Python int alone, in operators that take any."""
+"""Decompose ``torch.istft`` with a dynamic length, which torch accepts as a Python int alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def of_any_length(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: the length of an inverse transform is no constant."""
+    """Wrap torch.export's handling of a call in the model: the length of an inverse transform stays dynamic."""
 
     def override_lengths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func is torch.istft or func is torch.Tensor.istft:
@@ -55,8 +55,8 @@ def istft(
     else:
         pieces = torch.fft.irfft(frames[..., : n_fft // 2 + 1] if whole else frames, n_fft, dim=-1, norm=norm)
     count = spectrum.shape[-1]
-    total = _added(pieces * weights, n_fft, hop, count)
-    weight = _added(weights.square().expand(1, count, n_fft), n_fft, hop, count)
+    total = _overlap_add(pieces * weights, n_fft, hop, count)
+    weight = _overlap_add(weights.square().expand(1, count, n_fft), n_fft, hop, count)
     start = n_fft // 2 if center else 0
     ends = torch.sym_max(0, start + length - (n_fft + hop * (count - 1)))  # zeros beyond the last window
     total = torch.nn.functional.pad(total, (0, ends)).narrow(1, start, length)
@@ -65,8 +65,8 @@ def istft(
     return signal.squeeze(0) if input.dim() == 2 else signal
 
 
-def _added(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
-    """Windows that overlap, added up."""
+def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
+    """Return the sum of overlapping windows."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))

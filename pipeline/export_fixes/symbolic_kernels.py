@@ -1,4 +1,4 @@
-"""Kernels for symbolic sizes, where torch's own would lose a symbol or take it for a constant.
+"""Define kernels for symbolic sizes, where torch's own lose a symbol or fix it to a constant.
 
 torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
 and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
@@ -21,7 +21,7 @@ from pipeline.export_fixes.patching import Kernel, traces
 
 
 def oblivious(own: Kernel) -> Kernel:
-    """The settings of symbolic shapes, with ``backed_size_oblivious``."""
+    """Return the settings of symbolic shapes, with ``backed_size_oblivious``."""
     return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
 
 
@@ -40,7 +40,7 @@ def comparing(own: Kernel) -> Kernel:
 
 
 def from_none(own: Kernel) -> Kernel:
-    """Make up a size that data has for a fake implementation: 0 or more, unless this says something else."""
+    """Create a data-dependent size for a fake implementation: 0 or more, unless it states another bound."""
 
     def create(context: object, *, min: int = 0, max: int | None = None) -> object:
         return own(context, min=min, max=max)
@@ -65,19 +65,19 @@ def sliced(own: Kernel) -> Kernel:
         if not varies or not isinstance(step, int) or step <= 0:
             return own(mode, func, self, dim, start, end, step)
         size = self.shape[dim]
-        first = 0 if start is None else _counted(start, size)
-        last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _counted(end, size)
+        first = 0 if start is None else _clamped_position(start, size)
+        last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _clamped_position(end, size)
         if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
             return own(mode, func, self, dim, start, end, step)
         sizes, strides = list(self.shape), list(self.stride())
-        sizes[dim], strides[dim] = _taken(first, last, step), strides[dim] * step
+        sizes[dim], strides[dim] = _slice_length(first, last, step), strides[dim] * step
         return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
 
     return slice
 
 
-def _counted(index: Argument, size: Argument) -> Argument:
-    """The position of a slice's index, 0 to size; None if its sign is unknown."""
+def _clamped_position(index: Argument, size: Argument) -> Argument:
+    """Return the position of a slice's index, 0 to size; None if its sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index
@@ -89,15 +89,15 @@ def _counted(index: Argument, size: Argument) -> Argument:
     return None
 
 
-def _taken(first: Argument, last: object, step: int) -> object:
-    """How many elements a slice takes."""
+def _slice_length(first: Argument, last: object, step: int) -> object:
+    """Return the number of elements in a slice."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step
     return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
 
 
 def raised(own: Kernel) -> Kernel:
-    """Compute a power with a varying base or exponent, through a tensor that holds it."""
+    """Compute a power with a varying base or exponent through a tensor."""
 
     def pow(self: object, exponent: object) -> Argument:
         """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
@@ -111,7 +111,7 @@ def raised(own: Kernel) -> Kernel:
 
 
 def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
-    """A number as a tensor of rank 0, which promotes others as the number does."""
+    """Return a number as a tensor of rank 0, which promotes others as the number does."""
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
@@ -120,7 +120,7 @@ def scaled(own: Kernel) -> Kernel:
     """Compute the scale of a resized dim, also of one that may be of size 1."""
 
     def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-        """The step between two elements of a resized dim; one element alone is the first, whatever the step."""
+        """Return the step between two elements of a resized dim; one element alone is the first, whatever the step."""
         if align_corners and isinstance(out_size, torch.SymInt):
             return (in_size - 1) / torch.sym_max(out_size - 1, 1)
         return own(in_size, out_size, align_corners, scale)
@@ -129,7 +129,7 @@ def scaled(own: Kernel) -> Kernel:
 
 
 def weighed(own: Kernel) -> Kernel:
-    """Add up weights in their own kind of numbers."""
+    """Sum weights in their own dtype."""
 
     def bincount(mode: object, func: object, self: object, weights: Any = None, minlength: object = 0) -> object:
         """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
@@ -163,7 +163,7 @@ def rooted(own: Kernel) -> Kernel:
 
 
 def classified(own: Kernel) -> Kernel:
-    """Leave it to data how many classes there are, where it is not said."""
+    """Make the number of classes data-dependent if it is not given."""
 
     def one_hot(self: torch.Tensor, num_classes: Any = -1) -> object:
         """one_hot(Tensor self, SymInt num_classes=-1) -> Tensor"""

@@ -1,4 +1,4 @@
-"""Put back what torch has set for a trace, in a thread and in the process, where an interrupt kept it from doing so."""
+"""Restore torch's settings, of the thread and the process, after an interrupted trace."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 
 
 def dispatch_keys_kept() -> AbstractContextManager[object]:
-    """A context after which this thread has the dispatch keys that it has now."""
+    """Return a context that restores this thread's dispatch keys."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def thread_state() -> Callable[[], None]:
-    """Return a function that gives this thread the state that it has now, as far as a trace changes it."""
+    """Return a function that restores this thread's present state, as far as traces change it."""
     grad, lifts = torch.is_grad_enabled(), torch._C._only_lift_cpu_tensors()
     contexts, modes = dict(vars(_guards._TLS)), _Modes()
 
@@ -51,8 +51,7 @@ def thread_state() -> Callable[[], None]:
 
 
 def process_state() -> Callable[[], None]:
-    """Return a function that takes back what a trace has changed since for all threads, when none exports: what is
-    changed meanwhile is the other's."""
+    """Return a function that reverts a trace's changes to the process while no other thread exports."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
     free = [place for place in (0, 1) if modes.get(place) is None]
@@ -77,7 +76,7 @@ class _Modes:
         self.functions = overrides._get_current_function_mode_stack()
 
     def put_back(self) -> None:
-        """Leave those that were entered since."""
+        """Leave the modes entered since."""
         if not _same(_python_dispatch._get_current_dispatch_mode_stack(), self.operators):
             while torch._C._len_torch_dispatch_stack():
                 torch._C._pop_torch_dispatch_stack(None)

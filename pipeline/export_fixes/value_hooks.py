@@ -82,8 +82,8 @@ def inputs(own: Kernel) -> Kernel:
 
 
 def reading(own: Kernel) -> Kernel:
-    """Wrap torch's tracing of a call: a number that is read is what the fake holds. torch keeps a value beside the
-    proxy of a literal as well, also where the literal was written to through a view."""
+    """Wrap torch's tracing of a call: a number read is the fake's value. torch also keeps a value beside the proxy of a
+    literal, even if a view of it was written to."""
 
     def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
         if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
@@ -96,7 +96,7 @@ def reading(own: Kernel) -> Kernel:
 
 
 def left_out(specialize: Callable[..., object]) -> Callable[..., object]:
-    """Wrap Dynamo's search for floats that are inputs: it takes each number of a tensor for a symbol."""
+    """Wrap Dynamo's search for float inputs, which treats each number of a tensor as a symbol."""
 
     def specialize_symbols(graph: Argument) -> object:
         values = [node.meta.get("example_value") for node in graph.graph.nodes]

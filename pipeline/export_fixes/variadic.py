@@ -36,8 +36,7 @@ def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) 
 
 
 def _is_of_one(spec: object, value: object) -> bool:
-    """Whether an entry is one for a tuple with this input, and not the input's own: that of a tensor may be a tuple of
-    its dims."""
+    """Return whether an entry belongs to a tuple with this input, and is not the input's own tuple of dims."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False
     return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)
@@ -73,5 +72,5 @@ def once(own: Callable[..., Argument]) -> Callable[..., Argument]:
 
 
 def _is_of(value: object, inputs: Mapping[str, object]) -> bool:
-    """Whether a value holds inputs that stand beside it."""
+    """Return whether a value holds the inputs."""
     return type(value) is dict and bool(value) and all(n in inputs and inputs[n] is v for n, v in value.items())

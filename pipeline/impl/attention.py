@@ -48,7 +48,7 @@ def fused(
     0. ``some``: every row of the mask is known to leave a key."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.kernel_width(base.dims(query)[-1], own)
-    query, key, value = (_fitted(net, x, width) for x in (query, key, value))
+    query, key, value = (_to_kernel_shape(net, x, width) for x in (query, key, value))
     bias = None if mask is None else _raised(net, base.tensor(net, mask, rank=max(rank, 2)))
     if limits.BY_LAYER:
         result = _layer(net, _scaled(net, query, scale), key, value, bias, causal=causal)
@@ -61,7 +61,7 @@ def fused(
     return base.squeeze(net, result, ABSENT[rank])
 
 
-def _fitted(net: Net, x: ITensor, width: int | None) -> ITensor:
+def _to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
     """Raise to four dims, and pad the head dim with zeros to the kernel's width."""
     x = _raised(net, x)
     return x if width in (None, base.dims(x)[-1]) else sampled(net, x, [3], [0], [width], mode="FILL")
@@ -91,10 +91,10 @@ def _pattern(
     scores are selected instead, RTX 1.4 drops the causality."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
         return first_row(net, _repeated(net, value, base.dims(query)[1]))
-    if not causal and _in_rows(net, query, key, value):
+    if not causal and _is_faster_by_rows(net, query, key, value):
         fraction, exponent = np.frexp(scale)  # scaling halves by a power of two is exact
         exact = scale if fraction == 0.5 else 2.0**exponent
-        return _by_rows(net, _scaled(net, query, exact), key, value, mask, scale / exact)
+        return _attention_by_rows(net, _scaled(net, query, exact), key, value, mask, scale / exact)
     return _matmuls(net, _scaled(net, query, scale), key, value, mask, gqa=True, causal=causal)
 
 
@@ -102,8 +102,8 @@ def _matmuls(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
 ) -> ITensor:
     """Two matmuls in the operands' dtype, and a softmax in float32 between them."""
-    if gqa and not causal and _in_rows(net, query, key, value):
-        return _by_rows(net, query, key, value, mask)
+    if gqa and not causal and _is_faster_by_rows(net, query, key, value):
+        return _attention_by_rows(net, query, key, value, mask)
     if gqa:
         key, value = (_repeated(net, x, _heads(net, query)) for x in (key, value))
     query, lone = not_alone(net, query)
@@ -117,7 +117,7 @@ def _matmuls(
 def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
     """Softmax of masked scores in float32, rounded to a dtype."""
     if mask is not None:
-        scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
+        scores = base.elementwise(net, "SUM", scores, _additive_mask(net, mask, dtype))
     return base.plain_cast(net, softmax(net, scores, -1), dtype)
 
 
@@ -138,7 +138,7 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 
 
 @fact
-def _in_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
+def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     """Return whether grouped query heads with many keys run faster in separate kernels: there may be a single query, or
     there is no fused kernel."""
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
@@ -168,7 +168,7 @@ def _length(net: Net, query: ITensor) -> Size | None:
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
 
-def _by_rows(
+def _attention_by_rows(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, scale: float = 1.0
 ) -> ITensor:
     """Attention in separate kernels, with the queries of a key head as rows; the fused kernel would process keys
@@ -180,7 +180,7 @@ def _by_rows(
     """
     _, heads, _, width = base.dims(query)
     batch, length = base.size(net, query, 0), _length(net, query)
-    assert length is not None, "`_in_rows` checks it"
+    assert length is not None, "`_is_faster_by_rows` checks it"
     own, keys = base.dims(key)[1:3]
     grouped: list[Size] = [batch, own, product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
@@ -229,7 +229,7 @@ def first_row(net: Net, x: ITensor) -> ITensor:
     return sampled(net, x, [base.rank(x) - 2], [0], [1])
 
 
-def _in_numbers(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
+def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
     """Return what a mask adds to scores, in float32; cached."""
     known = net.ctx.mask_numbers
     if id(mask) not in known:
@@ -309,12 +309,12 @@ def _quotient(net: Net, size: Size, by: Size) -> Size:
 def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
     """Return the causal mask aligned to the upper left."""
     rank = base.rank(scores)
-    rows = _counted(net, base.size(net, scores, rank - 2), rank, rank - 2)
-    columns = _counted(net, base.size(net, scores, rank - 1), rank, rank - 1)
+    rows = _arange(net, base.size(net, scores, rank - 2), rank, rank - 2)
+    columns = _arange(net, base.size(net, scores, rank - 1), rank, rank - 1)
     return base.unary(net, "NOT", base.elementwise(net, "GREATER", columns, rows))
 
 
-def _counted(net: Net, size: Size, rank: int, dim: int) -> ITensor:
+def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     """Return 0, 1, 2 … along a dim; cached."""
     key = (size if isinstance(size, int) else id(size), rank, dim)
     if key not in net.ctx.counted:

@@ -87,12 +87,12 @@ def wrapped(net: Net, indices: Value, size: Size) -> Value:
     index = base.tensor(net, indices)
     zero = base.tensor(net, 0, base.dtype_of(index), rank=base.rank(index))
     negative = base.elementwise(net, "LESS", index, zero)
-    length = _like(net, size, index)
+    length = _size_like(net, size, index)
     shifted = base.elementwise(net, "SUM", index, length)
     return net.add("select", negative, shifted, index).get_output(0)
 
 
-def _like(net: Net, size: Size, index: ITensor) -> ITensor:
+def _size_like(net: Net, size: Size, index: ITensor) -> ITensor:
     """Return a size as a tensor that broadcasts with an index."""
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
@@ -110,7 +110,7 @@ def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     rank = max(map(base.rank, indices))
     result = base.tensor(net, indices[0], dtype, rank=rank)
     for index, size in zip(indices[1:], sizes[1:], strict=True):
-        result = base.elementwise(net, "PROD", result, _like(net, size, result))
+        result = base.elementwise(net, "PROD", result, _size_like(net, size, result))
         result = base.elementwise(net, "SUM", result, base.tensor(net, index, dtype, rank=rank))
     return result
 

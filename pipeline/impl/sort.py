@@ -31,11 +31,11 @@ Pair = tuple[ITensor, ITensor]
 @block
 def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
     """Return the ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN is the largest."""
-    values, indices, _ = _chosen(net, x, k, dim, largest)
+    values, indices, _ = _topk_with_keys(net, x, k, dim, largest)
     return values, indices
 
 
-def _chosen(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITensor, ITensor, ITensor]:
+def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITensor, ITensor, ITensor]:
     """Return the values and indices of ``topk``, and the keys by which they are ordered."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK requires two dims
@@ -132,7 +132,7 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
         return topk(net, x, 1, 0, descending)
     length = base.known_sizes(net, x)[dim]
     length = base.size(net, x, dim) if length is None else length
-    values, indices, keys = _chosen(net, x, length, dim, descending)
+    values, indices, keys = _topk_with_keys(net, x, length, dim, descending)
     return (values, _stable(net, keys, indices, length, dim)) if stable and length != 0 else (values, indices)
 
 

@@ -137,7 +137,7 @@ class Network:
         raise KeyError(f"network {self.name!r} has no weight {name!r}")
 
     def kinds(self) -> Mapping[str, int]:
-        """The number of layers of each kind, by the kind's name."""
+        """Return the number of layers of each kind, by the kind's name."""
         return dict(sorted(Counter(layer.kind for layer in self.layers).items()))
 
     @property

@@ -52,7 +52,7 @@ def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list
     """Move an operator and those movable neighbours that save most bytes; return the bytes saved and the moved
     operators. If nothing is saved, return 0 and move nothing."""
     cone, saved, best, length = [], 0, 0, 0
-    for i in _around(flow, units, sides, start):
+    for i in _movable(flow, units, sides, start):
         saved -= sides.move(i, to_torch=True)
         cone.append(i)
         if saved > best:
@@ -66,7 +66,7 @@ CONE = 32
 """The most operators that are considered together."""
 
 
-def _around(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:
+def _movable(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:
     """Yield operators that may move after those yielded before: against the flow, or else along it."""
     back = sides.feeds_torch(start)
     waiting, seen = [start], set[int]()
@@ -122,7 +122,7 @@ class Sides:
     def move(self, i: int, *, to_torch: bool) -> int:
         """Move an operator to the other side; return how many more bytes cross."""
         touched = dict.fromkeys((*self.flow.made[i], *self.flow.read[i]))
-        before = sum(map(self._crossing, touched))
+        before = sum(map(self._crossing_bytes, touched))
         self.in_torch[i] = to_torch
         step = 1 if to_torch else -1
         for value in self.flow.read[i]:
@@ -131,9 +131,9 @@ class Sides:
             self.later[j] += step
         for j in self.flow.after[i]:
             self.earlier[j] += step
-        return sum(map(self._crossing, touched)) - before
+        return sum(map(self._crossing_bytes, touched)) - before
 
-    def _crossing(self, value: int) -> int:
+    def _crossing_bytes(self, value: int) -> int:
         found = self.flow.values[value]
         if found.maker is not None and self.in_torch[found.maker]:
             return found.nbytes if self.readers[value] < len(found.readers) else 0

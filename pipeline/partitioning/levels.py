@@ -41,13 +41,13 @@ def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int],
     """Move a unit to the segment of its first reader, unless more bytes would cross then."""
     steps = (level[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
     last = min(steps, default=level[unit])
-    if last > level[unit] and _crossing(flow, units, level, unit, last) <= _crossing(
+    if last > level[unit] and _crossing_bytes(flow, units, level, unit, last) <= _crossing_bytes(
         flow, units, level, unit, level[unit]
     ):
         level[unit] = last
 
 
-def _crossing(flow: Flow, units: Units, level: list[int], unit: int, at: int) -> int:
+def _crossing_bytes(flow: Flow, units: Units, level: list[int], unit: int, at: int) -> int:
     """Return the bytes of a unit's inputs and results that would cross if it ran at a level."""
     own, level[unit] = level[unit], at
     around = {v for i in units.members[unit] for v in (*flow.made[i], *flow.read[i])}

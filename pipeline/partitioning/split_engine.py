@@ -18,7 +18,7 @@ def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
-    bytes_at = _crossing(flow, units, own)
+    bytes_at = _crossing_bytes(flow, units, own)
     borders = [0]
     for even in (len(inside) * n / count for n in range(1, count)):
         near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(inside) / count / 2]
@@ -102,7 +102,7 @@ def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple
     return None
 
 
-def _crossing(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
+def _crossing_bytes(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
     """Return the bytes that cross each position between units."""
     place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}
     change = [0] * (len(own) + 1)

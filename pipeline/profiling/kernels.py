@@ -79,10 +79,10 @@ def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> 
         return None
     places = [[i for i, row in enumerate(given) if row == place] for place in range(len(rows))]
     found = tuple((tuple(names[i] for i in each), sum(taken[i] for i in each)) for each in places)
-    return Timed(found, median(map(_between, alike)))
+    return Timed(found, median(map(_gap_milliseconds, alike)))
 
 
-def _between(run: Sequence[Span]) -> float:
+def _gap_milliseconds(run: Sequence[Span]) -> float:
     """Return the milliseconds between kernels, from the first to the last."""
     free, end = 0.0, run[0].start if run else 0.0
     for span in run:

@@ -232,10 +232,12 @@ def segment_costs(
                 {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items()}
                 for aheads in found
             ]
-            return [_recorded(*row, call, runs) for row in zip(programs, costs, strict=True)]
+            return [_costs_in_graph(*row, call, runs) for row in zip(programs, costs, strict=True)]
 
 
-def _recorded(compiled: Compiled, costs: Mapping[str, SegmentCost], call: Call, runs: int) -> Mapping[str, SegmentCost]:
+def _costs_in_graph(
+    compiled: Compiled, costs: Mapping[str, SegmentCost], call: Call, runs: int
+) -> Mapping[str, SegmentCost]:
     """Return the costs of PyTorch segments in the program's CUDA graph; those of one segment are the graph's."""
     if compiled.engines or not compiled.settings.cuda_graphs:
         return costs

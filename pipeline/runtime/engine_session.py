@@ -153,7 +153,7 @@ class Session:
             plan = self._planned(inputs, loose=loose)
             self._like = None if self.on_host else like
         for position, memory in plan.copies:
-            if position in self._moving or not self._stays(position, inputs[position], memory):
+            if position in self._moving or not self._is_read_in_place(position, inputs[position], memory):
                 memory.copy_(inputs[position])
         held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
@@ -182,7 +182,7 @@ class Session:
         plan = self.plans.get(key)
         return self._enter(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
 
-    def _stays(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
+    def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Return whether an input is read in place, since its address has never changed; else copy it from now on."""
         name = self.inputs[position].name
         if self._is_readable(value, memory.dtype):

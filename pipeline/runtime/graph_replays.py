@@ -141,7 +141,7 @@ class Replays:
         self._credit += 1
         now = self._next
         if now is None or now[2] != stream:
-            now = self._following(self._own, leaves, stream)
+            now = self._next_launch(self._own, leaves, stream)
         instance, outputs, _ = now
         if self.feeds:
             for feed, node in zip(self.feeds, instance.reads, strict=True):
@@ -152,22 +152,22 @@ class Replays:
             instance.launch(stream)
         if self._ahead:
             try:
-                self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
+                self._next = self._next_launch(self._own, leaves, stream)  # while the GPU is busy
             except torch.OutOfMemoryError:
                 self._next = None  # the next call raises the error
         return outputs
 
-    def _following(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
+    def _next_launch(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
         """Return the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
         if found is None:
-            found = self._another(own, leaves, outputs, addresses)
+            found = self._other_instance(own, leaves, outputs, addresses)
             found.write_to(addresses)
         return found, outputs, stream
 
-    def _another(
+    def _other_instance(
         self,
         own: Instance,
         leaves: Sequence[object],

@@ -189,7 +189,7 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
         _solve(port, place, expr, size, symbols, found)
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
-            raise _broken(program, relation, symbols)
+            raise _relation_error(program, relation, symbols)
     if program.profiles and profile_of(program, symbols) is None:
         raise _no_profile(program, symbols)
     return symbols
@@ -296,7 +296,7 @@ def _solve(
     found[unknown[0]] = _place(port, dim)
 
 
-def _broken(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:
+def _relation_error(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:
     """Return the error for a broken relation, about the first input that has one of its symbols."""
     for port in program.inputs:
         for dim, expr in enumerate(port.shape if port.kind == "tensor" else (port.value,)):

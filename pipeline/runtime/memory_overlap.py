@@ -25,7 +25,7 @@ def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | N
     if there are none."""
     for i in written:
         for j, other in enumerate(given):
-            if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _folded(other)):
+            if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _shares_elements(other)):
                 return i, j
     return None
 
@@ -43,7 +43,7 @@ def check_apart(program: Program, written: Iterable[int], given: Sequence[object
     )
 
 
-def _folded(tensor: torch.Tensor) -> bool:
+def _shares_elements(tensor: torch.Tensor) -> bool:
     """Return whether elements of a tensor share memory, as in an expanded one."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
@@ -62,7 +62,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     for step, count in _steps(other):
         low, high = steps.get(step, (0, 0))
         steps[step] = low - count, high
-    return _reached(other.data_ptr() - one.data_ptr(), [(s, *steps[s]) for s in sorted(steps, reverse=True)])
+    return _can_reach(other.data_ptr() - one.data_ptr(), [(s, *steps[s]) for s in sorted(steps, reverse=True)])
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -71,11 +71,11 @@ def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
-def _reached(distance: int, terms: Sequence[Term]) -> bool:
+def _can_reach(distance: int, terms: Sequence[Term]) -> bool:
     """Return whether strides, the longest first, can sum up to a distance."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms
     least, most = sum(s * a for s, a, _ in rest), sum(s * b for s, _, b in rest)
     first, last = max(low, -((most - distance) // step)), min(high, (distance - least) // step)
-    return any(_reached(distance - i * step, rest) for i in range(first, last + 1))
+    return any(_can_reach(distance - i * step, rest) for i in range(first, last + 1))

@@ -67,7 +67,7 @@ class _Steps:
     def __init__(self, program: Program, segment: Segment, device: torch.device) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
-        self.moved = partial(_moved, device)
+        self.moved = partial(_on_own_device, device)
         self.builder = Builder((port.name for port in segment.inputs), self.moved)
         self.updated: set[str] = set()
 
@@ -92,6 +92,6 @@ class _Steps:
         self.builder.call(node.name, target, node.args, node.kwargs)
 
 
-def _moved(device: torch.device, value: object) -> object:
+def _on_own_device(device: torch.device, value: object) -> object:
     """Replace a device by the segment's."""
     return device if isinstance(value, torch.device) else value

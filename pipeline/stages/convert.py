@@ -121,7 +121,8 @@ class _Conversion:
             self.ctx.note_shape(tensor, port.shape)
 
     def size(self, expr: Expr) -> int:
-        """The size of an input's dim in the network: -1 if it varies, which it may not do in the segment's profile."""
+        """Return the size of an input's dim in the network: -1 if it varies, which it may not do in the segment's
+        profile."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
@@ -168,7 +169,7 @@ class _Conversion:
         self.env[name] = result
 
     def blamed(self, node: torch.fx.Node, error: Exception) -> str:
-        """The error for a converter's exception, with the converter's name, file and line."""
+        """Return the error for a converter's exception, with the converter's name, file and line."""
         choice = self.verdicts[node.name].choice
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
         if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
@@ -177,7 +178,7 @@ class _Conversion:
         return f"{converter}{worded(error)} ({raised_at(error)})"
 
     def call(self, node: torch.fx.Node) -> Any:
-        """The converter's result for the node's resolved arguments."""
+        """Return the converter's result for the node's resolved arguments."""
         choice = self.verdicts[node.name].choice
         assert choice is not None
         net = Net(self.ctx, layer_name(node))
@@ -188,7 +189,7 @@ class _Conversion:
         return barriers.result(net, node, made)
 
     def value(self, node: torch.fx.Node) -> Argument:
-        """The value that a converter receives for a node: its tensor, constant, or symbolic int."""
+        """Return the value that a converter receives for a node: its tensor, constant, or symbolic int."""
         if node.name in self.env:
             return self.env[node.name]
         value = node.meta.get("val")
@@ -225,7 +226,7 @@ class _Conversion:
                     setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
 
     def held(self, held: Held) -> torch.Tensor:
-        """The segment's constant in the memory of a layer's weights, or else a copy of them."""
+        """Return the segment's constant in the memory of a layer's weights, or else a copy of them."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
             value = self.env[name]
@@ -235,7 +236,7 @@ class _Conversion:
         return torch.frombuffer(memory, dtype=dtype).clone()
 
     def ends(self) -> tuple[int, int]:
-        """The number of inputs and outputs of the network, which converters must not change."""
+        """Return the number of inputs and outputs of the network, which converters must not change."""
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
     def check_network(self, node: torch.fx.Node, result: object, first: int, ends: tuple[int, int]) -> None:
@@ -249,7 +250,7 @@ class _Conversion:
                 raise NetworkError(f"the converter gave {tensor.name!r}, which is a tensor of another network")
 
     def made(self, tensor: object, first: int) -> bool:
-        """Whether the network has the tensor; layers from this one on are searched first."""
+        """Return whether the network has the tensor; layers from this one on are searched first."""
         net = self.ctx.net
         layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
         inputs = map(net.get_input, range(net.num_inputs))
@@ -308,7 +309,7 @@ class _Conversion:
                 taken.add(name)
 
     def is_shape(self, port: Port) -> bool:
-        """Whether a size among the inputs determines a shape; otherwise it is just a number."""
+        """Return whether a size among the inputs determines a shape; otherwise it is just a number."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def output(self, port: Port, read: frozenset[str]) -> None:
@@ -333,7 +334,7 @@ class _Conversion:
         self.ctx.net.mark_output(tensor)
 
     def names_read(self) -> frozenset[str]:
-        """The tensors that layers read, by their current names."""
+        """Return the tensors that layers read, by their current names."""
         net = self.ctx.net
         layers = (net.get_layer(i) for i in range(net.num_layers))
         tensors = (layer.get_input(j) for layer in layers for j in range(layer.num_inputs))
@@ -365,8 +366,8 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
 
 
 def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
-    """A name for each dynamic size that several dims of the inputs have: where it is met first (``ids.0``). Sizes that
-    have to be equal have one name."""
+    """Return a name for each dynamic size that several dims of the inputs have: where it is met first (``ids.0``).
+    Sizes that have to be equal have one name."""
     same: dict[str, str] = {}
     for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
         if not any(side.is_Number for side in sides):

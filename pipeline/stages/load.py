@@ -70,11 +70,11 @@ class Load:
         if found is None:
             return compiled
         if found.refused:
-            trial, final = self._again(found)
+            trial, final = self._retry_stages(found)
             compiled, found = loadable(compiled, found, self.loader, trial, final)
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled
 
-    def _again(self, found: Loads) -> tuple[Again, Again]:
+    def _retry_stages(self, found: Loads) -> tuple[Again, Again]:
         """Return the stages that compile programs on trial, and those that compile the result."""
         stages = self.before or STAGES
         try:

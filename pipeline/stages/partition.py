@@ -51,7 +51,7 @@ class Partition:
     name: str = "partition"
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """The segments, in the order in which they run.
+        """Return the segments, in the order in which they run.
 
         Raises:
             UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
@@ -92,7 +92,7 @@ class InPieces:
             raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """The segments, in the order in which they run.
+        """Return the segments, in the order in which they run.
 
         Raises:
             UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
@@ -138,7 +138,7 @@ class BySubmodule:
         _check_positive("depth", value, "; paths are given by pattern=")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """The segments, in the order in which they run.
+        """Return the segments, in the order in which they run.
 
         Raises:
             UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.

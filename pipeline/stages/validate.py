@@ -136,7 +136,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
     yield from islice(_complex_limits(node), 1)
     yield from map(Rejection, filter(None, [obstacle(node)]))
     yield from () if allocated else _size_limits(node)
-    yield from islice(_untuned(node, program), 1)
+    yield from islice(_untuned_sizes(node, program), 1)
     for what, value in _values(node):
         if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"
@@ -207,7 +207,7 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
             )
 
 
-def _untuned(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
+def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
     """Yield a rejection for sizes that only data makes equal: TensorRT builds no engine if optimal sizes differ."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]

@@ -88,7 +88,7 @@ class Verify:
         agreement = comparison.agreement(compiled)
         if self.on_failure == "heal" and agreement.failures:
             check_compilable(compiled.program)
-            compiled = healed(compiled, agreement, comparison, *self._again(comparison.executor))
+            compiled = healed(compiled, agreement, comparison, *self._trial_stages(comparison.executor))
             agreement = compiled.agreement or agreement
         if self.module:
             agreement = beside_module(agreement, comparison, compiled.program, self.multiple)
@@ -98,7 +98,7 @@ class Verify:
             warn(str(AgreementError(agreement)), AgreementWarning)
         return evolve(compiled, agreement=agreement)
 
-    def _again(self, executor: Executor) -> tuple[Again, Again]:
+    def _trial_stages(self, executor: Executor) -> tuple[Again, Again]:
         """Return the stages that compile trial programs (no engines for the reference executor), and the final one."""
         final = Again.of(self.before or STAGES)
         return (Again.of(self.before or STAGES, as_stage(unbuilt)) if executor == "reference" else final), final

@@ -109,7 +109,7 @@ def check(
         CallError: PyTorch itself does not take the call.
         TypeError: ``call`` is not a `Call`.
     """
-    call, settings = _as_asked(call, dynamic), settings or CompilationSettings()
+    call, settings = _with_sizes(call, dynamic), settings or CompilationSettings()
     made = program_of(call, settings)
     partitioned = _partitioned(call, made, Decompose(registry, decompositions), Validate(registry))
     if partitioned.fallbacks:
@@ -120,7 +120,7 @@ def check(
     for executor in executors if executors is not None else _executors(built is not None):
         run_beside_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
-        _as_on(device, call, partitioned.program, registry, decompositions, settings)
+        _check_on_device(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
 
 
@@ -137,7 +137,7 @@ def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
     return found
 
 
-def _as_asked(call: Call, dynamic: bool | None) -> Call:
+def _with_sizes(call: Call, dynamic: bool | None) -> Call:
     """Return the call, with fixed sizes if ``dynamic`` is False. Raise for no `Call`, or one without dynamic sizes."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
@@ -147,7 +147,7 @@ def _as_asked(call: Call, dynamic: bool | None) -> Call:
     return call.static() if dynamic is False else call
 
 
-def _as_on(
+def _check_on_device(
     device: str,
     call: Call,
     program: Program,

@@ -74,7 +74,7 @@ class Comparison:
         modules = cache(lambda: compiled.module(self.executor))
         for i, reference in enumerate(wanted):
             report(len(wanted) + i, 2 * len(wanted), f"the program, {reference.sample.name}")
-            rows += self._tried(modules, reference)
+            rows += self._sample_rows(modules, reference)
         if only is not None:
             rows = [row for row in rows if (row.output, row.sample) in only]
         sizes = FrozenDict({r.sample.name: r.sample.sizes for r in self.references})
@@ -82,7 +82,7 @@ class Comparison:
             tuple(rows), self.executor, gpu_name(self.executor), sizes, versions(), self.tf32, self.skipped
         )
 
-    def _tried(self, modules: Callable[[], CompiledModule], reference: Reference) -> list[OutputAgreement]:
+    def _sample_rows(self, modules: Callable[[], CompiledModule], reference: Reference) -> list[OutputAgreement]:
         """Return the rows of a sample; rows with the error if the program does not run."""
         try:
             return self._rows(modules(), reference)

@@ -117,7 +117,7 @@ class Reference:
             return [None] * len(self.eager)
         noise = self._floor / 2
         runs = [self._rounded(noise, seed) for seed in range(TRIES)]
-        return [_varied(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
+        return [_varying_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
     @cached_property
     def _drawn(self) -> list[Drawn | None]:
@@ -203,7 +203,7 @@ def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) ->
     return found.with_one(value, exact, limit)
 
 
-def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
+def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
     """Return the part of the exact output that differs when rounded differently. If more than half of the floats
     change, rounding decides none of them: the output is just sensitive."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):

@@ -140,7 +140,7 @@ class _Writer:
         return f"{self.value(node.args[0], named)}[{node.args[1]}]"
 
     def results(self) -> list[str]:
-        """The nodes' tensors that other nodes read, or that nothing reads."""
+        """Return the nodes' tensors that other nodes read, or that nothing reads."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

@@ -339,7 +339,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     ``conv_0``, ``recurrent_0``): this calls the model with one token of one row."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
-    cache.layers = [_to_be_found(layer, start, type(model).__name__) for layer in cache.layers]
+    cache.layers = [_recording_layer(layer, start, type(model).__name__) for layer in cache.layers]
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
     name = cache_name(model)
     try:
@@ -357,7 +357,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     return [_kept_by(model, layer) for layer in own.layers]
 
 
-def _to_be_found(layer: Layer, start: torch.Tensor, model: str) -> Layer:
+def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
     """Return a layer that records which states there are, in place of a layer with states; another layer unchanged."""
     if not isinstance(layer, WithStates):
         return layer

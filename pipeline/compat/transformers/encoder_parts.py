@@ -217,13 +217,13 @@ def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCa
         return None
     try:
         with torch.no_grad():
-            return _checked(kind.of(tower, given), given)
+            return _checked_program(kind.of(tower, given), given)
     except Exception as error:  # of any type: towers differ in their inputs
         log.info("%s has no program for every size: %s", calls[0].path, error)
         return None
 
 
-def _checked(family: Family, given: Sequence[Described]) -> Kind:
+def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
     """Return the program of a family for parts of its trials.
 
     Raises:

@@ -104,7 +104,7 @@ class CompiledEncoder(torch.nn.Module):
             ValueError: the mask hides positions, and the program takes no mask.
         """
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
-        inputs = self._taken(inputs, inputs_embeds)
+        inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
         if mask is None and attention_mask is not None and not hears_all(self) and not attention_mask.all():
             raise ValueError("attention_mask hides a part of the encoder's input: a compiled encoder reads all of it")
@@ -113,7 +113,7 @@ class CompiledEncoder(torch.nn.Module):
         made["cross"] = tuple(cross)
         return made
 
-    def _taken(self, inputs: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
+    def _program_input(self, inputs: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
         """Return the program's input: tokens, or embeddings if it was compiled for them."""
         embedded, embed = self.__dict__["embedded"], self.__dict__["embed"]
         if embedded is None:

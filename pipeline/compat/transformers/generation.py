@@ -263,7 +263,7 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
         kwargs["embedded"] = torch.zeros(batch, length, sight.width, dtype=sight.dtype, device=model.device)
         kwargs["seen"] = torch.zeros(batch, length, dtype=torch.bool, device=model.device)
         dims = [{**each, "embedded": each["input_ids"], "seen": each["input_ids"]} for each in dims]
-        more, by_layer = _beside_embeddings(sight, kwargs, sizes.cache), {"added": 1, "ahead": 0, "by_layer": 0}
+        more, by_layer = _multimodal_example_inputs(sight, kwargs, sizes.cache), {"added": 1, "ahead": 0, "by_layer": 0}
         kwargs |= more
         moved = [{n: {d + by_layer[n]: size for d, size in each["seen"].items()} for n in more} for each in dims]
         dims = [{**each, **own} for each, own in zip(dims, moved, strict=True)]
@@ -273,7 +273,7 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
     return kwargs, dims
 
 
-def _beside_embeddings(sight: Sight, kwargs: Dims, cache: int) -> Dims:
+def _multimodal_example_inputs(sight: Sight, kwargs: Dims, cache: int) -> Dims:
     """Return example inputs that a multimodal prompt has beside embeddings."""
     found: Dims = {}
     if sight.layers:

@@ -40,7 +40,7 @@ def _sort(values: list[Value], *options: Value) -> None:
 
 
 def _method(name: str) -> Callable[..., Value]:
-    """A method of the first value, of this name."""
+    """Return a method of the first value, of this name."""
     return lambda owner, *values: getattr(owner, name)(*values)
 
 

@@ -51,12 +51,12 @@ def branch(call: Call, condition: Value) -> Value:
     changed = next((node.kind for block in call.node.blocks for node in _nodes(block) if _changes(node)), "")
     if changed:
         raise call.error(f"data decides, and {changed} in a branch must leave nothing behind", _CHOOSE)
-    yes, no = (_with_truths(call, block, condition.device) for block in call.blocks)
+    yes, no = (_with_tensor_bools(call, block, condition.device) for block in call.blocks)
     return either(condition, yes, no, call.where.partition(",")[0])
 
 
 def _nodes(block: Block) -> Iterator[Node]:
-    """All nodes of a block, and of the blocks in it."""
+    """Yield all nodes of a block, and of the blocks in it."""
     for node in block.nodes:
         yield node
         for inner in node.blocks:
@@ -67,10 +67,10 @@ def _changes(node: Node) -> bool:
     return node.kind in _CHANGES or (node.kind in _GROWS and node.types[:1] != ("Tensor",))
 
 
-def _with_truths(
+def _with_tensor_bools(
     call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
 ) -> Callable[[], tuple[Value, ...]]:
-    """A branch whose truths are tensors, so that data can choose one."""
+    """Return a branch whose truths are tensors, so that data can choose one."""
 
     def truth(value: Value) -> Value:
         if isinstance(value, bool | torch.SymBool) and not _is_data(value):
@@ -82,7 +82,7 @@ def _with_truths(
 
 def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
     """prim::Loop: run its iterations one after the other; their number must be known at capture."""
-    _known(call, turns, "the number of its turns")
+    _check_known(call, turns, "the number of its turns")
     values: tuple[Value, ...] = carried
     done = 0
     while done < turns and _holds(call, condition):
@@ -94,11 +94,11 @@ def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
 
 
 def _holds(call: Call, condition: Value) -> bool:
-    _known(call, condition, "its condition")
+    _check_known(call, condition, "its condition")
     return bool(condition)
 
 
-def _known(call: Call, value: Value, what: str) -> None:
+def _check_known(call: Call, value: Value, what: str) -> None:
     """Raise where a loop would have no one length: it would be compiled for the example's."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
@@ -107,7 +107,8 @@ def _known(call: Call, value: Value, what: str) -> None:
 
 
 def _is_data(value: Value) -> bool:
-    """Whether a number is read from a tensor while the program is traced, with no known value, or is a tensor."""
+    """Return whether a number is read from a tensor while the program is traced, with no known value, or is a
+    tensor."""
     if isinstance(value, torch.Tensor):
         return True
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):

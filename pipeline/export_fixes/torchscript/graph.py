@@ -61,7 +61,7 @@ class Graph:
     constants: FrozenDict[str, torch.Tensor]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, those in blocks too."""
+        """Yield every node, those in blocks too."""
         return _nodes(self.block)
 
 
@@ -90,7 +90,7 @@ class _Receiver:
     script: Foreign
 
     def attribute(self, name: str) -> _Receiver | None:
-        """The part of this name; None if it is not a module."""
+        """Return the part of this name; None if it is not a module."""
         part = dict(self.script.named_children()).get(name)
         return None if part is None else _Receiver(f"{self.path}.{name}".removeprefix("."), part)
 
@@ -105,8 +105,8 @@ class _Scope:
 
 
 def _inlined(graph: Foreign, receivers: dict[str, _Receiver]) -> Foreign:
-    """A copy in which functions and methods of objects are inlined. Calls of modules stay, so that the path of each
-    node's module is known: torch's own note of it leaves containers out."""
+    """Return a copy in which functions and methods of objects are inlined. Calls of modules stay, so that the path of
+    each node's module is known: torch's own note of it leaves containers out."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     known = {v.debugName(): receivers[name] for name, v in given if name in receivers}
@@ -148,7 +148,7 @@ class _Reader:
         self.methods: dict[tuple[str, str], Block] = {}
 
     def method(self, receiver: _Receiver, name: str, place: Place) -> Block:
-        """The block of a method, whose first input is the module; a module that is called twice has one."""
+        """Return the block of a method, whose first input is the module; a module that is called twice has one."""
         key = receiver.path, name
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
@@ -187,7 +187,7 @@ class _Reader:
         return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
 
     def attributes(self, node: Foreign, kind: str) -> dict[str, Foreign]:
-        """The data of a node, without graphs."""
+        """Return the data of a node, without graphs."""
         if kind == "prim::Constant":
             return {"value": node.output().toIValue()}
         if kind == "prim::PythonOp":
@@ -195,7 +195,7 @@ class _Reader:
         return {name: _attribute(node, name) for name in node.attributeNames() if node.kindOf(name) != "g"}
 
     def blocks(self, node: Foreign, scope: _Scope) -> Iterator[Block]:
-        """The blocks of a node: its own, the graphs that it holds, the method that it calls."""
+        """Yield the blocks of a node: its own, the graphs that it holds, the method that it calls."""
         for block in node.blocks():
             yield self.block(block, scope)
         if node.kind() == CALL:
@@ -205,7 +205,7 @@ class _Reader:
                 yield self.subgraph(node, node.g(name), scope)
 
     def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
-        """The graph of a `prim::fork`, which receives the node's modules."""
+        """Return the graph of a `prim::fork`, which receives the node's modules."""
         pairs = list(zip(node.inputs(), graph.inputs(), strict=True))
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy = _inlined(graph, known)
@@ -224,12 +224,13 @@ def _attribute(node: Foreign, name: str) -> Foreign:
 
 
 def _type(kind: Foreign) -> str:
-    """A type as TorchScript writes it; a named tuple's with the names of its fields."""
+    """Return a type as TorchScript writes it; a named tuple's with the names of its fields."""
     return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor constant is a single integer; traces have such constants where they compute with sizes."""
+    """Return whether a tensor constant is a single integer; traces have such constants where they compute with
+    sizes."""
     return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
 
 

@@ -48,7 +48,7 @@ class Interpreter:
         return tuple(self.values[name] for name in block.outputs)
 
     def results(self, node: Node) -> tuple[Value, ...]:
-        """The values of a node's outputs."""
+        """Return the values of a node's outputs."""
         call = Call(node, tuple(partial(self.run, block) for block in node.blocks))
         try:
             result = self.evaluated(call, [self.values[name] for name in node.inputs])
@@ -73,12 +73,12 @@ class Interpreter:
         operator = operator_of(node.kind, node.overload)
         if operator is None:
             raise call.error("no evaluator knows it", _HINT)
-        args, kwargs = _bound(operator, inputs)
+        args, kwargs = _bound_arguments(operator, inputs)
         return operator(*args, **kwargs)
 
 
 def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
-    """One value for each output; what a block gives is a tuple, of one value as well."""
+    """Return one value for each output; what a block gives is a tuple, of one value as well."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:
         return (result,)
@@ -92,20 +92,20 @@ def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
 
 @lru_cache(maxsize=4096)
 def operator_of(kind: str, overload: str) -> Value:
-    """The operator of torch's that a node calls; None if there is none."""
+    """Return the operator of torch's that a node calls; None if there is none."""
     namespace, _, name = kind.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None) if overload else None
     plain = overload.removesuffix(_TWIN).removesuffix("_") or "default"
     return getattr(packet, plain, None) if overload.endswith(_TWIN) else getattr(packet, overload, None)
 
 
-def _bound(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
-    """The inputs, which stand in the schema's order, as positional and keyword arguments."""
+def _bound_arguments(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
+    """Return the inputs, which stand in the schema's order, as positional and keyword arguments."""
     arguments = operator._schema.arguments[: len(inputs)]
     rows = [(a, _argument(a, value)) for a, value in zip(arguments, inputs, strict=True)]
     return [v for a, v in rows if not a.kwarg_only], {a.name: v for a, v in rows if a.kwarg_only}
 
 
 def _argument(argument: Value, value: Value) -> Value:
-    """A value as Python calls it: TorchScript has whole numbers for dtypes."""
+    """Return a value as Python calls it: TorchScript has whole numbers for dtypes."""
     return dtype_of(value) if "ScalarType" in str(argument.real_type) else value

@@ -23,7 +23,8 @@ Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Va
 
 
 def is_script(model: object) -> TypeGuard[Script]:
-    """Whether a model is TorchScript: a scripted or traced module or function, or the result of ``torch.jit.load``."""
+    """Return whether a model is TorchScript: a scripted or traced module or function, or the result of
+    ``torch.jit.load``."""
     return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 
@@ -56,7 +57,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
 
 
 def interpreted(given: Value) -> torch.nn.Module:
-    """The module with all TorchScript in it interpreted; itself if it has none, and if it cannot be copied."""
+    """Return the module with all TorchScript in it interpreted; itself if it has none, and if it cannot be copied."""
     if is_script(given):
         return model(given)
     found: torch.nn.Module = given
@@ -67,7 +68,7 @@ def interpreted(given: Value) -> torch.nn.Module:
 
 
 def _scripts(module: torch.nn.Module) -> Iterator[torch.jit.ScriptModule]:
-    """The outermost TorchScript modules within a module."""
+    """Yield the outermost TorchScript modules within a module."""
     for child in module.children():
         if isinstance(child, torch.jit.ScriptModule):
             yield child
@@ -92,7 +93,7 @@ def _name(script: Value) -> str:
 
 
 def _signature(arguments: Sequence[Value]) -> inspect.Signature:
-    """The parameters with their defaults; a trace may have names that Python does not take."""
+    """Return the parameters with their defaults; a trace may have names that Python does not take."""
     taken: set[str] = set()
     return inspect.Signature([_parameter(argument, taken) for argument in arguments])
 
@@ -105,7 +106,7 @@ def _parameter(argument: Value, taken: set[str]) -> inspect.Parameter:
 
 
 def _entry(signature: inspect.Signature) -> Callable[..., Value]:
-    """A method with the script's signature."""
+    """Return a method with the script's signature."""
 
     def forward(self: _Interpreted, *args: Value, **kwargs: Value) -> Value:
         bound = signature.bind(*args, **kwargs)

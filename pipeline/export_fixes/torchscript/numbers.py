@@ -63,7 +63,7 @@ _MATH: Final = (
 
 
 def _length(low: Value, high: Value, step: Value) -> Value:
-    """How many numbers a range has."""
+    """Return how many numbers a range has."""
     if step == 1 and isinstance(high - low, torch.SymInt):
         return torch.sym_max(high - low, 0)
     return len(range(low, high, step))
@@ -81,7 +81,8 @@ def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Valu
 
 
 def _number(function: Callable[..., Value]) -> Evaluator:
-    """An evaluator whose result has the type that TorchScript says: ``2 ** 3`` is a float, and ``floor`` an int."""
+    """Return an evaluator whose result has the type that TorchScript says: ``2 ** 3`` is a float, and ``floor`` an
+    int."""
 
     def evaluate(call: Call, *values: Value) -> Value:
         result = function(*values)

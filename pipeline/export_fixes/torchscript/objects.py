@@ -61,7 +61,7 @@ def construct_tuple(call: Call, *values: Value) -> Value:
 
 
 def fields_of(kind: str) -> tuple[str, tuple[str, ...]] | None:
-    """The name and fields of a named tuple's type, as TorchScript prints it; None for another tuple."""
+    """Return the name and fields of a named tuple's type, as TorchScript prints it; None for another tuple."""
     if not kind.startswith("NamedTuple("):
         return None
     inner, depth, names = kind.removeprefix("NamedTuple(").removesuffix(")"), 0, []
@@ -83,7 +83,7 @@ def is_instance(call: Call, value: Value) -> bool:
 
 
 def matches(value: Value, kind: str) -> bool:
-    """Whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
+    """Return whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
     return _matches(value, ast.parse(kind, mode="eval").body)
 
 
@@ -118,7 +118,7 @@ def _matches(value: Value, kind: ast.expr) -> bool:
 
 
 def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
-    """Whether a value is of a type made of others."""
+    """Return whether a value is of a type made of others."""
     if name == "Optional":
         return value is None or _matches(value, kinds[0])
     if name == "Union":

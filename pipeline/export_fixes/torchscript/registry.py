@@ -49,7 +49,7 @@ class Call:
         return self.node.place.where
 
     def error(self, why: str, hint: str = "") -> CaptureError:
-        """The error for a node that cannot be evaluated: its kind, file and line, and why."""
+        """Return the error for a node that cannot be evaluated: its kind, file and line, and why."""
         at = f" ({self.where})" if self.where else ""
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
@@ -88,7 +88,7 @@ class Evaluators(Mapping[str, Evaluator]):
         return Evaluators(kept)
 
     def find(self, node: Node) -> Evaluator | None:
-        """The evaluator of a node's overload, or else of its kind."""
+        """Return the evaluator of a node's overload, or else of its kind."""
         return self.table.get(node.name) or self.table.get(node.kind)
 
     def __getitem__(self, key: str) -> Evaluator:
@@ -118,7 +118,7 @@ def _check(key: object) -> None:
 
 
 def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
-    """The overloads of a kind that TorchScript has; ``plain``: those that take no tensor."""
+    """Return the overloads of a kind that TorchScript has; ``plain``: those that take no tensor."""
     schemas = torch._C._jit_get_schemas_for_operator(kind)
     chosen = (s for s in schemas if not plain or not any("Tensor" in str(a.type) for a in s.arguments))
     return tuple(s.overload_name or "default" for s in chosen)

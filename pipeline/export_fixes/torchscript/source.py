@@ -25,11 +25,11 @@ class Place:
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
 
     def at(self, trace: str) -> Place:
-        """The same at another line."""
+        """Return the same at another line."""
         return Place(trace or self.trace, self.modules)
 
     def inside(self, path: str, kind: str) -> Place:
-        """The same place, inside a module that is called there."""
+        """Return the same place, inside a module that is called there."""
         return Place(self.trace, FrozenDict({**self.modules, path: kind}))
 
     @property
@@ -45,7 +45,8 @@ class Place:
 
 
 def lines(nodes: Sequence[Foreign]) -> list[str]:
-    """The stack traces of torch's nodes; a node without one gets that of the node before, or else of one after."""
+    """Return the stack traces of torch's nodes; a node without one gets that of the node before, or else of one
+    after."""
     known = [_trace(node.sourceRange()) for node in nodes]
     last = next(filter(None, known), "")
     return [last := trace or last for trace in known]

@@ -35,14 +35,14 @@ CODES: Final = FrozenDict(_codes())
 
 
 def dtype_of(code: int | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that an integer stands for; None for None (no dtype requested)."""
+    """Return the dtype that an integer stands for; None for None (no dtype requested)."""
     if code is None or isinstance(code, torch.dtype):
         return code
     return next(dtype for dtype, number in CODES.items() if number == code)
 
 
 def _item(value: Value) -> Value:
-    """The number in a tensor; a number is itself."""
+    """Return the number in a tensor; a number is itself."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 

@@ -40,14 +40,14 @@ def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
     parts = [part or (1,) * (count > 1) for part in draw(broadcastable(count, 2, zero=False))]
     dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32]))
     if once:
-        return _apart(shape, axes, dtype, draw(st.booleans()))
+        return _distinct_indices(shape, axes, dtype, draw(st.booleans()))
     found = {
         a: draw(tensors(p, dtype, ("index", shape[a]), draw(st.booleans()))) for a, p in zip(axes, parts, strict=True)
     }
     return [found.get(a) for a in range(axes[-1] + 1)]
 
 
-def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Leaf]:
+def _distinct_indices(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Leaf]:
     """Draw the same distinct indices, counted from either end, into each of these dims."""
     length = min(shape[a] for a in axes)
     given = {a: ("given", [i - shape[a] if i % 2 else i for i in reversed(range(length))]) for a in axes}

@@ -27,7 +27,7 @@ def _sizes(*specs: TensorSpec) -> dict[str, int]:
     return SIZES if any(spec.names for spec in specs) else {}
 
 
-def _beside(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
+def _other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
     """Draw the other operand of a matmul or solve, of the same batch or of none. For 1 × 1 matrices it has their batch,
     since ``linalg.solve`` may take an operand with a single row for a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), a.shape[-1]
@@ -56,14 +56,14 @@ def cholesky_inverse(draw: Draw, target: object) -> Call:
 @calls(aten.cholesky_solve.default)
 def cholesky_solve(draw: Draw, target: object) -> Call:
     a = draw(matrices("definite"))
-    b = _beside(draw, a, True)
+    b = _other_operand(draw, a, True)
     return Call(target, (b, a, draw(booleans)), sizes=_sizes(a, b))
 
 
 @calls(aten.linalg_solve_triangular.default)
 def solve_triangular(draw: Draw, target: object) -> Call:
     a, left = draw(matrices("definite")), draw(booleans)
-    b = _beside(draw, a, left)
+    b = _other_operand(draw, a, left)
     kwargs: dict[str, Any] = {"upper": draw(booleans), "left": left, "unitriangular": draw(booleans)}
     return Call(target, (a, b), kwargs, _sizes(a, b))
 
@@ -71,7 +71,7 @@ def solve_triangular(draw: Draw, target: object) -> Call:
 @calls(aten.linalg_solve.default)
 def solve(draw: Draw, target: object) -> Call:
     a, left = draw(matrices()), draw(booleans)
-    b = _beside(draw, a, left)
+    b = _other_operand(draw, a, left)
     return Call(target, (a, b), {"left": left}, _sizes(a, b))
 
 
