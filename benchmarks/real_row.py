@@ -21,6 +21,7 @@ import torch
 
 import pipeline
 from benchmarks.environment import environment
+from benchmarks.floors import speeds, work
 from benchmarks.gpu import HostMemory
 from benchmarks.methods import METHODS, Call, Clock, inductor
 from benchmarks.real_models import Inputs, Row
@@ -141,6 +142,8 @@ def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: 
     with turns.held(), report.phase("eager"):
         own = errors(model(**inputs), best)
     report.write(outputs=[list(each.shape) for each in best], moved=moved, eager_error=max(own))
+    with turns.held(), contextlib.suppress(NotImplementedError, AssertionError):  # operators that nothing counts
+        report.write(work=work(model, lambda: model(**inputs), inputs))
     _reset()
     module = _compiled(model, inputs, device, report, turns)
     with turns.held(), report.phase("first call"):
@@ -235,6 +238,8 @@ def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, tur
     time.sleep(max(0.0, REST - (time.monotonic() - ready)))
     with turns.held(alone=True), report.phase("measure"):
         report.write(ms=measured(calls))
+        if torch.cuda.is_available():
+            report.write(speeds=speeds(getattr(torch, report.found["dtype"])))
 
 
 def _repeated(call: Call) -> None:

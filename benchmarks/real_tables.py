@@ -155,10 +155,11 @@ def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
             groups.setdefault(_group(row["environment"]), []).append(row)
     for name, rows in sorted(groups.items()):
         path = results / f"real-{name}.json"
-        before = json.loads(path.read_text(encoding="utf-8"))["real"] if path.exists() else []
-        kept = {key(row): row for row in before}
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"real": []}
+        kept = {key(row): row for row in before["real"]}
         kept |= {key(row): {k: v for k, v in row.items() if k != "environment"} for row in rows}
-        found = {**rows[-1]["environment"], "real": [kept[each] for each in sorted(kept)]}
+        speeds = {name: before[name] for name in ("speeds",) if name in before}  # of older rows
+        found = {**rows[-1]["environment"], **speeds, "real": [kept[each] for each in sorted(kept)]}
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written

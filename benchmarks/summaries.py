@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks import figures, real_tables
 from benchmarks.environment import RESULTS
+from benchmarks.floors import floor_ms
 from benchmarks.markdown import filled, table
 from benchmarks.targets import alone, groups
 from benchmarks.zoo_tables import OUTCOMES, outcome
@@ -76,13 +77,15 @@ architecture runs in engines. `python -m benchmarks.tables` writes the page.
 ## At real size
 
 Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled (`python -m
-benchmarks.real`). Times are milliseconds on the GPU for a call: *ours* with `cuda_graphs=True`, *eager* recorded in a
-CUDA graph where it can be, and the fastest mode of `torch.compile`. Compare times of one row. *Error* is ours relative
-to eager's in the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions, which have
-the bound of 2 in the *exact* rows (`use_fp32_acc=True`). A model that chooses by its data (`routed`) has none. A row
-without times was checked and not timed.
+benchmarks.real`). Times are milliseconds, on the GPU for a call that is awaited / for one of many that are not: *ours*
+with `cuda_graphs=True`, and the *best other* of eager in a CUDA graph (where it can be recorded) and `torch.compile` in
+the modes that were measured. *Ratio* is ours to theirs in the measure that is worse for us. The *floor* is what the
+GPU needs at least (`python -m benchmarks.floors`): all products at the speed of one large matmul, or all weights,
+inputs and outputs at that of a copy; *share* is the floor's part of our time. *Error* is ours relative to eager's in
+the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions, which have the bound of 2
+with `use_fp32_acc=True` (*exact*). A model that chooses by its data (`routed`) has none.
 """
-REAL_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "error"]
+REAL_COLUMNS = ["model", "dtype", "on", "ours", "best other", "", "ratio", "floor", "share", "error"]
 ZOO_HEAD = """
 [The report of 29 November 2026](notes/2026-11-29-models.md) has each row's shapes, engines, seconds and reasons.
 
@@ -142,18 +145,36 @@ def _least(rows: dict[str, Any], method: str) -> str:
 
 
 def _real(data: dict[str, Any]) -> Iterator[list[str]]:
-    """The rows of ``benchmarks.real``."""
+    """The rows of ``benchmarks.real`` whose times are compared with others, and with the floor if it is known."""
     for row in data.get("real", []):
-        name = f"{row['name']}{' exact' * row.get('exact', False)}"
-        if "failed" in row:
-            yield [name, row["dtype"], _on(data), f"failed: {row['failed']['phase']}", "", "", ""]
+        times = dict(row.get("ms", {}))
+        ours = times.pop(real_tables.OURS, None)
+        if "failed" in row or ours is None or not times:
             continue
-        times = row.get("ms", {})
-        eager = next((times[each]["gpu_ms"] for each in real_tables.EAGER if each in times), None)
-        compiled = [each["gpu_ms"] for way, each in times.items() if way.startswith("torch.compile")]
-        ours = times.get(real_tables.OURS, {}).get("gpu_ms")
+        name, best = min(times.items(), key=lambda each: float(each[1]["gpu_ms"]))
+        floor = floor_ms(row, data.get("speeds"))
         error = "routed" if row.get("routed") else f"{row['ratio']:.1f}"
-        yield [name, row["dtype"], _on(data), _ms(ours), _ms(eager), _ms(min(compiled, default=None)), error]
+        ratio = max(ours[each] / best[each] for each in ours)
+        least = ["", ""] if floor is None else [f"{floor:.3g}", f"{floor / ours['gpu_ms']:.0%}"]
+        yield [_title(row), row["dtype"], _on(data), _both(ours), _both(best), name, f"{ratio:.2f}", *least, error]
+
+
+def _untimed(data: dict[str, Any]) -> Iterator[str]:
+    """What is known of the other rows: their errors, and where those that failed did."""
+    rows = [row for row in data["real"] if "failed" in row or len(row.get("ms", {})) < 2]
+    right = (f"{_title(row)} in {row['dtype']} {row['ratio']:.1f}" for row in rows if "failed" not in row)
+    failed = (f"{_title(row)} ({row['failed']['phase']})" for row in rows if "failed" in row)
+    for said, names in (("Errors of rows that were compared alone", right), ("Failed", failed)):
+        if found := ", ".join(names):
+            yield filled(f"{_on(data)}. {said}: {found}.")
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['name']}{' exact' * row.get('exact', False)}"
+
+
+def _both(times: dict[str, float]) -> str:
+    return f"{times['gpu_ms']:.3g} / {times['queued_ms']:.3g}"
 
 
 def _ms(value: float | None) -> str:
@@ -183,9 +204,9 @@ def models(results: Path = RESULTS) -> str:
     gpus = ([_on(run), run["products"], *_outcomes(run), f"[data]({DATA}/{run['name']}.json)"] for run in runs)
     lines = table(["on", "float32 matmuls in", "right", "otherwise", "data"], gpus)
     real = [row for data in found for row in _real(data)]
-    notes = [
-        filled(f"{_on(data)}, {data['date']}: {data['note']}") for data in found if "real" in data and "note" in data
-    ]
+    of_real = [data for data in found if "real" in data]
+    notes = [text for data in of_real for text in _untimed(data)]
+    notes += [filled(f"{_on(data)}, {data['date']}: {data['note']}") for data in of_real if "note" in data]
     first = [MODELS_HEAD, *table(REAL_COLUMNS, real), *("", *notes) * bool(notes)]
     return "\n".join([*first, ZOO_HEAD, *table(MODELS_COLUMNS, zoo), GPUS_HEAD, *lines, ""])
 

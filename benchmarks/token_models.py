@@ -12,7 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 DEVICE: Final = "cuda"
 SIZES: Final[Mapping[str, Mapping[str, int]]] = {
     "1.1B": {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632},
-    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192},
+    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192, "num_attention_heads": 24},
+    "8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
 }
 MAMBA2: Final = {
     "vocab_size": 50288,
@@ -56,16 +63,15 @@ WITH_STATES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 
 
 def model_of(size: str, dtype: torch.dtype, positions: int) -> Any:
-    """A model by its name; of Llama's kind with 32 heads, or 24 of the same width, with 4 heads of keys and values."""
+    """A model by its name; of Llama's kind with 32 heads, 4 of keys and values, where its row says nothing else."""
     with torch.device(DEVICE):
         torch.manual_seed(0)
         if size in WITH_STATES:
             kind, fields = WITH_STATES[size]
             config = getattr(transformers, kind)(**fields, pad_token_id=0)
             return transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
-        heads = 32 if size == "1.1B" else 24
-        shape = {"num_attention_heads": heads, "num_key_value_heads": 4, "vocab_size": 32000, "pad_token_id": 0}
-        config = LlamaConfig(**SIZES[size], **shape, max_position_embeddings=positions)
+        shape = {"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "pad_token_id": 0}
+        config = LlamaConfig(**{**shape, **SIZES[size]}, max_position_embeddings=positions)
         return LlamaForCausalLM(config).to(dtype).eval()
 
 

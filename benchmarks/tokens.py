@@ -218,7 +218,7 @@ def readiness(pieces: int, *subject: Any) -> Rows:
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=list(SIZES), choices=[*SIZES, *WITH_STATES])
+    parser.add_argument("--models", nargs="*", default=["1.1B", "3B"], choices=[*SIZES, *WITH_STATES])
     parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--positions", nargs="*", type=int, default=list(LENGTHS))
