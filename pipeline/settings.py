@@ -63,7 +63,7 @@ def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Call
     return check
 
 
-def _one_of(*words: str) -> Callable[[Any, Any, Any], None]:
+def _one_of(*words: str | None) -> Callable[[Any, Any, Any], None]:
     def check(_: object, field: "attrs.Attribute[str]", value: object) -> None:
         if value not in words:
             raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}")
@@ -102,6 +102,7 @@ RUNTIME = (
     "execution_contexts",
     "kernel_specialization",
     "weight_streaming_budget",
+    "torch_compile",
     "copy_weights",
     "runtime_cache",
 )
@@ -214,6 +215,10 @@ class CompilationSettings:
     weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
+    torch_compile: compile the parts of a program of fixed sizes that run in PyTorch with `torch.compile`, in this mode:
+        `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more kernels. It takes 15 s to 2 min for a large
+        model at the first call with a module, and as long again while `faster_in_torch` measures. A loaded program
+        calls each operator, since its file is data. None: each operator is called. Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
         With False it reads the model's own if they are on its device, so that both share one copy. They
         must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.
@@ -256,6 +261,9 @@ class CompilationSettings:
     execution_contexts: int = attrs.field(default=4, validator=_whole(1, optional=False))
     kernel_specialization: str = attrs.field(default="none", validator=_one_of("none", "eager", "lazy"))
     weight_streaming_budget: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
+    torch_compile: str | None = attrs.field(
+        default=None, validator=_one_of(None, "default", "max-autotune-no-cudagraphs")
+    )
     copy_weights: bool = attrs.field(default=True, validator=_flag)
     runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)
 

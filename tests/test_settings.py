@@ -51,6 +51,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "execution_contexts": st.integers(1, 20),
     "kernel_specialization": st.sampled_from(["none", "eager", "lazy"]),
     "weight_streaming_budget": st.none() | whole,
+    "torch_compile": st.sampled_from([None, "default", "max-autotune-no-cudagraphs"]),
     "copy_weights": st.booleans(),
     "runtime_cache": st.booleans() | st.sampled_from(["/tmp/kernels", "kernels"]),
 }

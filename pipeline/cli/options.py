@@ -73,6 +73,7 @@ METAVARS: Final[Mapping[str, str]] = {
     "device": "{cuda,cpu}",
     "decisions": "{refuse,example}",
     "kernel_specialization": "{none,eager,lazy}",
+    "torch_compile": "MODE",
     "engine_cache_dir": "DIR",
     "runtime_cache": "PATH",
     "measurements": "FILE",

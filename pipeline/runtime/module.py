@@ -322,7 +322,8 @@ def _part(
     """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates a
     context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
     if segment.kind == "torch":
-        return torch_segment(module.program, segment, constant, module.device)
+        mode = module.settings.torch_compile if module.executor == "tensorrt" else None
+        return torch_segment(module.program, segment, constant, module.device, mode)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":

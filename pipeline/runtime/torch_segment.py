@@ -15,14 +15,20 @@ from pipeline.aten.interpreter import Builder, held_by, placed
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
+from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
 
 
 def torch_segment(
-    program: Program, segment: Segment, constant: Callable[[str], torch.Tensor], device: torch.device
+    program: Program,
+    segment: Segment,
+    constant: Callable[[str], torch.Tensor],
+    device: torch.device,
+    mode: str | None = None,
 ) -> Callable[[list[Leaf]], Sequence[object]]:
     """Return a function from the segment's inputs to its outputs.
 
-    constant: returns a constant of the program on the device, by the name of its placeholder.
+    constant: returns a constant of the program on the device, by the name of its placeholder. mode: that of
+        torch.compile; None: each operator is called.
     """
     steps = _Steps(program, segment, device)
     constants = {name: constant(name) for name in segment.constants}
@@ -30,7 +36,9 @@ def torch_segment(
         steps.builder.constant(name, value)
     for name in segment.nodes:
         steps.add(steps.nodes[name])
-    call = steps.builder.built(tuple(steps.nodes[port.name] for port in segment.outputs))
+    call: Run = steps.builder.built(tuple(steps.nodes[port.name] for port in segment.outputs))
+    if mode is not None and (run_compiled := compiled_segment(program, segment, mode, steps.moved)) is not None:
+        call = OrInterpreted(segment.name, run_compiled, tuple(constants.values()), call)
     leaving = {output.value for output in program.outputs if not output.constant} - steps.updated
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
     memory = frozenset(map(_memory_of, constants.values()))
