@@ -185,7 +185,8 @@ def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
     name, dtype, file = options.child
     [row] = [each for each in rows() if each.name == name]
     report, turns = real_row.Report(Path(file)), real_row.Turns(real_row.of_this_gpu())
-    found = real_row.run(row, dtype, options.device, report, turns, methods, options.exact)
+    how = {"torch_compile": options.torch_compile}
+    found = real_row.run(row, dtype, options.device, report, turns, methods, options.exact, **how)
     return 1 if "failed" in found else 0
 
 
@@ -211,6 +212,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--without", nargs="*", default=(), help="methods left out, by the beginning of their names")
     made.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune as well")
     made.add_argument("--exact", action="store_true", help="compile with use_fp32_acc=True; rows of their own")
+    made.add_argument("--torch-compile", metavar="MODE", help="compile with torch_compile=MODE, into a file of its own")
     made.add_argument("--retry", action="store_true", help="run rows again that failed")
     made.add_argument("--list", action="store_true", help="print the rows, and run none")
     made.add_argument("--child", nargs=3, metavar=("NAME", "DTYPE", "REPORT"), help=argparse.SUPPRESS)

@@ -100,11 +100,12 @@ def run(
     turns: Turns,
     methods: Sequence[str] | None = None,
     exact: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Return the row's results; ``failed`` says in which phase what happened, if it did.
 
     methods: what is timed beside ours; None: nothing is timed. exact: compile with ``use_fp32_acc=True``, with which
-    networks of convolutions have the bound of others.
+    networks of convolutions have the bound of others. settings: others to compile with.
     """
     bound = 2 if exact else row.bound
     report.write(
@@ -115,7 +116,7 @@ def run(
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
     try:
         with stream, torch.no_grad(), products_in_tf32(False):
-            calls = _compared(row, getattr(torch, dtype), device, report, turns)
+            calls = _compared(row, getattr(torch, dtype), device, report, turns, settings)
             if on_gpu and methods is not None:
                 _measured(calls, methods, report, turns)
         report.write(phase="done")
@@ -133,7 +134,9 @@ def _installed(library: str) -> bool:
         return False
 
 
-def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: Turns) -> dict[str, Any]:
+def _compared(
+    row: Row, dtype: torch.dtype, device: str, report: Report, turns: Turns, settings: dict[str, Any]
+) -> dict[str, Any]:
     """The model, its inputs and our module, after the errors of both were found."""
     with turns.held(), report.phase("make"):
         model, inputs = row.built(device, dtype)
@@ -145,7 +148,7 @@ def _compared(row: Row, dtype: torch.dtype, device: str, report: Report, turns: 
     with turns.held(), contextlib.suppress(NotImplementedError, AssertionError):  # operators that nothing counts
         report.write(work=work(model, lambda: model(**inputs), inputs))
     _reset()
-    module = _compiled(model, inputs, device, report, turns)
+    module = _compiled(model, inputs, device, report, turns, settings)
     with turns.held(), report.phase("first call"):
         result = module(**inputs)
         _synchronize()
@@ -184,10 +187,14 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
     return round(max(a / max(b, least) for a, b in zip(ours, own, strict=True)), 3)
 
 
-def _compiled(model: torch.nn.Module, inputs: Inputs, device: str, report: Report, turns: Turns) -> torch.nn.Module:
+def _compiled(
+    model: torch.nn.Module, inputs: Inputs, device: str, report: Report, turns: Turns, settings: dict[str, Any]
+) -> torch.nn.Module:
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
     with report.phase("compile"):
-        compile = pipeline.default(use_fp32_acc=True if report.found["exact"] else None, cuda_graphs=device != "cpu")
+        compile = pipeline.default(
+            use_fp32_acc=True if report.found["exact"] else None, cuda_graphs=device != "cpu", **settings
+        )
         alone = partial(measured_segments, turn=partial(turns.held, alone=True))
         compile = compile.replace("choose", Choose(alone))
         compiled = compile.observed_by(ledger, _stages(report))(model, (), inputs)
