@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node 2 -m benchmarks.sharded``: a language model sharded over GPUs, beside torch.compile of the
+"""``torchrun --nproc-per-node 2 -m benchmarks.sharded``: a language model over several GPUs, beside torch.compile of the
 same model and beside one GPU.
 
 Llamas with random weights and transformers' plan for tensor parallelism. Each row is one model, batch and method: the
@@ -44,8 +44,13 @@ MODELS: Final[Mapping[str, Mapping[str, int]]] = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256, **EIGHT},
     "24B": {"hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40, "vocab_size": 131072, **EIGHT},
     "tiny": {
-        **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "vocab_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
     },
 }
 GRAPHS, PLAIN, EAGER = "pipeline + graph", "pipeline", "eager"
@@ -268,7 +273,7 @@ def row_of(method: str, models: Mapping[str, Any], batch: int, options: Any, rat
     else:
         modes = {COMPILED: "default", REDUCED: "reduce-overhead"}
         step = theirs(model, batch, positions, modes.get(method))
-    step(1), step(prompt)  # noqa: B018  # both are compiled, and have run
+    step(1), step(prompt)  # both are compiled, and have run
     row: Row = {"ready_s": round(time.perf_counter() - began, 1)}
     row |= measured(step, prompt, local_bytes(model), rate, together=not alone)
     if method in (GRAPHS, PLAIN, EAGER):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from attrs import evolve, field, frozen
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -99,8 +98,10 @@ def layout_of(tensor: Any) -> Layout:
     """
     placements = []
     for each in tensor.placements:
-        if not (each.is_replicate() or each.is_shard() and type(each).__name__ == "Shard"):
-            why = f"an input or output is a DTensor with the placement {each}: programs take and return shards and copies"
+        if not (each.is_replicate() or (each.is_shard() and type(each).__name__ == "Shard")):
+            why = (
+                f"an input or output is a DTensor with the placement {each}: programs take and return shards and copies"
+            )
             raise CaptureError(why, "redistribute it: x.redistribute(placements=[Replicate()])")
         placements.append(each.dim if each.is_shard() else None)
     mesh, sizes = tensor.device_mesh, tuple(tensor.shape)

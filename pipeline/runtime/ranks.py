@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import count
 from typing import Any, Final
@@ -167,6 +167,30 @@ def _mesh(layout: Layout) -> Any:
 
     ranks = torch.tensor(layout.ranks).reshape(layout.mesh)
     return DeviceMesh(layout.device, ranks, mesh_dim_names=layout.names or None)
+
+
+@contextmanager
+def same_random_numbers(program: Program) -> Iterator[None]:
+    """A context in which all ranks of a program draw the random numbers of the first one, on the CPU and the GPU;
+    afterwards the others go on with their own."""
+    groups = {} if program.sharding is None else program.sharding.groups
+    if not groups:
+        yield
+        return
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    for name, ranks in groups.items():
+        dist.broadcast_object_list(states, ranks[0], _resolve_process_group(name))
+    is_first = all(ranks[0] == dist.get_rank() for ranks in groups.values())
+    with nullcontext() if is_first else torch.random.fork_rng(devices):
+        if not is_first:
+            torch.set_rng_state(states[0])
+            for device, state in zip(devices, states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+        yield
 
 
 def agreed(ranks: Ranks | None, given: Sequence[object]) -> None:
