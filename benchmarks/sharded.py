@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node 2 -m benchmarks.sharded``: a language model sharded over GPUs, beside torch.compile of the
+"""``torchrun --nproc-per-node 2 -m benchmarks.sharded``: a language model over several GPUs, beside torch.compile of the
 same model and beside one GPU.
 
 Llamas with random weights and transformers' plan for tensor parallelism. Each row is one model, batch and method: the

@@ -29,6 +29,7 @@ from pipeline.network.handle import NetworkHandle
 from pipeline.network.marks import Mark
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.parameter import Parameter
+from pipeline.records.sharding import Sharding
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
@@ -128,6 +129,7 @@ class SavedFields:
     captured: the graph is for these. They have the buffer's name, and a place where it has several (``stride[1]``).
     ``unreached`` are the user's registrations for operators of the model that nothing used, each with the reason.
     ``profiles`` narrow symbols: a call must fit one of them. ``signature`` has the parameters of ``forward``.
+    ``sharding`` says which rank the program is for, if it is a part of a sharded model.
     """
 
     inputs: tuple[Port, ...]
@@ -141,6 +143,7 @@ class SavedFields:
     unreached: tuple[Unreached, ...] = ()
     profiles: tuple[FrozenDict[str, Range], ...] = ()
     signature: tuple[Parameter, ...] = field(eq=False, repr=False, default=())
+    sharding: Sharding | None = None
 
 
 @frozen(kw_only=True)

@@ -77,16 +77,17 @@ def capture(
     settings = settings or CompilationSettings()
     settings = settings if device is None else settings.evolve(device=device)
     with one_export, tracing_for(settings.device, settings.compute_capabilities):
-        if isinstance(model, ExportedProgram):
-            exported, notes = model, checked(model, args, kwargs, dynamic_shapes, profiles, settings.device)
-        else:
-            with as_local(model):
-                exported, notes = export(model, args, kwargs, dynamic_shapes, settings, profiles)
+        with as_local(model, args, kwargs) as local:
+            if isinstance(model, ExportedProgram):
+                exported, notes = model, checked(model, args, kwargs, dynamic_shapes, profiles, settings.device)
+            else:
+                exported, notes = export(model, local.args, local.kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
             warn_of_unchecked(exported, notes)
             program = lifted(exported, notes, settings)
             for step in STEPS:
                 program = step(program, notes)
+            program = local.described(program)
     return with_origin(evolve(named(program, output_names), signature=signature_of(model)), model)
 
 

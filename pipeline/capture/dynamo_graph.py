@@ -38,7 +38,7 @@ class DynamoGraph(torch.nn.Module):
         self.calls = partial(_graph_results, graph_module)
         for node in weights:
             self.register_buffer(node.name, values[node])
-        self.numbers: dict[Node, float] = {n: number for n in values if (number := _item(n)) is not None}
+        self.numbers: dict[Node, Argument] = {n: number for n in values if (number := _item(n)) is not None}
         rest = [node for node in values if node not in weights and node not in self.numbers]
         self.places = {
             str(size): (node, dim)
@@ -46,7 +46,7 @@ class DynamoGraph(torch.nn.Module):
             if isinstance(values[node], torch.Tensor)
             for dim, size in enumerate(_sizes(node))
         }
-        self.numbers |= {node: int(values[node]) for node in rest if not _is_free(values[node])}
+        self.numbers |= {node: _constant(values[node]) for node in rest if not _is_free(values[node])}
         self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
 
     def forward(self, *inputs: object) -> Argument:
@@ -185,6 +185,11 @@ def _sizes(node: Node) -> Sequence[Argument]:
 def _is_free(value: object) -> bool:
     """Return whether a value is a tensor or a varying number. torch treats 0 and 1 as constants."""
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
+
+
+def _constant(value: Argument) -> Argument:
+    """A number that does not vary, or an object that is none: a mesh of devices."""
+    return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
 def _hint(value: object) -> Argument:

@@ -1,1 +1,1 @@
-"""Models whose parameters are sharded over the ranks of torch.distributed; nothing here imports it before it is needed."""
+"""Models that are sharded over ranks. Nothing here imports torch.distributed before it is needed."""

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from pipeline.aten.collectives import groups_of
+from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import undoing
-
-
-@contextmanager
-def as_local(model: object) -> Iterator[None]:
-    """Return a context for exporting a module: parameters that are DTensors are its rank's local tensors outside of
-    calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        yield
-        return
-    from pipeline.distributed.collectives import traced
-
-    with traced(), ExitStack() as stack:
-        if isinstance(model, nn.Module) and (places := _places(model)):
-            stack.enter_context(_over_local_tensors(model, places))
-        yield
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program
+from pipeline.records.sharding import Layout, Sharding
 
 
 @frozen(eq=False)
@@ -43,6 +33,84 @@ class Place:
         self.registered[self.name] = value
 
 
+@frozen(eq=False)
+class Local:
+    """The local inputs of an export, and the layouts of the inputs and outputs that are DTensors."""
+
+    args: Sequence[object]
+    kwargs: Mapping[str, object] | None
+    inputs: tuple[tuple[int, Layout], ...] = ()
+    outputs: list[tuple[int, Layout]] = field(factory=list)
+
+    def described(self, program: Program) -> Program:
+        """Return the program with what it is a part of; unchanged if it has no collectives and no DTensors."""
+        names = groups_of(program.graph)
+        if not (names or self.inputs or self.outputs):
+            return program
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _resolve_process_group
+
+        if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused
+            return program
+        groups = {name: tuple(dist.get_process_group_ranks(_resolve_process_group(name))) for name in names}
+        rank = Sharding(dist.get_rank(), dist.get_world_size(), FrozenDict(groups), self.inputs, tuple(self.outputs))
+        return evolve(program, sharding=rank)
+
+
+@contextmanager
+def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> Iterator[Local]:
+    """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors outside of
+    calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        yield Local(args, kwargs)
+        return
+    from torch.distributed.tensor import DTensor
+
+    from pipeline.distributed.collectives import traced
+
+    given, form = tree_flatten((tuple(args), dict(kwargs or {})))
+    wholes = [value if isinstance(value, DTensor) else None for value in given]
+    layouts = tuple((i, layout_of(value)) for i, value in enumerate(wholes) if value is not None)
+    with traced():
+        if not isinstance(model, nn.Module) or not ((places := _places(model)) or layouts):
+            yield Local(args, kwargs)
+            return
+        own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
+        positional, named = tree_unflatten(own, form)
+        local = Local(positional, named, layouts)
+        with _over_local_tensors(model, places, dict(zip(local_paths(given, form), wholes, strict=True)), local):
+            yield local
+
+
+def local_paths(leaves: Sequence[object], form: Any) -> list[tuple[object, ...]]:
+    """Return the path of each input in ``(args, kwargs)``."""
+    from torch.utils._pytree import tree_flatten_with_path
+
+    return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, form))[0]]
+
+
+def layout_of(tensor: Any) -> Layout:
+    """Return how a DTensor lies.
+
+    Raises:
+        CaptureError: ranks hold parts of a sum, or interleaved parts.
+    """
+    placements = []
+    for each in tensor.placements:
+        if not (each.is_replicate() or (each.is_shard() and type(each).__name__ == "Shard")):
+            why = (
+                f"an input or output is a DTensor with the placement {each}: programs take and return shards and copies"
+            )
+            raise CaptureError(why, "redistribute it: x.redistribute(placements=[Replicate()])")
+        placements.append(each.dim if each.is_shard() else None)
+    mesh, sizes = tensor.device_mesh, tuple(tensor.shape)
+    ranks, shape = tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape)
+    static = all(isinstance(size, int) for size in sizes)
+    names = tuple(mesh.mesh_dim_names or ())
+    return Layout(mesh.device_type, shape, ranks, names, tuple(placements), sizes if static else ())
+
+
 def _places(model: nn.Module) -> list[Place]:
     from torch.distributed.tensor import DTensor
 
@@ -51,7 +119,9 @@ def _places(model: nn.Module) -> list[Place]:
 
 
 @contextmanager
-def _over_local_tensors(model: nn.Module, places: list[Place]) -> Iterator[None]:
+def _over_local_tensors(
+    model: nn.Module, places: Sequence[Place], wholes: Mapping[object, Any], notes: Local
+) -> Iterator[None]:
     local: dict[int, Any] = {}
     for each in places:
         if id(each.whole) not in local:
@@ -65,11 +135,15 @@ def _over_local_tensors(model: nn.Module, places: list[Place]) -> Iterator[None]
 
         held = [each.registered[each.name] for each in places]
         whole = {id(value): sharded_like(each.whole, value) for each, value in zip(places, held, strict=True)}
+        given, form = tree_flatten((args, kwargs))
+        paths = local_paths(given, form)
+        own = [sharded_like(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
+        positional, named = tree_unflatten(own, form)
         try:
             for each, value in zip(places, held, strict=True):
                 each.put(whole[id(value)])
             with LocalFunctions():
-                return forward(*args, **kwargs)
+                return _local_results(forward(*positional, **named), notes)
         finally:
             for each, value in zip(places, held, strict=True):
                 each.put(value)
@@ -85,3 +159,12 @@ def _over_local_tensors(model: nn.Module, places: list[Place]) -> Iterator[None]
         for each in places:
             each.put(local[id(each.whole)])
         yield
+
+
+def _local_results(results: Any, notes: Local) -> Any:
+    """Return the local tensors of results, and note the layouts of those that are DTensors."""
+    from torch.distributed.tensor import DTensor
+
+    leaves = tree_leaves(results)
+    notes.outputs[:] = [(i, layout_of(value)) for i, value in enumerate(leaves) if isinstance(value, DTensor)]
+    return tree_map(lambda value: value._local_tensor if isinstance(value, DTensor) else value, results)

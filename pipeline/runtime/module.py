@@ -29,6 +29,7 @@ from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_i
 from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
 from pipeline.runtime.program_engines import loaded_engine, weights_of
+from pipeline.runtime.ranks import Ranks, agreed, rank_error
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
 from pipeline.runtime.run_context import SegmentRunner, ignoring_turn
@@ -98,6 +99,9 @@ class ProgramModule(CompiledModule):
         self._guard = guard(self.program, self)
         self._plans: dict[object, CallPlan] = {}
         self._fast_replay: FastReplay | None = None
+        self._ranks = Ranks.of(self.program)
+        if self._ranks is not None:
+            self._ranks.attach(self)
 
     def reset(self) -> None:
         with torch.no_grad():
@@ -142,7 +146,7 @@ class ProgramModule(CompiledModule):
                 self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
             return results
         except Exception as error:
-            if (failed := failure_of(self._file, error)) is not error:
+            if (failed := failure_of(self._file, rank_error(self._ranks, error))) is not error:
                 raise failed from error
             raise
         finally:
@@ -199,6 +203,7 @@ class ProgramModule(CompiledModule):
             raise
 
     def _new_plan(self, given: Sequence[Leaf]) -> CallPlan:
+        agreed(self._ranks, given)
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
         template: list[Leaf] = [None] * len(layout.slots)

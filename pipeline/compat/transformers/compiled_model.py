@@ -39,6 +39,7 @@ from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement
+from pipeline.runtime.ranks import same_random_numbers
 
 Inputs: TypeAlias = dict[str, Any]
 
@@ -167,7 +168,8 @@ class CompiledGeneration:
         assistant = kwargs.get("assistant_model")
         if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
             _check_assisted(self, assistant)
-        return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
+        with same_random_numbers(self.compiled["decoder"].program):
+            return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
         """Return transformers' own generator of candidates; raise a ValueError if it reads the model's hidden

@@ -1,0 +1,204 @@
+"""Calls of a program that is one rank's part of a model: its DTensors, and what all ranks have to agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from itertools import count
+from typing import Any, Final
+
+import torch
+from attrs import define, field
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pipeline.aten.collectives import is_collective
+from pipeline.aten.types import Argument
+from pipeline.errors import ExecutionError, worded
+from pipeline.program import Program
+from pipeline.records.sharding import Layout, Sharding
+
+_modules: Final = count()
+"""Numbers of the modules that were made of programs with a sharding: all ranks make them in one order."""
+
+SAME: Final = "every rank runs the same calls in the same order, with inputs of the same shapes"
+
+
+@define(eq=False)
+class Ranks:
+    """The other ranks of a module's calls.
+
+    number: that of the module. calls: the calls with shapes that were new, so far.
+    """
+
+    program: Program
+    sharding: Sharding
+    number: int = field(factory=lambda: next(_modules))
+    calls: int = 0
+
+    @classmethod
+    def of(cls, program: Program) -> Ranks | None:
+        """Return the ranks of a program; None if it is no part of a sharded one.
+
+        Raises:
+            ExecutionError: this process is another rank, or its groups have other ranks.
+        """
+        if program.sharding is None:
+            return None
+        _check(program.sharding)
+        return cls(program, program.sharding)
+
+    def attach(self, module: torch.nn.Module) -> None:
+        """Let a module take and return DTensors, if the program does."""
+        if self.sharding.inputs:
+            module.register_forward_pre_hook(self._local, with_kwargs=True)
+        if self.sharding.outputs:
+            module.register_forward_hook(self._whole)
+
+    def _local(self, _: object, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the local tensors of a call's inputs."""
+        from torch.distributed.tensor import DTensor
+
+        leaves, form = tree_flatten((args, kwargs))
+        for i, layout in self.sharding.inputs:
+            if isinstance(leaves[i], DTensor):
+                leaves[i] = _local_of(leaves[i], layout, self.program.inputs[i].name)
+        return tree_unflatten(leaves, form)  # type: ignore[no-any-return]
+
+    def _whole(self, _: object, args: object, results: Argument) -> Argument:
+        """Return a call's results, with DTensors where the model returns them."""
+        from torch.distributed.tensor import DTensor
+
+        leaves, form = tree_flatten(results)
+        for i, layout in self.sharding.outputs:
+            shape = torch.Size(layout.shape) if layout.shape else None
+            stride = torch.empty(shape, device="meta").stride() if shape is not None else None
+            how = {"run_check": False, "shape": shape, "stride": stride}
+            leaves[i] = DTensor.from_local(leaves[i], _mesh(layout), _placements(layout), **how)  # type: ignore[arg-type]
+        return tree_unflatten(leaves, form)
+
+    def agree(self, given: Sequence[object]) -> None:
+        """Compare the shapes of a call, which are new to this rank, with those of other ranks; this takes about a
+        millisecond.
+
+        Raises:
+            ExecutionError: another rank has other shapes, has no new shapes in its next call, or has ended.
+        """
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        ports = zip(self.program.inputs, given, strict=False)
+        own = ", ".join(f"{p.name}: {list(v.shape) if isinstance(v, torch.Tensor) else v}" for p, v in ports)
+        store, key, before = _get_default_store(), self._key(), self._key(-1)
+        self.calls += 1
+        store.set(f"{key}/{self.sharding.rank}", own)
+        for other in self.others():
+            try:
+                found = store.get(f"{key}/{other}").decode()
+            except RuntimeError as error:
+                why = f"rank {self.sharding.rank} has new shapes ({own}), and rank {other} has ended, or has none"
+                raise ExecutionError(f"{why}: {worded(error)}", SAME) from error
+            if found != own:
+                raise ExecutionError(f"rank {self.sharding.rank} has {own}, and rank {other} has {found}", SAME)
+        with suppress(RuntimeError, NotImplementedError):  # all ranks are past it
+            store.delete_key(f"{before}/{self.sharding.rank}")
+
+    def _key(self, later: int = 0) -> str:
+        return f"pipeline/{self.number}/{self.calls + later}"
+
+    def others(self) -> Iterator[int]:
+        """Yield the other ranks in groups of this one's."""
+        every = {rank for ranks in self.sharding.groups.values() if self.sharding.rank in ranks for rank in ranks}
+        yield from sorted(every - {self.sharding.rank})
+
+    def failure(self, error: Exception) -> Exception:
+        """Return the error of a collective with its rank and node; another error itself."""
+        notes = {*getattr(error, "__notes__", ())}
+        node = next((n for n in self.program.graph.nodes if is_collective(n) and f"in node {n.name}" in notes), None)
+        if node is None or not isinstance(error, RuntimeError):
+            return error
+        why = f"rank {self.sharding.rank} failed in the collective {node.target} at node {node.name}"
+        return ExecutionError(f"{why}: {worded(error)}", f"look at the other ranks: one may have ended; {SAME}")
+
+
+def _check(sharding: Sharding) -> None:
+    """Raise an ExecutionError if this process cannot run a rank's program."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    if not dist.is_available() or not dist.is_initialized():
+        why = f"the program is that of {sharding}, and this process has no process group"
+        raise ExecutionError(why, "start it with torchrun, and call torch.distributed.init_process_group")
+    here = Sharding(dist.get_rank(), dist.get_world_size())
+    if (here.rank, here.ranks) != (sharding.rank, sharding.ranks):
+        raise ExecutionError(f"the program is that of {sharding}, and this process is {here}", "load the rank's own")
+    for name, ranks in sharding.groups.items():
+        try:
+            found = tuple(dist.get_process_group_ranks(_resolve_process_group(name)))
+        except (LookupError, RuntimeError, ValueError):
+            found = ()
+        if found != ranks:
+            why = f"the program's group {name!r} has the ranks {list(ranks)}, and here it has {list(found) or 'none'}"
+            raise ExecutionError(why, "make the same device meshes, in the same order, as where it was compiled")
+
+
+def _local_of(tensor: Any, layout: Layout, name: str) -> torch.Tensor:
+    found = tuple(each.dim if each.is_shard() else None for each in tensor.placements)
+    ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
+    if found != layout.placements or ranks != layout.ranks or any(each.is_partial() for each in tensor.placements):
+        expected = ", ".join(map(str, _placements(layout)))
+        raise ExecutionError(
+            f"{name} is a DTensor with placements {tensor.placements} on ranks {list(ranks)}, expected {expected} on "
+            f"{list(layout.ranks)}",
+            "redistribute it to the placements that the program was compiled for",
+        )
+    return tensor.to_local()  # type: ignore[no-any-return]
+
+
+def _placements(layout: Layout) -> list[Any]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [Replicate() if dim is None else Shard(dim) for dim in layout.placements]
+
+
+@cache
+def _mesh(layout: Layout) -> Any:
+    """Return the device mesh of a layout. Every rank makes it at the same call, the first that returns a DTensor."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks = torch.tensor(layout.ranks).reshape(layout.mesh)
+    return DeviceMesh(layout.device, ranks, mesh_dim_names=layout.names or None)
+
+
+@contextmanager
+def same_random_numbers(program: Program) -> Iterator[None]:
+    """A context in which all ranks of a program draw the random numbers of the first one, on the CPU and the GPU;
+    afterwards the others go on with their own."""
+    groups = {} if program.sharding is None else program.sharding.groups
+    if not groups:
+        yield
+        return
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    for name, ranks in groups.items():
+        dist.broadcast_object_list(states, ranks[0], _resolve_process_group(name))
+    is_first = all(ranks[0] == dist.get_rank() for ranks in groups.values())
+    with nullcontext() if is_first else torch.random.fork_rng(devices):
+        if not is_first:
+            torch.set_rng_state(states[0])
+            for device, state in zip(devices, states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+        yield
+
+
+def agreed(ranks: Ranks | None, given: Sequence[object]) -> None:
+    """Compare the shapes of a call with those of other ranks, if there are any."""
+    if ranks is not None:
+        ranks.agree(given)
+
+
+def rank_error(ranks: Ranks | None, error: Exception) -> Exception:
+    """Return an error with its rank, if it is of a collective."""
+    return error if ranks is None else ranks.failure(error)

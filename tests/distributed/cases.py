@@ -1,0 +1,190 @@
+"""What two ranks check together: each case runs in both, and compares with the model that is not sharded."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+import pipeline
+from pipeline.stages import unbuilt
+
+COMPILE = pipeline.default().replace("build", unbuilt)
+"""The reference executor needs no engines."""
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+class Block(nn.Module):
+    """A normalization and two linear layers."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(16), nn.Linear(16, width), nn.Linear(width, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute as a transformer's feed-forward layer."""
+        return self.second(torch.relu(self.first(self.norm(x))))
+
+
+BY_ROWS_AND_COLUMNS = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+ROWS = pipeline.Input(min_shape=(1, 4, 16), max_shape=(8, 4, 16))
+
+
+def mesh() -> DeviceMesh:
+    """All ranks in a row."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def sharded(plan: dict[str, Any], width: int = 32) -> tuple[Block, Block]:
+    """A block, and the same sharded by a plan."""
+    whole = Block(width).eval()
+    return whole, parallelize_module(copy.deepcopy(whole), mesh(), plan)
+
+
+def run(compiled: Any) -> Any:
+    """A module of the reference executor."""
+    return compiled.module("reference")
+
+
+def a_varying_batch(rank: int, folder: Path) -> None:
+    whole, model = sharded(BY_ROWS_AND_COLUMNS)
+    before = {name: (id(each), type(each)) for name, each in model.named_parameters()}
+    compiled = COMPILE(model, (ROWS,))
+    assert before == {name: (id(each), type(each)) for name, each in model.named_parameters()}
+    assert "forward" not in vars(model)
+    assert compiled.program.sharding is not None
+    assert compiled.program.parameters["first.weight"].shape == (16, 16)
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 4, 16)
+        torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
+
+
+def uneven_shards(rank: int, folder: Path) -> None:
+    whole, model = sharded({"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}, width=33)
+    x = torch.randn(2, 4, 16)
+    torch.testing.assert_close(run(COMPILE(model, (x,)))(x), whole(x), **CLOSE)
+
+
+def shards_of_a_sequence(rank: int, folder: Path) -> None:
+    along = {"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}
+    plan = {"norm": SequenceParallel(), "first": ColwiseParallel(**along[0]), "second": RowwiseParallel(**along[1])}
+    whole, model = sharded(plan)
+    compiled = COMPILE(model, (pipeline.Input(min_shape=(1, 2, 16), max_shape=(4, 2, 16)),))
+    x = torch.randn(3, 4, 16)
+    local = x.chunk(2, 1)[rank].contiguous()
+    torch.testing.assert_close(run(compiled)(local), whole(x).chunk(2, 1)[rank], **CLOSE)
+
+
+def dtensors_in_and_out(rank: int, folder: Path) -> None:
+    kept, along = {"use_local_output": False}, {"output_layouts": Shard(1)}
+    plan = {
+        "norm": SequenceParallel(**kept),
+        "first": ColwiseParallel(input_layouts=Shard(1), **kept),
+        "second": RowwiseParallel(**along, **kept),
+    }
+    whole, model = sharded(plan)
+    x = torch.randn(2, 4, 16)
+    given = distribute_tensor(x, mesh(), [Shard(1)])
+    compiled = COMPILE(model, (given,))
+    compiled.save(folder / f"dtensors{rank}.trtp")
+    for each in (compiled, pipeline.load(folder / f"dtensors{rank}.trtp")):
+        found = run(each)(given)
+        assert isinstance(found, DTensor)
+        assert found.placements == (Shard(1),)
+        torch.testing.assert_close(found.full_tensor(), whole(x), **CLOSE)
+    with pytest.raises(pipeline.ExecutionError, match="expected S"):
+        run(compiled)(distribute_tensor(x, mesh(), [Replicate()]))
+
+
+def copies_alone(rank: int, folder: Path) -> None:
+    """A module of copies on all ranks needs no collective."""
+    whole = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    compiled = COMPILE(distribute_module(copy.deepcopy(whole), mesh()), (distribute_tensor(x, mesh(), [Replicate()]),))
+    assert not compiled.program.sharding.groups
+    torch.testing.assert_close(run(compiled)(x).full_tensor(), whole(x), **CLOSE)
+
+
+class Reduced(nn.Module):
+    """A collective as users write it: it writes to a tensor."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest of all ranks; and the tensors of all."""
+        largest, every = x * 1, x.new_empty(2 * x.shape[0], *x.shape[1:])
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        dist.all_gather_into_tensor(every, x)
+        return largest, every
+
+
+def collectives_that_write(rank: int, folder: Path) -> None:
+    every = torch.randn(2, 3, 5)
+    found = run(COMPILE(Reduced(), (every[rank],)))(every[rank])
+    torch.testing.assert_close(found, (every.amax(0), every.flatten(0, 1)))
+
+
+def the_backend_of_torch_compile(rank: int, folder: Path) -> None:
+    whole, model = sharded(BY_ROWS_AND_COLUMNS)
+    backend, x = pipeline.backend(COMPILE, executor="reference"), torch.randn(2, 4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), whole(x), **CLOSE)
+    assert not backend.refused
+    torch._dynamo.reset()
+
+
+def files_of_ranks(rank: int, folder: Path) -> None:
+    whole, model = sharded(BY_ROWS_AND_COLUMNS)
+    COMPILE(model, (ROWS,)).save(folder / f"rank{rank}.trtp")
+    dist.barrier()
+    x = torch.randn(2, 4, 16)
+    torch.testing.assert_close(run(pipeline.load(folder / f"rank{rank}.trtp"))(x), whole(x), **CLOSE)
+    with pytest.raises(pipeline.ExecutionError, match=f"rank {1 - rank} of 2, and this process is rank {rank} of 2"):
+        run(pipeline.load(folder / f"rank{1 - rank}.trtp"))
+
+
+def other_shapes(rank: int, folder: Path) -> None:
+    whole, model = sharded(BY_ROWS_AND_COLUMNS)
+    module, x = run(COMPILE(model, (ROWS,))), torch.randn(4, 4, 16)
+    found = rf"rank {rank} has x: \[{1 + rank}, 4, 16\], and rank {1 - rank} has x: \[{2 - rank}, 4, 16\]"
+    with pytest.raises(pipeline.ExecutionError, match=found):
+        module(x[: 1 + rank])
+    torch.testing.assert_close(module(x), whole(x), **CLOSE)  # the ranks go on
+
+
+def a_rank_that_ends(rank: int, folder: Path) -> None:
+    """The last case: one rank ends, and the other is told in which collective."""
+    _, model = sharded(BY_ROWS_AND_COLUMNS)
+    module, x = run(COMPILE(model, (ROWS,))), torch.randn(4, 4, 16)
+    module(x)
+    if rank == 1:
+        (folder / "rank1.json").write_text((folder / "rank1.json").read_text()[:-1] + ', "a_rank_that_ends": ""}')
+        os._exit(0)
+    with pytest.raises(pipeline.ExecutionError, match="rank 0 failed in the collective _c10d_functional"):
+        module(x)
+
+
+CASES = (
+    a_varying_batch,
+    uneven_shards,
+    shards_of_a_sequence,
+    dtensors_in_and_out,
+    copies_alone,
+    collectives_that_write,
+    the_backend_of_torch_compile,
+    files_of_ranks,
+    other_shapes,
+    a_rank_that_ends,
+)

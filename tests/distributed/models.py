@@ -1,0 +1,90 @@
+"""Models of transformers, sharded by their own plans or by torch's, that two ranks compile together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    ViTConfig,
+    ViTModel,
+)
+from transformers.distributed import DistributedConfig
+
+import pipeline
+from pipeline.compat.transformers import compile_for_generation
+from tests.distributed.cases import CLOSE, COMPILE, mesh, run
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+TEXT = {"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 32, "pad_token_id": 0}
+
+
+def generates(kind: Any, config: Any, rank: int, folder: Path) -> None:
+    """A model that is sharded by its plan gives the tokens of the whole one, on all ranks."""
+    config.eos_token_id = None
+    whole = kind(config).eval()
+    place = folder / kind.__name__
+    if rank == 0:
+        whole.save_pretrained(place)
+    dist.barrier()
+    model = kind.from_pretrained(place, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto"))
+    sizes = {"max_cache_len": 16, "max_batch": 2}
+    compiled = compile_for_generation(model, **sizes, compile=COMPILE, executor="reference", shared_weights=False)
+    ids = torch.randint(1, 64, (2, 3))
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6}
+    expected = whole.generate(ids, **how, do_sample=False)
+    assert torch.equal(compiled.generate(ids, **how, do_sample=False), expected)
+    if kind is LlamaForCausalLM:
+        compiled.save(folder / f"llama{rank}.trtp")
+        loaded: Any = pipeline.load(folder / f"llama{rank}.trtp")
+        assert torch.equal(loaded.generate(ids, **how, do_sample=False), expected)
+        torch.manual_seed(rank)
+        sampled = compiled.generate(ids, **how, do_sample=True)
+        every = [torch.empty_like(sampled) for _ in range(2)]
+        dist.all_gather(every, sampled)
+        assert torch.equal(*every)
+        own = torch.rand(1)
+        torch.manual_seed(rank)
+        assert torch.equal(own, torch.rand(1)) is (rank == 1)  # only the first rank's numbers were drawn
+
+
+def llama(rank: int, folder: Path) -> None:
+    generates(LlamaForCausalLM, LlamaConfig(**SIZES, **TEXT), rank, folder)
+
+
+def qwen3(rank: int, folder: Path) -> None:
+    generates(Qwen3ForCausalLM, Qwen3Config(**SIZES, **TEXT, head_dim=8), rank, folder)
+
+
+def mixtral(rank: int, folder: Path) -> None:
+    config = MixtralConfig(**SIZES, **TEXT, num_local_experts=4, num_experts_per_tok=2)
+    generates(MixtralForCausalLM, config, rank, folder)
+
+
+def vit(rank: int, folder: Path) -> None:
+    """An encoder of images, sharded by torch's own plans."""
+    config = ViTConfig(**SIZES, image_size=16, patch_size=8, attn_implementation="sdpa")
+    x = torch.randn(2, 3, 16, 16)
+    model = ViTModel(config).eval()
+    with torch.no_grad():
+        expected = model(x).last_hidden_state
+    names = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and "layer" in name]
+    columns = {name for name in names if name.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj"))}
+    columns |= {name for name in names if "intermediate" in name or name.endswith("fc1")}
+    plan = {name: ColwiseParallel() if name in columns else RowwiseParallel() for name in names}
+    assert len(columns) == 4
+    assert len(names) == 6, names
+    compiled = COMPILE(parallelize_module(model, mesh(), plan), (x,))
+    torch.testing.assert_close(run(compiled)(x).last_hidden_state, expected, **CLOSE)
+
+
+MODELS = (llama, qwen3, mixtral, vit)

@@ -1,0 +1,22 @@
+"""Sharded models, compiled and run by several processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.cases import CASES
+from tests.distributed.models import MODELS
+from tests.distributed.ranks import run_in_ranks
+
+TWO = (*MODELS, *CASES)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What failed with two ranks, by case."""
+    return run_in_ranks(TWO, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in TWO])
+def test_two_ranks(two: dict[str, str], case: str) -> None:
+    assert not two[case]
