@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
+from pipeline.artifact.epcontext import save_epcontext
 from pipeline.artifact.lora import with_lora
 from pipeline.artifact.program_op import Entry
 from pipeline.artifact.save import save
-from pipeline.compiled import Compiled, CompiledModule, Executor, M
+from pipeline.compiled import Compiled, CompiledModule, Executor, Format, M, StrPath
 from pipeline.profiling.measure import profile
-from pipeline.profiling.trace import write
+from pipeline.profiling.trace import write as write_trace
 from pipeline.records.profile import Profile
 from pipeline.runtime.module import ProgramModule
 from pipeline.runtime.module_replacement import in_place_of
@@ -30,6 +31,13 @@ def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, 
     return made
 
 
+def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
+    """Save the program in one of the formats."""
+    if format not in get_args(Format):
+        raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
+    (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
+
+
 def module_like(_: Compiled, model: M, made: CompiledModule) -> M:
     """Return a copy of the model whose ``forward`` is the program's module."""
     return in_place_of(model, made)
@@ -38,7 +46,7 @@ def module_like(_: Compiled, model: M, made: CompiledModule) -> M:
 Compiled._new_module = module
 Compiled._module_like = module_like
 Compiled._profiled = profile
-Compiled._write = save
+Compiled._write = write
 Compiled._write_page = write_report
 Compiled._adapted = with_lora
-Profile._write_trace = write
+Profile._write_trace = write_trace

@@ -31,6 +31,7 @@ UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
 
 M = TypeVar("M", bound=torch.nn.Module)
 Executor = Literal["tensorrt", "reference"]
+Format = Literal["trtp", "epcontext"]
 StrPath = str | os.PathLike[str]
 
 
@@ -173,7 +174,7 @@ class Compiled:
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
     _module_like: ClassVar[Callable[[Compiled, M, CompiledModule], M]]
     _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]
-    _write: ClassVar[Callable[[Compiled, StrPath, StrPath], None]]
+    _write: ClassVar[Callable[[Compiled, StrPath, StrPath, str], None]]
     _write_page: ClassVar[Callable[[Compiled, StrPath, str, Profile | None], None]]
     _adapted: ClassVar[Callable[[Compiled, Mapping[str, object] | StrPath, float, bool | None], Compiled]]
 
@@ -258,8 +259,7 @@ class Compiled:
             runs: the number of measured runs, after a warm-up.
 
         Returns:
-            A record that prints a table; ``report(html=…, profile=…)`` draws it, and its ``trace(path)`` writes what
-            Perfetto reads.
+            A record that prints a table; ``report(html=…, profile=…)`` draws it, ``trace(path)`` is for Perfetto.
 
         Raises:
             ExecutionError: there is no GPU, or an engine does not run here.
@@ -267,20 +267,22 @@ class Compiled:
         """
         return self._profiled(args, kwargs, runs)
 
-    def save(self, path: StrPath, weights: StrPath = "inside") -> None:
+    def save(self, path: StrPath, weights: StrPath = "inside", *, format: Format = "trtp") -> None:
         """Save the program to a file, usually ``NAME.trtp``, which `pipeline.load` reads.
 
         Args:
             path: the file. An existing one is replaced in one step, once the new one is complete.
             weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor, PyTorch
                 segments and `pipeline.shared_weights` read, so that engines alone can run; or the path of a file for
-                them (safetensors), which the program finds again by its place relative to its own.
+                them (safetensors), found again by its relative path.
+            format: ``"epcontext"``: an ONNX file for ONNX Runtime (extra ``onnx``), of a program that is one engine
+                from tensors to tensors; ``weights`` may then name a file for the plan.
 
         Raises:
             ArtifactError: a part of the program cannot be saved; the message names it.
             OSError: the file cannot be written.
         """
-        self._write(path, weights)
+        self._write(path, weights, format)
 
     def with_lora(
         self, adapters: Mapping[str, object] | StrPath, scale: float = 1.0, *, fan_in_fan_out: bool | None = None
@@ -331,13 +333,11 @@ class Compiled:
             advice = f", which an nn.Module has: {MODULE_METHODS[name]}" if name in MODULE_METHODS else ""
             raise AttributeError(f"a Compiled has no .{name}{advice}")
 
-    def __copy__(self) -> Compiled:
+    def __copy__(self, memo: object = None) -> Compiled:
         """Itself: it never changes."""
         return self
 
-    def __deepcopy__(self, memo: object) -> Compiled:
-        """Itself: it never changes."""
-        return self
+    __deepcopy__ = __copy__
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""``pipeline run``, ``verify`` and ``serve-config``: saved programs on the command line."""
+"""``pipeline run``, ``verify``, ``serve-config`` and ``export``: saved programs on the command line."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ def add_serve_config(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(text=served)
 
 
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline export``."""
+    add_file(parser)
+    add_operators(parser)
+    parser.add_argument("--format", choices=["epcontext"], required=True, help="epcontext: an ONNX file with the plan")
+    parser.add_argument("-o", "--output", metavar="FILE.onnx", type=Path, help="the ONNX file; default: NAME.onnx")
+    parser.add_argument(
+        "--plan", metavar="FILE", default="inside", help="a file for the plan, beside the ONNX file; default: inside it"
+    )
+    parser.set_defaults(text=exported)
+
+
 def ran(options: argparse.Namespace) -> str:
     """Run a program; return the output of ``pipeline run``: a line for each output."""
     check_there(options.file)
@@ -100,6 +112,20 @@ def served(options: argparse.Namespace) -> str:
         warnings.simplefilter("ignore", ArtifactWarning)
         found = serve_config(options.file, options.output, options.name, options.batching, options.operators)
     return f"{found}written to {options.output / found.name}"
+
+
+def exported(options: argparse.Namespace) -> str:
+    """Write an ONNX file; return the output of ``pipeline export``: its path."""
+    check_there(options.file)
+    target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)
+        program = load(options.file, options.operators)
+    try:
+        program.save(target, options.plan, format=options.format)
+    except ImportError as error:  # it names the extra
+        raise UsageError(str(error)) from None
+    return f"written to {target}"
 
 
 def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,187 @@
+"""Save a program for ONNX Runtime: an ONNX file with one ``EPContext`` node, which the TensorRT provider loads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+
+from pipeline.artifact.named_io import inputs_of, named_outputs
+from pipeline.compiled import Compiled
+from pipeline.errors import ArtifactError, require
+from pipeline.program import Output, Port
+from pipeline.runtime.atomic import replacing
+from pipeline.version import __version__
+
+ELEMENTS: Final[Mapping[torch.dtype, str]] = {
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.int8: "INT8",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float32: "FLOAT",
+    torch.float8_e4m3fn: "FLOAT8E4M3FN",
+}
+"""ONNX's names of the dtypes that the provider takes as inputs and outputs."""
+IR_VERSION: Final = 10
+"""The version of ONNX's format that introduced the youngest of these dtypes; newer runtimes read it."""
+INSIDE: Final = "inside"
+LARGEST: Final = (1 << 31) - (1 << 20)
+"""The bytes of a plan that fits into an ONNX file: protobuf's messages have less than 2 GiB."""
+OPSET: Final = 21
+
+
+def save_epcontext(compiled: Compiled, path: str | os.PathLike[str], plan: str | os.PathLike[str] = "inside") -> None:
+    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs.
+
+    The plan is for the TensorRT that built it: the provider must have the same version.
+
+    Args:
+        compiled: the program: one engine from tensors to tensors, which mutates no buffers.
+        path: the file, usually ``NAME.onnx``. An existing file is replaced atomically.
+        plan: ``"inside"``, or the path of a file for the plan, in the folder of ``path`` or below: an ONNX file has at
+            most 2 GiB.
+
+    Raises:
+        ArtifactError: the program has no such form; the message gives the reason.
+        ImportError: the package onnx is not installed.
+        OSError: a file cannot be written.
+    """
+    if reason := next(filter(None, _obstacles(compiled)), ""):
+        raise ArtifactError(
+            f"the program cannot be an EPContext node: {reason}",
+            "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take",
+        )
+    target, inside = Path(path), os.fspath(plan) == INSIDE
+    content = memoryview(compiled.engines[0].checked())
+    if inside and content.nbytes > LARGEST:
+        why = f"the plan has {content.nbytes} bytes, and an ONNX file at most 2 GiB"
+        raise ArtifactError(why, "pass a file for the plan: weights='model.plan'")
+    held = bytes(content) if inside else _relative(Path(plan), target).encode()
+    message = _model(compiled, target.stem, held, inside=inside)
+    if not inside:
+        with replacing(Path(plan), size=lambda: content.nbytes) as file:
+            file.write(content)
+    with replacing(target, size=lambda: len(message)) as file:
+        file.write(message)
+
+
+def _obstacles(compiled: Compiled) -> Iterator[str]:
+    """Yield the reasons why a program is not one plan from tensors to tensors."""
+    program, partitioned = compiled.program, compiled.partitioned
+    if program.buffers:
+        yield f"it mutates the buffer {next(iter(program.buffers.values()))}, and a session has no state"
+    for output in program.outputs:
+        if output.kind != "user":
+            yield f"a call also has to write or check {output.target or output.name} ({output.kind})"
+    for fallback in partitioned.fallbacks:
+        yield f"an operator runs in PyTorch: {fallback}"
+    kinds = [segment.kind for segment in partitioned.segments]
+    if kinds == ["engine"]:
+        yield from map(_port_obstacle, (*inputs_of(program), *partitioned.segments[0].outputs))
+        yield from _output_obstacles(compiled)
+        yield from _engine_obstacles(compiled)
+    else:
+        yield f"it has {len(kinds)} segments, expected one engine"
+
+
+def _port_obstacle(port: Port) -> str:
+    """Return why a session cannot take or return a value; empty if it can."""
+    if port.kind != "tensor":
+        return f"{port.name} is a number, and a session takes and returns tensors"
+    if port.dtype not in ELEMENTS:
+        return f"{port.name} is {str(port.dtype).removeprefix('torch.')}, a dtype that the provider does not take"
+    return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
+
+
+def _output_obstacles(compiled: Compiled) -> Iterator[str]:
+    computed = {port.name for port in compiled.partitioned.segments[0].outputs}
+    names: dict[str, str] = {}
+    for name, output in _results(compiled):
+        if output.value not in computed:
+            yield f"the output {name} is an input or a constant, which no engine computes"
+        elif (other := names.setdefault(output.value, name)) != name:
+            yield f"the outputs {other} and {name} are one tensor"
+
+
+def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
+    """Yield what in the engine is not in the ONNX file: weights, names, inputs and profiles."""
+    engine, network = compiled.engines[0], compiled.networks[0]
+    if engine.stripped:
+        yield "its plan has no weights (strip_engine_weights), and the provider has none to add"
+    if engine.bindings:
+        ours, theirs = next(iter(engine.bindings.items()))
+        yield f"its plan, which may be from the engine cache, has {ours} under the name {theirs!r}"
+    if len(network.profiles) > 1:
+        yield f"it has {len(network.profiles)} profiles, of which the provider uses the first alone"
+    ports = {port.name: port for port in (*inputs_of(compiled.program), *_ports(compiled))}
+    for tensor in (*network.inputs, *network.outputs):
+        if (port := ports.get(tensor.name)) is None:
+            yield f"its engine reads {tensor.name}, which no caller passes"
+        elif str(port.dtype).removeprefix("torch.") != tensor.dtype:
+            yield f"its engine has {tensor.name} as {tensor.dtype}, and the model as {port.dtype}"
+
+
+def _results(compiled: Compiled) -> Iterator[tuple[str, Output]]:
+    """Yield the results that are not constants, by name."""
+    return ((name, output) for name, output in named_outputs(compiled.program) if not output.constant)
+
+
+def _ports(compiled: Compiled) -> list[Port]:
+    """Return the outputs by their names in the model."""
+    computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
+    rows = ((name, computed.get(output.value)) for name, output in _results(compiled))
+    return [evolve(port, name=name) for name, port in rows if port is not None]
+
+
+def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
+    """Return the ONNX file with a plan, or the relative path of one. ``source`` is left out: the provider compares it
+    with the name that an application registered it by."""
+    require("onnx", "onnx")
+    from onnx import TensorProto, checker, helper
+
+    def value(port: Port) -> Any:
+        shape = [size if isinstance(size, int) else str(size) for size in port.shape]
+        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[port.dtype]), shape)
+
+    inputs, outputs, network = inputs_of(compiled.program), _ports(compiled), compiled.networks[0]
+    node = helper.make_node(
+        "EPContext",
+        [tensor.name for tensor in network.inputs],
+        [port.name for port in outputs],
+        name=network.name,
+        domain="com.microsoft",
+        main_context=1,
+        embed_mode=int(inside),
+        ep_cache_context=content,
+        ep_sdk_version=compiled.engines[0].library.split()[-1],
+        hardware_architecture=",".join(compiled.settings.compute_capabilities).replace(".", "") or "80+",
+        partition_name=network.name,
+    )
+    graph = helper.make_graph([node], name, [*map(value, inputs)], [*map(value, outputs)])
+    opsets = helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)
+    model = helper.make_model(
+        graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="pipeline", producer_version=__version__
+    )
+    data: bytes = model.SerializeToString()
+    checker.check_model(data)
+    return data
+
+
+def _relative(plan: Path, model: Path) -> str:
+    """Return the path of a plan as the provider finds it: relative to the folder of the ONNX file, and inside it."""
+    file, place = (Path(os.path.normpath(path.absolute())) for path in (model, plan))
+    if place == file:
+        raise ArtifactError(f"{plan} is the ONNX file itself", 'pass another name, or "inside"')
+    if plan.name.lower() in ("none", ""):
+        raise ArtifactError(f"weights={str(plan)!r} is no place for a plan", 'pass "inside", or the path of a file')
+    if not place.is_relative_to(file.parent):
+        hint = "the provider reads files in it alone: save the plan there"
+        raise ArtifactError(f"the plan {plan} is outside the folder of {model}", hint)
+    return place.relative_to(file.parent).as_posix()
