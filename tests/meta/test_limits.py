@@ -37,6 +37,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compat/__init__.py",
         ),
     ),
+    "sharded models": (320, ("distributed/",)),
     "capture": (2_300, ("capture/",)),
     "what persuades torch.export": (6_200, ("export_fixes/",)),
     "kernel faults": (1_600, ("quirks/",)),
