@@ -19,7 +19,7 @@ from pipeline.network.description import Network
 from pipeline.program import Port
 from pipeline.recipes import Recipe, refs
 from pipeline.runtime.call_plan import NUMBERS
-from pipeline.shapes.environment import Expr, Range
+from pipeline.shapes.environment import Range
 
 
 def check_names(manifest: Manifest) -> None:
@@ -110,7 +110,9 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
     yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _port_fault(port)))
     known = manifest.shapes.keys()
-    if strange := [p for p in ports if any(s.name not in known for size in p.shape for s in _symbols(size))]:
+    if strange := [
+        p for p in ports if any(s.name not in known for size in p.shape for s in sympy.S(size).free_symbols)
+    ]:
         yield f"a size of {strange[0].name[:80]!r} has a symbol that the manifest does not declare"
     if unnamed := [each for each in manifest.outputs if not each.constant and not isinstance(each.value, str)]:
         yield f"the value of output {unnamed[0].name[:80]!r} is not a name"
@@ -133,10 +135,6 @@ def _port_fault(port: Port) -> str:
     if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
         return "has no dtype, or not one range for each dim"
     return "" if all(map(_is_range, port.ranges)) else "has an empty range"
-
-
-def _symbols(size: Expr) -> Iterable[sympy.Symbol]:
-    return () if isinstance(size, int) else size.free_symbols
 
 
 def _is_range(each: Range) -> bool:

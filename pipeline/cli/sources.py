@@ -78,7 +78,7 @@ def names_a_model(spec: str) -> bool:
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
     """Load the model that a SPEC names, with its own inputs or those given; raise a `SourceError` if it names none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
-        source = _from_factory(spec)
+        source = _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
     elif spec.endswith(tuple(READERS)):
         source = _file(Path(spec))
     else:
@@ -125,10 +125,6 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
     ".ts": (_script, "torch.jit.save"),
 }
 """The reader of a file and its writer's name, by the file's suffix."""
-
-
-def _from_factory(spec: str) -> Source:
-    return _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
 
 
 def made_by(spec: str) -> object:

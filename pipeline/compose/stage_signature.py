@@ -44,7 +44,7 @@ def name_of(function: object) -> str:
 def record_types(function: Callable[..., object], name: str) -> tuple[object, object]:
     """Return the record types that the annotations of a stage's function declare for its input and output."""
     try:
-        hints = get_type_hints(_annotated(function))
+        hints = get_type_hints(function if isinstance(function, FunctionType | MethodType) else type(function).__call__)
     except NameError as error:
         raise TypeError(
             f"stage {name!r}: the annotation {error.name!r} is not known in the module of the function; "
@@ -53,10 +53,6 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
     if hints["return"] is NoneType:
         raise TypeError(f"stage {name!r} is annotated to return None; a stage returns a record")
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
-
-
-def _annotated(function: Callable[..., object]) -> Callable[..., object]:
-    return function if isinstance(function, FunctionType | MethodType) else type(function).__call__
 
 
 def check_signature(function: Callable[..., object], name: str) -> None:

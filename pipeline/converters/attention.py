@@ -68,12 +68,8 @@ def _case(node: torch.fx.Node) -> Case:
         mask=None if bias is None else shape_of(bias),
         mask_dtype=None if bias is None else bias.dtype,
         causal=bool(argument(node, "is_causal")),
-        gqa=_gqa(node),
+        gqa=bool(argument(node, "enable_gqa")),
     )
-
-
-def _gqa(node: torch.fx.Node) -> bool:
-    return bool(argument(node, "enable_gqa"))
 
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:

@@ -47,7 +47,7 @@ LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 def normalized(program: Program) -> Program:
     """Return the program with its quantizers in one form; itself if it has none. Operators without a form stay
     unchanged."""
-    if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
+    if not any(map(_is_quantizer, program.graph.nodes)) and not any(map(_is_held, program.graph.nodes)):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
         warn_untested(LIBRARIES[namespace])
@@ -67,10 +67,6 @@ def schema_name(target: Argument) -> str:
     """Return the schema's name, ``torchao::quantize_affine``, with the overload if it has a name; empty if the target
     is not an operator."""
     return target.name() if isinstance(target, torch._ops.OpOverload) else ""
-
-
-def _holds_bits(program: Program) -> bool:
-    return any(map(_is_held, program.graph.nodes))
 
 
 def _is_held(node: Node) -> bool:

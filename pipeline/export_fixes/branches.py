@@ -132,8 +132,7 @@ def _chosen_result(
 
 
 def noting(own: Kernel) -> Kernel:
-    """Wrap torch's tracing of a call: record its effects in an open branch, and refuse writes to a chosen result, since
-    eager would write to one of two tensors."""
+    """Wrap torch's tracing of a call: record its effects in a branch; refuse writes to a chosen result."""
 
     def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
         result, trace = own(mode, func, pre_dispatch, args, kwargs), _trace.get()

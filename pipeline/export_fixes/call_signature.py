@@ -16,8 +16,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def signature_of(model: object) -> tuple[Parameter, ...]:
-    """Return the parameters of a model's ``forward``, without ``*args`` and ``**kwargs``; for an ``ExportedProgram``
-    those that it was exported with."""
+    """Return the parameters of ``forward``, or those of an export, without ``*args`` and ``**kwargs``."""
     module: object = model.module() if isinstance(model, ExportedProgram) else model
     inner = interpreted(module)
     if not isinstance(inner, torch.nn.Module):

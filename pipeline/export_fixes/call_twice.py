@@ -181,8 +181,7 @@ def _graph_text(module: torch.nn.Module) -> str:
 
 
 def _digest(value: object) -> Key:
-    """Return a key that distinguishes constants; a literal is a new tensor in each call. Fake tensors have no
-    values."""
+    """Return a key that distinguishes constants. A literal is a new tensor in each call."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

@@ -27,8 +27,7 @@ def names_read(model: torch.nn.Module) -> frozenset[str]:
 
 
 def assigned_at(model: torch.nn.Module, place: str) -> str:
-    """Return the line that assigns an attribute, or else one that reads what may then be changed; empty if none is
-    found."""
+    """Return the line that assigns an attribute, or one that reads what may be changed; empty if none does."""
     path, _, name = place.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     codes = [code for code in (*_codes(owner), *_codes(model)) if code.co_name not in CREATE]

@@ -213,8 +213,7 @@ def relaxed(shapes: object) -> Iterator[object]:
 
 
 def roomier(shapes: object) -> Iterator[object]:
-    """Yield the ranges with one size more where a range is 1 to 2: torch fixes such a dim when it asks whether it is 1,
-    though the graph is right for both."""
+    """Yield the ranges with a third size where a range is 1 to 2: torch fixes such dims without need."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 
@@ -286,8 +285,7 @@ def wishes(
 
 
 def unified(wishes: Iterable[Wish]) -> bool:
-    """Give sizes of one ``Dim`` one symbol, as requested; an export of relaxed ranges knows no ``Dim``. False if they
-    differ in the example inputs."""
+    """Give sizes of one ``Dim`` one symbol, as requested; return False if they differ in the example."""
     first: dict[str, Argument] = {}
     sizes = list(wishes)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]

@@ -208,8 +208,7 @@ _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
 def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
-    """Return the symbols of the condition in an assertion; none if torch asserts that a part of a tensor is no larger
-    than the tensor."""
+    """Return the symbols of an assertion's condition; none if torch only bounds a part of a tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}

@@ -88,8 +88,7 @@ def export(
 def _traced(
     model: torch.nn.Module, request: Request, settings: CompilationSettings
 ) -> tuple[ExportedProgram, object, ExportNotes]:
-    """Return the export, the requested ranges of its dims and the notes; data-dependent branches are the example's, if
-    the settings allow it."""
+    """Return the export, the requested ranges of its dims, and the notes, by the example if settings allow."""
     export = partial(_export, model, request.args, request.kwargs, request.dynamic_shapes, settings.device)
     inputs = (request.args, request.kwargs)
     elsewhere = settings.device is not None and is_elsewhere(settings.device, model, inputs)

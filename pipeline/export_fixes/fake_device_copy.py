@@ -80,8 +80,7 @@ def _moves_more(module: torch.nn.Module) -> bool:
 
 
 def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that are attributes of a model's modules, and neither parameters nor buffers, by their
-    names."""
+    """Return the tensors that modules hold as plain attributes, by name."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in model.named_modules(remove_duplicate=False)

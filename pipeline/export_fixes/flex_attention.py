@@ -63,8 +63,7 @@ def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
 
 
 def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:
-    """Return the mask of all queries and keys from the function of one pair, of size 1 in the batch and head dims that
-    it does not read; None if all are visible."""
+    """Return the mask of all pairs, of size 1 in the dims that the function ignores; None if all are visible."""
     if _is_true(one):
         return None
     inputs, _ = _results(one)

@@ -25,8 +25,7 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
 
 @contextmanager
 def levels_left() -> Iterator[None]:
-    """Return a context that restores the entered transforms: torch leaves some entered after a failed export, and the
-    next operator fails."""
+    """Return a context that leaves the transforms which a failed export has entered."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
 
     def leave() -> None:
@@ -40,8 +39,7 @@ def levels_left() -> Iterator[None]:
 
 
 def _is_forward() -> bool:
-    """Return whether forward-mode derivatives are active. torch has one level, and Python does not see one left by a
-    failure."""
+    """Return whether forward-mode derivatives are active, also those that a failure left so."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:

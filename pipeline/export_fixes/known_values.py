@@ -171,8 +171,7 @@ def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Func
 
 
 def _compute(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
-    """Return the result of a call on known values, or of one that fills with numbers, with its value; else
-    NotImplemented."""
+    """Return the result of a call that known values or numbers determine, with its value; else NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
     if not _may_be_computed(state, func, leaves):
         return NotImplemented
@@ -212,8 +211,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 @contextmanager
 def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context in which the tensors of a call have no values, so that torch does not compute with them; they
-    lose them if the call may write to them."""
+    """Return a context in which a call's tensors have no values; they lose those that it may write."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:

@@ -11,8 +11,7 @@ from pipeline.export_fixes.assigned_data import set_data
 
 
 def legacy(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: ``x.data`` is no operator and would become a constant, and
-    fake tensors accept boolean masks alone."""
+    """Wrap torch.export's handling of a call in the model: trace ``x.data`` and masks of bytes."""
 
     def override_older(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]

@@ -24,8 +24,7 @@ _places: dict[Argument, Places] = {}
 
 @contextmanager
 def quantizers_whole() -> Iterator[None]:
-    """Return a context for exports: ModelOpt's quantizers are in their export mode, and are operators on every
-    device."""
+    """Return a context in which ModelOpt's quantizers are exported as operators, on every device."""
     module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
     if module is None or utilities is None:
         yield

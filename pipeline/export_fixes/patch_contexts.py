@@ -45,8 +45,7 @@ def exporting() -> Iterator[None]:
 
 @contextmanager
 def by_the_example() -> Iterator[None]:
-    """Return a context for an export that follows its example's branches on data; random numbers drawn by the example
-    do not advance the user's generator."""
+    """Return a context for an export that follows the example's branches on data, without the user's generator."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), _places.taken("example"):
         yield

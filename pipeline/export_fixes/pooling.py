@@ -39,8 +39,7 @@ def of_any_size(override: Callable[..., object]) -> Callable[..., object]:
 
 
 def _pool(func: Target, given: Mapping[str, Argument]) -> object:
-    """Reduce the dims that one window covers, and pool the others; `max_pool1d` pools two dims, one of size 1. Means of
-    means are rounded once."""
+    """Reduce the dims that one window covers, and pool the others, in one rounding."""
     count, x, dtype = POOLS[func], given["input"], given["input"].dtype
     by_dim = {name: _per_dim(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
     if not given.get("stride"):

@@ -81,8 +81,7 @@ def checks_left() -> Iterator[None]:
 
 
 def others(model: torch.nn.Module) -> list[tuple[str, object]]:
-    """Return the objects of other classes that a model's modules hold, directly, through each other or in containers,
-    with the attribute path of each."""
+    """Return the other objects that modules hold, at any depth, each with the attribute path to it."""
     found: dict[int, tuple[str, object]] = {}
     left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
     while left and len(found) < OBJECTS:
@@ -117,8 +116,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _caches(values: Iterable[object]) -> Iterator[Cache]:
-    """Yield the ``functools.lru_cache`` among the methods of objects, and the functions of the files that they are
-    from."""
+    """Yield each ``functools.lru_cache`` of objects' methods and of the functions in their files."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
@@ -153,16 +151,14 @@ class Space:
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed(self) -> Iterator[tuple[str, object]]:
-        """Yield the attributes that are another object than before, or have others in them; not those of equal
-        numbers."""
+        """Yield the attributes whose object, or an object in it, is another one; equal numbers are no change."""
         for name in {**self.before, **self.now}:
             value, before = self.now.get(name), self.before.get(name)
             if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
                 yield name, value
 
     def filled_in(self, name: str) -> Sequence[object] | None:
-        """Return what is new in an attribute that held nothing, or in a dict that kept its entries; None if more
-        changed."""
+        """Return what is new in an empty attribute or in a dict that kept its entries; None if more changed."""
         value, before = self.now.get(name), self.before.get(name)
         if before is None:
             return [value]

@@ -123,8 +123,7 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
 
 
 def _as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
-    """Return a function of torch's as torch.export sees the model's own: it hands itself to no mode, and its calls
-    are."""
+    """Return a function of torch's that torch.export traces as the model's own code."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
     bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -185,8 +184,7 @@ def _is_not_the_models(frame: FrameType) -> bool:
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
-    """Return the truth without which the code after an instruction raises an error, and does nothing else, and the
-    error's name; None if there is no such truth."""
+    """Return the truth without which the code only raises an error, and the error's name; None without one."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
@@ -202,8 +200,7 @@ def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
 
 
 def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
-    """Return the name of the error that is all that comes of the instructions from a place on; empty if there is
-    more."""
+    """Return the name of the error if the instructions from a place on only raise it; else empty."""
     name = ""
     for step in steps[place : place + LONGEST]:
         if step.opname == "RAISE_VARARGS":
@@ -225,8 +222,7 @@ def _error(name: object) -> type[BaseException] | None:
 
 @functools.lru_cache(1024)
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
-    """Return whether a function has an ``except`` around a place that may catch an error; ``with`` and ``finally`` do
-    not count."""
+    """Return whether an ``except`` around a place in a function may catch an error."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)

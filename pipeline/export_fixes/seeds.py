@@ -1,4 +1,4 @@
-"""Refuse a model that seeds torch's generator when it is called: programs draw from the generator as it is."""
+"""Refuse a model that seeds torch's generator in its calls: compiled programs never seed it."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def logs(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def prints(_: Callable[..., object]) -> Callable[..., None]:
-    """Replace `get_class_if_classified_error`, which decides on a line of advice: none, and no graph of what was traced
-    before the error."""
+    """Replace `get_class_if_classified_error`: print no advice and no graph before an error."""
 
     def get_class_if_classified_error(error: Argument) -> None:
         if hasattr(error, "partial_fx_graph"):

@@ -152,8 +152,7 @@ def selected(own: Kernel) -> Kernel:
 
 
 def rooted(own: Kernel) -> Kernel:
-    """Take the root of a number that varies as an expression of it. Dynamo reads this function, too: to it a size is an
-    ``int``."""
+    """Return the root of a varying number as an expression; Dynamo, which traces this too, sees an ``int``."""
 
     def sqrt(x: object, /) -> object:
         varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")

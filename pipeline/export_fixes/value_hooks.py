@@ -82,8 +82,7 @@ def inputs(own: Kernel) -> Kernel:
 
 
 def reading(own: Kernel) -> Kernel:
-    """Wrap torch's tracing of a call: a number read is the fake's value. torch also keeps a value beside the proxy of a
-    literal, even if a view of it was written to."""
+    """Wrap torch's tracing of a call: a number read is the fake's, not the one beside a literal's proxy."""
 
     def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
         if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):

@@ -55,8 +55,7 @@ def together(model: torch.nn.Module, given: Spec) -> Spec:
 
 
 def once(own: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Wrap torch.export's `make_constraints`: its inputs have what ``forward`` takes as ``**kwargs`` under the name of
-    that parameter, and again each under its own."""
+    """Wrap torch.export's `make_constraints`, which gets inputs of ``**kwargs`` under two names."""
 
     def make_constraints(
         mode: object, module: object, inputs: Mapping[str, Argument], shapes: Spec, *args: object, **kwargs: object

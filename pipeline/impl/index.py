@@ -147,10 +147,6 @@ def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> t
     place = axes[0] if adjacent else 0
     order = [*rest[:place], *axes, *rest[place:]]
     moved = base.permute(net, x, order)
-    one = product([sizes[a] for a in axes]) if all(_known(sizes[a]) for a in axes) else -1
+    one = product([sizes[a] for a in axes]) if all(not isinstance(sizes[a], trt.ITensor) for a in axes) else -1
     shape = [*(sizes[i] for i in rest[:place]), one, *(sizes[i] for i in rest[place:])]
     return base.reshape(net, moved, shape), place
-
-
-def _known(size: Size) -> bool:
-    return not isinstance(size, trt.ITensor)

@@ -86,15 +86,11 @@ def rule_for(node: torch.fx.Node) -> Rule:
     target, name = node.target, name_of(node.target)
     if target is operator.getitem or not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
         return SAID
-    if name in STATISTICS and _trains(node):
+    if name in STATISTICS and name_of(node.target) == "batch_norm" and node.args[5]:
         return OTHERS
     kind = does(target)
     rule = BY_NAME.get(name) or (BY_TRAIT.get(kind, OTHERS) if kind is not None else OTHERS)
     return EXPONENTS if rule.mode == "inputs" and _beyond_halves(node) else rule
-
-
-def _trains(node: torch.fx.Node) -> bool:
-    return name_of(node.target) == "batch_norm" and bool(node.args[5])
 
 
 LARGEST: Final = torch.finfo(torch.float16).max

@@ -212,7 +212,7 @@ def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Execu
 
 def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledModule, executor: Executor) -> None:
     results = attempt("runs", call, lambda: module(*made.arguments(call, sizes)), sizes, executor)
-    want = expected(call, sizes, _dtypes(made.program))
+    want = expected(call, sizes, [fake.dtype for fake in _fakes(made.program)])
     _agrees(want, made.program)
     for i, got in enumerate(results):
         fault = difference(want, i, got.cpu(), executor)
@@ -235,10 +235,6 @@ def _agrees(want: Expected, program: Program) -> None:
         seen = [s if isinstance(s, int) else r for s, r in zip(sizes, result.shape, strict=False)]
         if len(sizes) == result.dim() and seen != list(result.shape):
             raise CallError(f"PyTorch returns {list(result.shape)} in eager mode, and {list(sizes)} when it is traced")
-
-
-def _dtypes(program: Program) -> list[torch.dtype]:
-    return [fake.dtype for fake in _fakes(program)]
 
 
 def _fakes(program: Program) -> list[torch.Tensor]:

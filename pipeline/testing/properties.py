@@ -114,7 +114,7 @@ def check_target(
     profile = profile or hypothesis.settings()
 
     def checked(call: Call) -> Checked | Rejected:
-        build = _builds(call, build_every)
+        build = build_every > 0 and zlib.crc32(repr(call).encode()) % build_every == 0
         compiling = {"registry": registry, "decompositions": decompositions, "settings": settings}
         return check(call, **compiling, build=build, devices=devices)  # type: ignore[arg-type]
 
@@ -141,10 +141,6 @@ def _round(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.set
         run(call)
 
     (hypothesis.seed(number)(calls) if profile.derandomize else calls)()
-
-
-def _builds(call: Call, every: int) -> bool:
-    return every > 0 and zlib.crc32(repr(call).encode()) % every == 0
 
 
 def _something_was_tested(target: object, tally: Tally) -> None:

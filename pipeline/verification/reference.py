@@ -108,7 +108,7 @@ class Reference:
         """Yield the part of an output that rounding decides; then the spread under random roundings."""
         if (flips := self._flips[output]) is not None:
             yield flips
-        if (drawn := self._drawn[output]) is not None:
+        if (drawn := self._rounding_extremes[output]) is not None:
             yield drawn
 
     @cached_property
@@ -120,7 +120,7 @@ class Reference:
         return [_varying_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
     @cached_property
-    def _drawn(self) -> list[Drawn | None]:
+    def _rounding_extremes(self) -> list[Drawn | None]:
         if self.exact is None:
             return [None] * len(self.eager)
         limits = [_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]

@@ -21,17 +21,13 @@ def fusions(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple
         networks: the engines' networks.
         pairs: the fusions that the plans show, a row for each dequantizing layer.
     """
-    texts = {(pair.engine, pair.layer): _words(pair) for pair in pairs}
+    texts = {(pair.engine, pair.layer): f"{_SAID[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
     found = defaultdict(list)
     for network in networks:
         for name, layer in _quantized(network):
             if (network.name, layer) in texts:
                 found[network.name, name].append(texts[network.name, layer])
     return {place: "; ".join(dict.fromkeys(words)) for place, words in found.items()}
-
-
-def _words(pair: Pair) -> str:
-    return f"{_SAID[pair.fused]}: {pair.type} {pair.of}, {pair.why}"
 
 
 def _quantized(network: Network) -> Iterator[tuple[str, str]]:

@@ -93,11 +93,7 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
 
 def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
     """Return the calls of the largest modules that were called; none if none was."""
-    sizes = {id(each): _size(each) for each, _, _ in called}
+    sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in called}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}
     return tuple(TowerCall(paths[id(each)], args, kwargs) for each, args, kwargs in called if id(each) in large)
-
-
-def _size(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,2 +1,1 @@
-"""Make TorchScript a module that torch.export captures: its graph is read into records and interpreted by
-evaluators."""
+"""Make TorchScript exportable: read its graph into records, and interpret them by evaluators."""

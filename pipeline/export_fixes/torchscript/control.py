@@ -107,8 +107,7 @@ def _check_known(call: Call, value: Value, what: str) -> None:
 
 
 def _is_data(value: Value) -> bool:
-    """Return whether a number is read from a tensor while the program is traced, with no known value, or is a
-    tensor."""
+    """Return whether a value is a tensor, or a number of unknown value read from one."""
     if isinstance(value, torch.Tensor):
         return True
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):

@@ -229,8 +229,7 @@ def _type(kind: Foreign) -> str:
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor constant is a single integer; traces have such constants where they compute with
-    sizes."""
+    """Return whether a tensor constant is a single integer, as in traces of arithmetic on sizes."""
     return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
 
 

@@ -23,8 +23,7 @@ Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Va
 
 
 def is_script(model: object) -> TypeGuard[Script]:
-    """Return whether a model is TorchScript: a scripted or traced module or function, or the result of
-    ``torch.jit.load``."""
+    """Return whether a model is TorchScript: scripted, traced, or loaded by ``torch.jit.load``."""
     return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 

@@ -81,8 +81,7 @@ def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Valu
 
 
 def _number(function: Callable[..., Value]) -> Evaluator:
-    """Return an evaluator whose result has the type that TorchScript says: ``2 ** 3`` is a float, and ``floor`` an
-    int."""
+    """Return an evaluator whose result has TorchScript's type: ``2 ** 3`` is a float, ``floor`` an int."""
 
     def evaluate(call: Call, *values: Value) -> Value:
         result = function(*values)

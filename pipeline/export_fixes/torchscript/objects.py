@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -133,10 +133,6 @@ def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
     )
 
 
-def _pairs(values: tuple[Value, ...]) -> Iterator[tuple[Value, Value]]:
-    return zip(values[::2], values[1::2], strict=True)
-
-
 def _same(call: Call, value: Value, *_: Value) -> Value:
     return value
 
@@ -152,7 +148,7 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "prim::TupleSlice": lambda call, values: values[call.attributes["beg"] : call.attributes["end"]],
     "prim::ListConstruct": lambda call, *values: list(values),
     "prim::ListUnpack": lambda call, values: tuple(values),
-    "prim::DictConstruct": lambda call, *values: dict(_pairs(values)),
+    "prim::DictConstruct": lambda call, *values: dict(zip(values[::2], values[1::2], strict=True)),
     "prim::Uninitialized": lambda call: UNSET,
     "prim::isinstance": is_instance,
     "prim::unchecked_cast": _same,

@@ -45,8 +45,7 @@ class Place:
 
 
 def lines(nodes: Sequence[Foreign]) -> list[str]:
-    """Return the stack traces of torch's nodes; a node without one gets that of the node before, or else of one
-    after."""
+    """Return the stack traces of torch's nodes; a node without one gets that of the nearest node."""
     known = [_trace(node.sourceRange()) for node in nodes]
     last = next(filter(None, known), "")
     return [last := trace or last for trace in known]

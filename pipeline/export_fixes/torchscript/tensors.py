@@ -1,5 +1,4 @@
-"""Evaluators between tensors and Python: sizes, dtypes, devices, numbers read from tensors, and tensors made from
-numbers."""
+"""Evaluators between tensors and Python: sizes, dtypes, devices, and numbers read or made into tensors."""
 
 from __future__ import annotations
 
