@@ -8,7 +8,7 @@ is, with its dims in the order of memory.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 import sympy
@@ -31,18 +31,30 @@ READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.a
 HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements of one that is contiguous()"
 
 
-def without_gaps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with ``as_strided`` of contiguous tensors replaced; the module itself if it has none.
+def without_gaps(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+    """Return the module with ``as_strided`` of tensors without gaps replaced; the module itself if it has none.
 
     Raises:
         CaptureError: what lies in the memory that is read is not known.
     """
+    _check_starts(module, examples)
     if not any(node.target in READS and not _is_plain(node) for node in module.graph.nodes):
         return module
     copy = _Copy({node.name for node in module.graph.nodes})
     for node in module.graph.nodes:
         copy.env[node] = copy.node(node)
     return over(module, copy.graph)
+
+
+def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
+    """Raise a `CaptureError` for an offset in the memory of an input that does not begin where its memory does: torch
+    counts from the memory's start, and a program has the elements alone."""
+    parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
+    memories = [_memory(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
+    for node in module.graph.nodes if memories else ():
+        counted = node.target in READS and argument(node, "storage_offset") is not None
+        if counted and _memory(argument(node, "self")) in memories:
+            raise _unknown(node)
 
 
 class _Copy:

@@ -40,10 +40,10 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
         CaptureError: a write cannot be taken out, or the model holds, writes or returns what no program does.
     """
     exported, graph_module, signature = _functional(exported)
-    graph_module = without_gaps(graph_module)
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
+    graph_module = without_gaps(graph_module, examples)
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
     read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]

@@ -240,8 +240,10 @@ def functional_variant(target: object) -> Argument:
     return next((f for f in found if _types(f) == _types(target)), None)
 
 
-def _types(target: Target) -> list[str]:
-    return [str(argument.type) for argument in target._schema.arguments]
+def _types(target: Target) -> list[tuple[str, bool]]:
+    """Return the types of an operator's arguments, and which may be left out: ``bernoulli.p`` needs what
+    ``bernoulli_.float`` does not."""
+    return [(str(argument.type), argument.has_default_value()) for argument in target._schema.arguments]
 
 
 def _is_of_one_dtype(node: Node) -> bool:

@@ -75,6 +75,8 @@ def _expanded(x: Tensor, dims: Sequence[int]) -> Tensor:
 @register_torch_trt_decomposition(aten.addbmm.default)
 def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    if not (self.is_floating_point() or self.is_complex()):
+        beta, alpha = int(beta), int(alpha)  # as eager does for integers
     product = batch1.transpose(0, 1).flatten(1) @ batch2.flatten(0, 1)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (self if beta == 1 else self * beta)

@@ -204,8 +204,9 @@ def batch_norm_functional(
     Tensor running_var, bool training, float momentum, float eps)
     -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
     results = native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    mean, running_mean, running_var = (each.to(dtype) for each in (results[1], running_mean, running_var))
     if not training:
         return *results, running_mean, running_var
-    var = x.to(running_var.dtype).var([0, *range(2, x.dim())], correction=1)
-    mean = results[1].to(running_mean.dtype)
+    var = x.to(dtype).var([0, *range(2, x.dim())], correction=1)
     return *results, running_mean + momentum * (mean - running_mean), running_var + momentum * (var - running_var)

@@ -53,7 +53,6 @@ def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: 
 def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
     """Replace a sum of products by a matmul, if that pays."""
     rank, before = rank_of(product), len(rewriting.created)
-    summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
     a, b = product.args
     if not (isinstance(a, Node) and isinstance(b, Node)) or dtype_of(node) != dtype_of(product):
         return
@@ -61,7 +60,10 @@ def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
     b = _unexpanded(b, a)
     most, *others = (_elements(rewriting, x) for x in (product, a, b, node))
     both = {*_letters(a.meta["val"].shape, rank)} & {*_letters(b.meta["val"].shape, rank)}
-    if most < max(LARGE, TIMES * sum(others)) or both.isdisjoint(ascii_letters[dim] for dim in summed):
+    if most < max(LARGE, TIMES * sum(others)):
+        return
+    summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
+    if both.isdisjoint(ascii_letters[dim] for dim in summed):
         return
     new = rewriting.traced(contracted, (a, b, summed, argument(node, "keepdim"), dtype_of(product)), node)
     if new is not None and all(map(rewriting.accepted, rewriting.created[before:])):

@@ -11,7 +11,17 @@ from attrs import define, field
 
 from pipeline.aten.graphs import results
 from pipeline.errors import Fallback, source_line
-from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, sizes_of, symbols_of, told_float
+from pipeline.partitioning.flow import (
+    Node,
+    copies,
+    float_symbols,
+    maker,
+    new_symbols,
+    operands,
+    sizes_of,
+    symbols_of,
+    told_float,
+)
 from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import bounds, leaves, on_host
@@ -179,7 +189,7 @@ class _Assembly:
 
     def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
         """Yield values from which later segments or the outputs read sizes that only this segment has."""
-        wanted = {s for n in self.returned for s in symbols_of(n)}
+        wanted = {s for n in self.returned for s in symbols_of(n) | float_symbols(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _readable_symbols(map(self._port, outputs))
         for node in part.nodes:

@@ -116,7 +116,7 @@ def new_symbols(node: Node) -> frozenset[str]:
         return frozenset()
     made = frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in free_unbacked_symbols(e))
     made |= told_float(node)
-    return made - {s for n in node.all_input_nodes for s in symbols_of(n) | _float_symbols(n)} if made else made
+    return made - {s for n in node.all_input_nodes for s in symbols_of(n) | float_symbols(n)} if made else made
 
 
 def told_float(node: Node) -> frozenset[str]:
@@ -125,7 +125,8 @@ def told_float(node: Node) -> frozenset[str]:
     return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
 
 
-def _float_symbols(node: Node) -> frozenset[str]:
+def float_symbols(node: Node) -> frozenset[str]:
+    """Return the names of the symbols in a float that Python computes; empty for other values."""
     value = node.meta.get("val")
     return frozenset(str(s) for s in number(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
 

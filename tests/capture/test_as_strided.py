@@ -129,3 +129,13 @@ def test_an_offset_that_varies_is_refused() -> None:
     dims = [{0: Dim("n", min=4, max=9)}]
     with pytest.raises(pipeline.CaptureError, match="reads memory of which"):
         pipeline.capture(Strided(first_of_several).eval(), (torch.randn(SQUARE),), dynamic_shapes=dims)
+
+
+@pytest.mark.parametrize("read", [lambda x: x, lambda x: x.mT, lambda x: x[1:]], ids=["itself", "transposed", "a part"])
+def test_an_offset_in_the_memory_of_a_part_is_refused(read: Callable[[Tensor], Tensor]) -> None:
+    """torch counts from the memory's start, and a program has the elements of its inputs alone."""
+    x = torch.arange(30.0)[5:25].view(SQUARE)
+    with pytest.raises(pipeline.CaptureError, match="reads memory of which"):
+        pipeline.capture(Strided(lambda x: read(x).as_strided((2, 2), (1, 2), 0)).eval(), (x,))
+    program = pipeline.capture(Strided(lambda x: x.mT.as_strided((2, 2), (1, 2))).eval(), (x,))
+    assert torch.equal(pipeline.default()(program).module("reference")(x), x.mT.as_strided((2, 2), (1, 2)))

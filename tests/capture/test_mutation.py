@@ -214,12 +214,30 @@ class Training(Writer):
         return [torch.nn.functional.batch_norm(x, self.state[0], self.state[1] + 1, training=True)]
 
 
-def test_other_writes_are_left_to_torch(traces: list[str]) -> None:
-    model, x = Training([]), torch.arange(12.0).reshape(3, 4) - 5.5
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_other_writes_are_left_to_torch(traces: list[str], dtype: torch.dtype) -> None:
+    model, x = Training([]).to(dtype), (torch.arange(12.0).reshape(3, 4) - 5.5).to(dtype)
     program = pipeline.capture(model, (x,))
     assert traces
-    found, _ = called(program, model, x)
-    torch.testing.assert_close(found, copy.deepcopy(model)(x))
+    module = pipeline.default()(program).module("reference")
+    torch.testing.assert_close(module(x), model(x))
+    torch.testing.assert_close(module.state_dict(), model.state_dict())
+
+
+def test_a_default_of_the_write_alone_is_kept() -> None:
+    """``bernoulli_()`` is that of 0.5, for which ``bernoulli`` has no default."""
+
+    class Draws(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clone().bernoulli_()
+
+    x = torch.zeros(64)
+    module = pipeline.default()(Draws(), (x,)).module("reference")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        ours = module(x)
+        torch.manual_seed(0)
+        assert torch.equal(ours, Draws()(x))
 
 
 def test_sizes_that_data_decides_are_made_once() -> None:

@@ -87,6 +87,7 @@ def test_sizes_may_vary() -> None:
 STAY: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "few numbers": (CONTRACTED["dims kept"][0], (draw(4, 16), draw(16, 8))),
     "a matrix by a vector": (lambda a, b: (a * b).sum(1), (draw(2048, 1024), draw(1024))),
+    "numbers": (lambda a, b: (a * b).sum(0), (torch.tensor(2.0), torch.tensor(3.0))),
     "few terms": (lambda a, b: (a[:, None] * b[None]).sum(2), (draw(1024, 2), draw(1024, 2))),
     "nothing that both have": (lambda a, b: (a[:, None] * b).sum(0), (draw(2048, 1), draw(1, 1024))),
     "integers": (lambda a, b: (a[:, :, None] * b).sum(1), (torch.ones(64, 256).int(), torch.ones(256, 96).int())),

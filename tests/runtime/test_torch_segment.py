@@ -129,6 +129,7 @@ NUMBERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "found, then doubled": lambda x, i: torch.cat([(x > 0).nonzero()] * 2).float() * 2 + 1,
     "found, then reshaped": lambda x, i: (x > 0).nonzero().float().expand(-1, 3).reshape(-1) + 1,
     "selected, and its number": lambda x, i: ((s := x[x > 0]) * 2, s.shape[0]),
+    "a float returned": lambda x, i: (x * 2, (f := x.sum().item()), f * 2 + 1),
     "a number in two segments": lambda x, i: torch.erfinv((x * (f := i.item())).tanh() + 1).nan_to_num() * f,
 }
 

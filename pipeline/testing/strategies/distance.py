@@ -41,8 +41,10 @@ def cross(draw: Draw, target: object) -> Call:
 @calls(aten.addbmm.default)
 def addbmm(draw: Draw, target: object) -> Call:
     shapes = (("n", 4), (2, "n", 3), (2, 3, 4))
-    specs = [draw(tensors(shape, torch.float32)) for shape in shapes]
-    return Call(target, tuple(specs), {"beta": draw(st.sampled_from((1, 2, 0))), "alpha": 3}, {"n": 3})
+    dtype = draw(st.sampled_from((torch.float32, torch.int64)))
+    specs = [draw(tensors(shape, dtype)) for shape in shapes]
+    factors = {"beta": draw(st.sampled_from((1, 2, 0, 0.5))), "alpha": draw(st.sampled_from((3, 1.5)))}
+    return Call(target, tuple(specs), factors, {"n": 3})
 
 
 STRATEGIES = {**cdist, **pdist, **cross, **addbmm}

@@ -1,0 +1,1 @@
+"""Tests of others as tests of ours: ``python -m benchmarks.suites SUITE [--source PATH]`` runs the cases of one."""
