@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself; what each does is said once, in .ci/run.
-TARGETS = demo test test-all gpu-test gpu-test-all lint format types docs venv release
+TARGETS = demo test test-all gpu-test gpu-test-all lint format types docs venv release first-hour
 .PHONY: all clean $(TARGETS)
 
 all: test-all lint types

@@ -2,9 +2,8 @@
 
     python .ci/release.py [--no-install] [FOLDER]
 
-FOLDER is dist/ by default, and is emptied first. A warning of the build is an error. The check installs the wheel with
-the versions of constraints.txt and runs, in an empty folder, the command line and the Python of README.md from top to
-bottom.
+FOLDER is dist/ by default, and is emptied first. A warning of the build is an error. first_hour.py checks the wheel: it
+runs README.md from top to bottom.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -60,29 +58,13 @@ def check(names: list[str], needed: tuple[str, ...], what: Path) -> None:
         sys.exit(f"{what.name} has {foreign[0]}")
 
 
-def code_of(page: Path) -> str:
-    """The Python of a page, its blocks joined."""
-    return "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S))
-
-
-def install_and_try(wheel: Path, folder: Path) -> None:
-    """Install the wheel where nothing else is, and use it in an empty folder."""
-    venv.create(folder / "venv", with_pip=True)
-    python, empty = folder / "venv" / "bin" / "python", folder / "empty"
-    empty.mkdir()
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[test]", cwd=empty)
-    print(run(folder / "venv" / "bin" / "pipeline", "--version", cwd=empty).strip())
-    (empty / "readme.py").write_text(code_of(ROOT / "README.md"), encoding="utf-8")
-    run(python, "readme.py", cwd=empty)
-
-
 def main() -> None:
     """Build and check a release."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("first", "second", "try"):
+        for part in ("first", "second"):
             (folder / part).mkdir()
         copy = folder / "first" / "source"
         files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
@@ -95,7 +77,7 @@ def main() -> None:
             check(archive.getnames(), IN_SDIST, sdist)
         check(zipfile.ZipFile(wheel).namelist(), IN_WHEEL, wheel)
         if "--no-install" not in sys.argv:
-            install_and_try(wheel, folder / "try")
+            print(run(sys.executable, ROOT / ".ci" / "first_hour.py", "--wheel", wheel, "README.md.py", cwd=folder))
     print(f"{sdist}\n{wheel}")
 
 

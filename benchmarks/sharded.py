@@ -1,5 +1,5 @@
-"""``torchrun --nproc-per-node 2 -m benchmarks.sharded``: a language model over several GPUs, beside torch.compile of the
-same model and beside one GPU.
+"""``torchrun --nproc-per-node 2 -m benchmarks.sharded``: a language model over several GPUs, beside torch.compile and
+one GPU.
 
 Llamas with random weights and transformers' plan for tensor parallelism. Each row is one model, batch and method: the
 milliseconds of a token at the end of the cache and of a prompt, the milliseconds that kernels of NCCL take of a token,

@@ -13,7 +13,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.annotation_ops import OPEN_MASK
-from pipeline.errors import MODULE_METHODS, Fallback, Unreached
+from pipeline.errors import Fallback, Unreached, no_attribute
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
@@ -330,8 +330,7 @@ class Compiled:
                 importlib.import_module("pipeline.api")
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
-            advice = f", which an nn.Module has: {MODULE_METHODS[name]}" if name in MODULE_METHODS else ""
-            raise AttributeError(f"a Compiled has no .{name}{advice}")
+            raise no_attribute(name, (*type(self).__annotations__, *dir(type(self))))
 
     def __copy__(self, memo: object = None) -> Compiled:
         """Itself: it never changes."""

@@ -21,7 +21,9 @@ from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable, chosen
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.export_fixes.torchscript.module import is_script
+from pipeline.inputs import Input
 from pipeline.program import Built, Program
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.settings_migration import ELSEWHERE
 from pipeline.stages import (
@@ -181,6 +183,8 @@ def bisect(
         PipelineError: the pipeline does not have the usual records between its stages, or the program does not compile
             or run.
     """
+    if type(limit) is not int or limit < 1:
+        raise ValueError(f"limit is a number of builds, at least 1, not {limit!r}")
     runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
     compile = _up_to_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
@@ -192,6 +196,8 @@ def bisect(
 
 def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
     """Return the stages up to the one that returns `Compiled`; they build no engines if the executor needs none."""
+    if not isinstance(compile, Pipeline):
+        raise TypeError(f"compile is {kind_of(compile)}, expected a pipeline, such as pipeline.default()")
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
@@ -207,17 +213,26 @@ def _check_names(fields: Mapping[str, object], function: Callable[..., object]) 
             raise TypeError(f"pipeline.{function.__name__} has no {name!r}; did you mean {close[0]!r}?")
 
 
+def _own(settings: object) -> str:
+    """Return how else what was passed as settings is given."""
+    if isinstance(settings, Mapping):
+        return ", as pipeline.default(**settings)"
+    return ", and inputs to pipeline.compile(model, args=…)" if isinstance(settings, Input | torch.Tensor) else ""
+
+
 def _check(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
         if isinstance(settings, torch.nn.Module | torch.export.ExportedProgram) or is_script(settings):
             due = "pipeline.compile(model, args=(x,)), or pipeline.default()(model, args=(x,))"
-            raise TypeError(f"pipeline.default takes settings, not the model, a {type(settings).__name__}: write {due}")
-        raise TypeError(f"settings are CompilationSettings or None, not {settings!r}; fields are given by name")
+            raise TypeError(f"pipeline.default takes settings, not the model, {kind_of(settings)}: write {due}")
+        raise TypeError(
+            f"settings are CompilationSettings, not {kind_of(settings)}: give fields by name{_own(settings)}"
+        )
     if not isinstance(registry, ConverterRegistry):
         adopted = "; ConverterRegistry.from_legacy adopts a dict of functions" if isinstance(registry, dict) else ""
-        raise TypeError(f"registry is a {type(registry).__name__}, expected a ConverterRegistry{adopted}")
+        raise TypeError(f"registry is {kind_of(registry)}, expected a ConverterRegistry{adopted}")
     if not isinstance(decompositions, DecompositionTable):
-        raise TypeError(f"decompositions is a {type(decompositions).__name__}, expected a DecompositionTable")
+        raise TypeError(f"decompositions is {kind_of(decompositions)}, expected a DecompositionTable")
 
 
 def _check_targets(capabilities: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from operator import attrgetter, is_
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 import torch
 from attrs import define, evolve, field
@@ -30,6 +30,7 @@ from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default, in_precision
 from pipeline.export_fixes.silence_torch_logs import said_already
 from pipeline.program import Program
+from pipeline.records.wording import kind_of
 from pipeline.runtime.data_writes import DataWrites, watch
 from pipeline.runtime.memory_overlap import shared, written_inputs
 
@@ -55,6 +56,12 @@ def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Exe
         TypeError: the pipeline does not lead from ``Program`` to ``Compiled``.
     """
     stages = default() if compile is None else compile
+    if not isinstance(stages, Pipeline):
+        due = 'pipeline.backend(pipeline.default(settings)); torch.compile(model, backend="pipeline") has options={…}'
+        raise TypeError(f"a backend takes a pipeline, not {kind_of(stages)}: {due}")
+    if executor not in (None, *get_args(Executor)):
+        known = ", ".join(map(repr, get_args(Executor)))
+        raise ValueError(f"executor is one of {known} or None, not {executor!r}")
     if not (accepts(stages.takes, Program) and accepts(Compiled, stages.gives)):
         raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
     return Backend(stages, executor)
@@ -79,6 +86,10 @@ class Backend:
         options: Mapping[str, object] | None = None,
     ) -> Function:
         """Compile a graph that Dynamo traced."""
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(
+                f"options is {kind_of(options)}: pass a dict of settings, as options={{'min_block_size': 1}}"
+            )
         stages, fields = self.stages, dict[str, Any]({**_mode(mode), **(options or {})})
         if "precision" in fields:
             stages = in_precision(stages, fields.pop("precision"))

@@ -8,13 +8,15 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 import attrs
 import torch
+
+from pipeline.records.wording import did_you_mean
 
 _LIBRARY = (contextlib.__file__, functools.__file__)
 _FRAME = re.compile(
@@ -41,6 +43,14 @@ MODULE_METHODS: Final[Mapping[str, str]] = {
     "generate": _GENERATE,
 }
 """What to use in place of the methods of ``nn.Module`` that a compiled program does not have."""
+
+
+def no_attribute(name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for an attribute that a compiled program does not have; it says what to use instead."""
+    if name in MODULE_METHODS:
+        return AttributeError(f"a Compiled has no .{name}, which an nn.Module has: {MODULE_METHODS[name]}")
+    public = (each for each in known if not each.startswith("_"))
+    return AttributeError(f"a Compiled has no .{name}{did_you_mean(name, public)}")
 
 
 @attrs.frozen

@@ -12,6 +12,8 @@ import attrs
 import torch
 from torch.export import Dim
 
+from pipeline.records.wording import by_name, did_you_mean, immutable, kind_of
+
 _SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "fp": "float", "bf": "bfloat", "c": "complex"}
 _DIM = re.compile(r"\d+(\.\.\d+){0,2}", re.ASCII)
 _GRAMMAR = (
@@ -57,7 +59,8 @@ def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
         raise TypeError(f"Input: {field.name} is a sequence of sizes, not {value!r}")
     for dim, size in enumerate(value):
         if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"Input: {field.name}[{dim}] is an integer, not {size!r}")
+            ranged = "" if isinstance(size, float) else "; a size that varies has a range: min_shape and max_shape"
+            raise TypeError(f"Input: {field.name}[{dim}] is an integer, not {size!r}{ranged}")
         if size < 0:
             raise ValueError(f"Input: {field.name}[{dim}] is {size}, less than 0; ranges take min_shape and max_shape")
 
@@ -71,8 +74,19 @@ def _to_tensor(value: object) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if not isinstance(value, bool | int | float | Sequence) or isinstance(value, str | bytes):
-        raise TypeError(f"Constant: value is a tensor, or numbers in lists, not a {type(value).__name__}")
-    return torch.tensor(value)
+        raise TypeError(f"Constant: value is a tensor, or numbers in lists, not {kind_of(value)}")
+    try:
+        return torch.tensor(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"Constant: value is a tensor, or numbers in lists of equal lengths: {error}") from None
+
+
+def _field_instead(name: str) -> str:
+    """Return advice on what to use instead of a field that `Input` does not have."""
+    known = ("shape", "min_shape", "opt_shape", "max_shape", "profiles", "dtype", "name", "device")
+    if name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
+        return "programs take inputs of any strides and values, and Input.from_tensor(x) describes a tensor"
+    return did_you_mean(name, known, "") or f"it has {', '.join(known)}"
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -121,6 +135,8 @@ def leaf_of(value: object) -> object:
     return value.value if isinstance(value, Constant) else value
 
 
+@immutable("make another")
+@by_name(_field_instead, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
 @attrs.frozen
 class Input:
     """One input of a model: a dtype, and either one `shape` or a range from `min_shape` to `max_shape`.
@@ -151,7 +167,9 @@ class Input:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"Input: dtype is a torch.dtype, not {self.dtype!r}")
+            known = str(getattr(self.dtype, "__name__", self.dtype)).removeprefix("torch.")
+            close = f": torch.{known}" if isinstance(getattr(torch, known, None), torch.dtype) else ""
+            raise TypeError(f"Input: dtype is a torch.dtype, not {self.dtype!r}{close}")
         if self.name is not None and not (isinstance(self.name, str) and self.name.isidentifier()):
             raise ValueError(f"Input: name is a Python identifier, not {self.name!r}")
         if self.profiles:
@@ -247,6 +265,9 @@ class Input:
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, *, name: str | None = None) -> Self:
         """Return the static input that this tensor is an example of."""
+        if not isinstance(tensor, torch.Tensor):
+            shape = "; a shape is described by Input(shape)" if isinstance(tensor, list | tuple) else ""
+            raise TypeError(f"Input.from_tensor takes a tensor, not {kind_of(tensor)}{shape}")
         return cls(tuple(tensor.shape), dtype=tensor.dtype, name=name)
 
     def __str__(self) -> str:

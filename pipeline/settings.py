@@ -1,6 +1,5 @@
 """``CompilationSettings``: one frozen record of every setting, validated when it is made."""
 
-import difflib
 import math
 import os
 import re
@@ -11,6 +10,7 @@ import attrs
 import torch
 
 from pipeline.records.executed_ops import TorchExecuted, entry_name, executed_entries, matches
+from pipeline.records.wording import by_name, did_you_mean, immutable
 from pipeline.settings_migration import ELSEWHERE
 
 
@@ -66,7 +66,8 @@ def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Call
 def _one_of(*words: str | None) -> Callable[[Any, Any, Any], None]:
     def check(_: object, field: "attrs.Attribute[str]", value: object) -> None:
         if value not in words:
-            raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}")
+            close = did_you_mean(value, words)
+            raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}{close}")
 
     return check
 
@@ -118,6 +119,15 @@ ENGINE = (
 separate cache entries. All others reach an engine through its network, or not at all."""
 
 
+def instead_of(name: str) -> str:
+    """Return advice on what to use instead of an unknown setting."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    return did_you_mean(name, CompilationSettings.names(), "") or "pipeline.CompilationSettings documents each"
+
+
+@immutable("settings.evolve(name=value) returns a changed copy")
+@by_name(instead_of, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
     """The settings of one compilation: immutable, hashable; `evolve` returns a changed copy, `repr` shows what was
@@ -270,16 +280,8 @@ class CompilationSettings:
     def evolve(self, **fields: Any) -> Self:
         """Return a copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
         if unknown := [name for name in fields if name not in self.names()]:
-            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {self._instead(unknown[0])}")
+            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {instead_of(unknown[0])}")
         return attrs.evolve(self, **fields)
-
-    @classmethod
-    def _instead(cls, name: str) -> str:
-        """Return advice on what to use instead of an unknown setting."""
-        if name in ELSEWHERE:
-            return ELSEWHERE[name]
-        close = difflib.get_close_matches(name, cls.names(), 1)
-        return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(cls.names())}"
 
     def __getattr__(self, name: str) -> object:
         """Raise an error for settings of Torch-TensorRT that converters read: it says what to use instead."""

@@ -13,6 +13,10 @@ _AUTOCAST = (
     'mixed precision is a stage: pass precision="float16", or insert pipeline.autocast(torch.float16, exclude=(…)) '
     'before="decompose"'
 )
+_PRECISION = (
+    'pass precision="float16" to pipeline.compile or pipeline.default for mixed precision; pipeline.quantize makes '
+    "weights int8, int4 or fp8"
+)
 _LOG = 'logging.getLogger("pipeline").setLevel(logging.DEBUG) shows more, and observed_by(…) every record'
 _TIMING = "TensorRT-RTX has no timings to keep; cache_built_engines keeps engines, runtime_cache the kernels"
 _STORE = 'a store of one\'s own is a stage: pipeline.default().replace("build", pipeline.cached(store))'
@@ -32,6 +36,8 @@ ELSEWHERE: Final = MappingProxyType(
         "use_explicit_typing": _TYPED,
         "use_strong_types": _TYPED,
         "enable_autocast": _AUTOCAST,
+        **dict.fromkeys(("fp16", "half", "bf16", "fp8", "int8", "precision", "dtype"), _PRECISION),
+        "ir": "there is one front end: torch.export captures modules, ExportedProgram and TorchScript are taken too",
         "autocast_low_precision_type": _AUTOCAST,
         "autocast_excluded_nodes": _AUTOCAST,
         "autocast_excluded_ops": _AUTOCAST,

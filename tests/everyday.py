@@ -60,6 +60,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/partitioning/test_models.py": "measures how long cutting takes, and full-size models",
     "tests/quantized/test_cells.py::test_the_page_has_the_table": "makes the whole table anew",
     "tests/docs/test_site.py::test_the_site_builds": "builds the whole site",
+    "tests/docs/test_release.py": PROCESSES,
     "tests/benchmarks/test_together.py": PROCESSES,
     "tests/benchmarks/test_gpu_tests.py": PROCESSES,
     "tests/benchmarks/test_profiles.py": "compiles what a benchmark compiles",

@@ -1,7 +1,7 @@
 """torch's tests of its Inductor, with ``pipeline`` as the backend of ``torch.compile``: ``test_torchinductor.py``.
 
-A test calls the file's ``check_model`` with a model and its arguments, once or more; this driver puts one of its own in
-that place, which compiles the model by ``torch.compile(backend=pipeline.backend(…))``. What else a test asserts is about
+A test calls the file's ``check_model`` with a model and its arguments, once or more; this driver puts one of its own
+in that place, which compiles the model by ``torch.compile(backend=pipeline.backend(…))``. What else a test asserts is about
 Inductor's code, and does not count; a test that never calls ``check_model`` is no case.
 """
 
@@ -95,7 +95,11 @@ def _judge(tests: ModuleType, name: str) -> Row:
     with suppress(unittest.SkipTest):
         Test(name).run(result)
     said = [*(text for _, text in result.errors + result.failures), *(why for _, why in result.skipped)]
-    return rows[-1] if rows else {"outcome": "no case", "reason": (said or ["check_model is not called"])[0].strip().splitlines()[-1]}
+    return (
+        rows[-1]
+        if rows
+        else {"outcome": "no case", "reason": (said or ["check_model is not called"])[0].strip().splitlines()[-1]}
+    )
 
 
 def _imported(tree: ast.Module, source: Path) -> ModuleType:
@@ -116,5 +120,7 @@ def _without_missing(node: ast.ImportFrom) -> list[str]:
     """Remove the names that cannot be imported from a statement, and return them."""
     here = importlib.import_module(str(node.module))
     gone = [alias for alias in node.names if not hasattr(here, alias.name)]
-    node.names = [alias for alias in node.names if alias not in gone] or [ast.copy_location(ast.alias("__name__", "_"), node)]
+    node.names = [alias for alias in node.names if alias not in gone] or [
+        ast.copy_location(ast.alias("__name__", "_"), node)
+    ]
     return [alias.asname or alias.name for alias in gone]

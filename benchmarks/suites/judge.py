@@ -80,7 +80,7 @@ def judged_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[
     return judged(call, call.tensors)
 
 
-def judged(model: torch.nn.Module, tensors: Sequence[torch.Tensor], compile: Any = Captured()) -> Row:  # noqa: B008
+def judged(model: torch.nn.Module, tensors: Sequence[torch.Tensor], compile: Any = Captured()) -> Row:
     """Judge a module: whether its results and its arguments after the call are eager's, and what runs in PyTorch."""
     try:
         eager = called(copied(model), tensors)
@@ -100,7 +100,9 @@ def compared(programs: Sequence[pipeline.Compiled], eager: Any, best: Any, ours:
     """Return the row of a call that eager and the programs of a model computed."""
     row = {
         "operators": sum(compiled.coverage.total for compiled in programs),
-        "in_pytorch": dict(Counter(f"{f.target}: {f.reason}" for compiled in programs for f in compiled.coverage.fallback)),
+        "in_pytorch": dict(
+            Counter(f"{f.target}: {f.reason}" for compiled in programs for f in compiled.coverage.fallback)
+        ),
     }
     if any(map(draws, programs)):
         fault = "" if described(ours) == described(eager) else f"{described(ours)}, eager returns {described(eager)}"

@@ -25,7 +25,10 @@ def cases() -> Iterator[Case]:
         for op in op_db:
             if op.supports_dtype(dtype, "cpu"):
                 for index in range(most):
-                    yield Case(f"{op.formatted_name}[{dtype}][{index}]".replace("torch.", ""), partial(_judge, op, dtype, index, most))
+                    yield Case(
+                        f"{op.formatted_name}[{dtype}][{index}]".replace("torch.", ""),
+                        partial(_judge, op, dtype, index, most),
+                    )
 
 
 def version() -> str:

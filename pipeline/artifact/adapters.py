@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from pipeline.aten.types import Argument
 from pipeline.errors import RefitError
 from pipeline.recipes import Recipe, Ref, Step
+from pipeline.records.wording import kind_of
 
 A, B = ".lora_A", ".lora_B"
 SUM = "lora:"
@@ -76,7 +77,7 @@ def _pairs(
         elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(v, torch.Tensor) for v in value):
             sides.setdefault(names[0], {}).update(A=value[0], B=value[1])
         else:
-            wrong[key] = f"expected a pair of tensors (A, B), not a {type(value).__name__}"
+            wrong[key] = f"expected a pair of tensors (A, B), not {kind_of(value)}"
     wrong |= {name: "one of lora_A and lora_B is missing" for name, side in sides.items() if len(side) == 1}
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
 

@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
+from pipeline.records.wording import kind_of
 
 
 @frozen
@@ -36,7 +37,13 @@ class FsspecStore:
         except ImportError:
             extra = "pip install fsspec, and the library of the URL's protocol (s3fs, gcsfs)"
             raise ImportError(f"an engine cache at {self.url} needs fsspec: {extra}") from None
-        system, root = url_to_fs(self.url, **self.options)
+        if not isinstance(self.url, str):
+            raise TypeError(f"url is {kind_of(self.url)}, expected a str such as 's3://bucket/engines'")
+        try:
+            system, root = url_to_fs(self.url, **self.options)
+        except ValueError as error:
+            known = "fsspec.available_protocols() lists those that are installed"
+            raise ValueError(f"an engine cache cannot be at {self.url}: {error}; {known}") from None
         object.__setattr__(self, "_system", system)
         object.__setattr__(self, "_root", root.rstrip("/"))
 

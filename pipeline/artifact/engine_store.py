@@ -101,6 +101,11 @@ def _folder(value: str | os.PathLike[str] | None) -> Path:
     return cache_folder("engines") if value is None else Path(value).expanduser()
 
 
+def _bytes(_: object, __: object, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"size is a number of bytes, as 5 << 30, not {value!r}")
+
+
 @frozen
 class DiskStore:
     """An engine cache in a folder of limited size: the least recently used entries are deleted.
@@ -114,7 +119,7 @@ class DiskStore:
     """
 
     folder: Path = field(default=None, converter=_folder)
-    size: int = 5 << 30
+    size: int = field(default=5 << 30, validator=_bytes)
 
     def load(self, key: str) -> bytes | None:
         """Return the bytes saved under a key; None if there are none. An altered entry is deleted with a warning."""

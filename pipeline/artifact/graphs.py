@@ -26,6 +26,7 @@ from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.errors import ArtifactError, line_of
+from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
 Row: TypeAlias = dict[str, JsonData]
@@ -128,7 +129,7 @@ def attributes(
         elif isinstance(value, torch.Tensor):
             held[target] = tensors.keep(f"{name}.{target}", value)
         else:
-            raise ArtifactError(f"{name}.{target} cannot be saved: it is a {type(value).__name__}")
+            raise ArtifactError(f"{name}.{target} cannot be saved: it is {kind_of(value)}")
     return tuple(graphs.items()), tuple(held.items())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -38,6 +39,7 @@ from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
 from pipeline.program import Partitioned, Program, Verdict, saved_fields, version
 from pipeline.records.kernels import NO_KERNELS, Kernels
+from pipeline.records.wording import path_of
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
@@ -66,8 +68,11 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
         ArtifactError: it is not a saved program, was truncated or altered, comes from a newer version, or calls an
             operator that is missing or not allowed; the message names it.
     """
-    place = Path(path) / FOLDER if Path(path).is_dir() else Path(path)
-    if place != Path(path) and not place.exists():
+    given = path_of(path, "pipeline.load")
+    place = given / FOLDER if given.is_dir() else given
+    if not given.exists():
+        raise FileNotFoundError(errno.ENOENT, "there is no such file; compiled.save(path) writes one", str(path))
+    if place != given and not place.exists():
         raise ArtifactError(f"{path} cannot be read: it is a folder without {FOLDER}", "pass the file that save wrote")
     compiled = program(place, operators)
     with opened(place) as file:

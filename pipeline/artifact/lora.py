@@ -17,6 +17,7 @@ from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import Recipe
+from pipeline.records.wording import kind_of
 
 
 def with_lora(
@@ -30,7 +31,9 @@ def with_lora(
         adapters = tensors_of(Path(adapters))
     if not isinstance(adapters, Mapping):
         due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
-        raise TypeError(f"adapters are {due}, not a {type(adapters).__name__}")
+        raise TypeError(f"adapters are {due}, not {kind_of(adapters)}")
+    if not adapters:
+        raise ValueError("adapters are empty: the program itself is the one without adapters")
     if not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
     program = compiled.program

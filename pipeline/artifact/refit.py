@@ -22,6 +22,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
 from pipeline.recipes import numbers_of
+from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import build
@@ -51,7 +52,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
             converter without a recipe; the message names each, with the reason.
     """
     if not isinstance(compiled, Compiled):
-        raise TypeError(f"compiled is a {type(compiled).__name__}: pass the result of pipeline.default()(model, args)")
+        raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
     if wrong := missing(given, new_weights, program) | _unfit(given, program) or _differing_tied_weights(
@@ -115,8 +116,7 @@ def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
         literals = {name: weights.constants[name] for name in _literals(weights)}
         return {**literals, **weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
     if not isinstance(weights, Mapping):
-        kind = type(weights).__name__
-        raise TypeError(f"new_weights is a {kind}: pass a module, an ExportedProgram or a state_dict")
+        raise TypeError(f"new_weights is {kind_of(weights)}: pass a module, an ExportedProgram or a state_dict")
     return dict(weights)
 
 
@@ -215,7 +215,7 @@ def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, to
 def _mismatch(value: object, old: torch.Tensor) -> str:
     """Return why a value cannot replace a weight; empty if it can."""
     if not isinstance(value, torch.Tensor):
-        return f"it is a {type(value).__name__}, expected a torch.Tensor"
+        return f"it is {kind_of(value)}, expected a torch.Tensor"
     if is_lazy(value):
         return "it is not initialized: it has no shape yet"
     if value.shape != old.shape or value.dtype != old.dtype:

@@ -40,6 +40,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Verdict, saved_fields, version
+from pipeline.records.wording import kind_of, path_of
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
 from pipeline.runtime.opened_file import call_bytes_of, check_files
@@ -73,7 +74,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE, generat
         OSError: the file cannot be written.
     """
     check_files(compiled.program.parameters)
-    file_path, tensors, entries = Path(path), Tensors(), dict[str, Any]()
+    file_path, tensors, entries = path_of(path, "save"), Tensors(), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in entries.values())  # noqa: E731 - the entries are added below
     with replacing(file_path, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
         plans = _saved_engines(compiled)[1]
@@ -97,6 +98,8 @@ def _add_all(writer: Writer, entries: Entries) -> None:
 
 
 def _checked_place(weights: PathLike) -> str:
+    if not isinstance(weights, str | os.PathLike):
+        raise TypeError(f'weights is {kind_of(weights)}: pass "inside", "none", or the path of a file')
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
         raise ArtifactError(f"weights={given!r} is not a place", 'pass "inside", "none", or the path of a file')

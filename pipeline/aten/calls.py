@@ -20,6 +20,7 @@ import torch
 from pipeline.aten.layouts import ANY_LAYOUT
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import PipelineError
+from pipeline.records.wording import kind_of
 
 aten = torch.ops.aten
 
@@ -108,7 +109,7 @@ def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
     @wraps(function)
     def call(*args: Argument) -> Argument:
         if strange := next((a for a in args if isinstance(a, (str, bytes, list, tuple, dict))), None):
-            raise TypeError(f"{function.__name__} takes numbers here, not a {type(strange).__name__}")
+            raise TypeError(f"{function.__name__} takes numbers here, not {kind_of(strange)}")
         result = function(*args)
         _raise_if_too_large(type(result) is int and result.bit_length() > MOST_BITS)
         return result
@@ -124,7 +125,7 @@ def _round_limited(number: Argument, digits: int = 0) -> Argument:
 def _getitem(values: Argument, index: Argument) -> Argument:
     """Return ``values[index]`` of an operator's results."""
     if not isinstance(values, (tuple, list)):
-        raise TypeError(f"getitem takes the results of an operator here, not a {type(values).__name__}")
+        raise TypeError(f"getitem takes the results of an operator here, not {kind_of(values)}")
     return values[index]
 
 

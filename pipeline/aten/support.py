@@ -41,6 +41,11 @@ def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
     return check
 
 
+def _callable(_: object, field: Any, value: object) -> None:
+    if not callable(value) and not (value is None and field.default is None):
+        raise TypeError(f"{field.name} is a function, not {value!r}")
+
+
 @attrs.frozen
 class Rejection:
     """The reason why a node is refused, with a hint if the user can act on it. Its truth value is False."""
@@ -67,10 +72,8 @@ class ConverterSupport:
     depends on the data.
     """
 
-    converter_implementation: Implementation = attrs.field(validator=attrs.validators.is_callable())
-    capability_validator: Validator | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.is_callable())
-    )
+    converter_implementation: Implementation = attrs.field(validator=_callable)
+    capability_validator: Validator | None = attrs.field(default=None, validator=_callable)
     supports_dynamic_shapes: bool = attrs.field(default=False, validator=of_kind(bool))
     requires_output_allocator: bool = attrs.field(default=False, validator=of_kind(bool))
 

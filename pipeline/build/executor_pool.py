@@ -11,6 +11,7 @@ from pipeline.build.remote_build import Job
 from pipeline.build.remote_build_over_bytes import SentJob, SentPlan
 from pipeline.build.serialized_plans import Plan
 from pipeline.errors import BuildError, PipelineError
+from pipeline.records.wording import kind_of
 
 Pending: TypeAlias = dict["Future[object]", Job]
 
@@ -72,9 +73,7 @@ def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Futu
         hint = "pass an executor that has not been shut down, and whose workers live"
         raise BuildError(f"{job.order.name}: the executor refused the work: {error}", hint) from error
     if not isinstance(future, Future):
-        raise BuildError(
-            f"{job.order.name}: the executor's submit() returned a {type(future).__name__}, no Future", _NONE
-        )
+        raise BuildError(f"{job.order.name}: the executor's submit() returned {kind_of(future)}, no Future", _NONE)
     return future
 
 
@@ -92,7 +91,7 @@ def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Pl
     except Exception as error:
         raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
     if not isinstance(plan, Plan | SentPlan | None):
-        raise BuildError(f"{name}: its worker returned a {type(plan).__name__} instead of the job's result", _NONE)
+        raise BuildError(f"{name}: its worker returned {kind_of(plan)} instead of the job's result", _NONE)
     return plan
 
 

@@ -14,6 +14,7 @@ from pipeline.export_fixes import ExportNotes
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired, version
 from pipeline.recipes import Recipe, identity, qualified_name
+from pipeline.records.wording import kind_of
 
 Node = torch.fx.Node
 ACCESS = "export.access_subclass_inner_tensor.default"
@@ -53,7 +54,7 @@ def flattened(program: Program, _: ExportNotes) -> Program:
     for name, tensor in kept.items():
         if is_traceable_wrapper_subclass(tensor):
             raise CaptureError(
-                f"{name} is a {type(tensor).__name__}, which torch.export keeps whole: the graph does not tell what "
+                f"{name} is {kind_of(tensor)}, which torch.export keeps whole: the graph does not tell what "
                 "its numbers are made of",
                 "quantize the model with NVIDIA ModelOpt, or with a configuration of torchao that is not a prototype "
                 "(docs/quantization.md), or make the parameter a plain tensor: .dequantize()",

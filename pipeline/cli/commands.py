@@ -31,6 +31,7 @@ from pipeline.errors import (
     PipelineError,
     VersionWarning,
 )
+from pipeline.records.wording import did_you_mean
 from pipeline.version import __version__
 
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
         words = _spelt(sys.argv[1:] if argv is None else argv)
-        options = _parser(words).parse_args(words)
+        options = _parsed(words)
         with _warnings_shown():
             code: int = options.run(options) if "run" in options else kept_command(options)
             if sys.stdout is not None:
@@ -67,6 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _drop_output()
         return _fail(1, str(error))
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; raise a `UsageError` that names what an unknown command or flag is close to."""
+    asked = next((word for word in words if not word.startswith("-")), "")
+    if asked and asked not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise UsageError(f"there is no command {asked!r}; the commands are {known}{did_you_mean(asked, COMMANDS)}")
+    if words and not asked and words[0] not in (flags := ("-h", "--help", "--version")):
+        raise UsageError(f"there is no flag {words[0]!r}{did_you_mean(words[0], flags)} (`pipeline --help` shows all)")
+    parser, command = _parser(asked)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        close = did_you_mean(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", command.format_usage()))
+        raise UsageError(
+            f"unrecognized arguments: {' '.join(unknown)}{close} (`{command.prog} --help` shows the usage)"
+        )
+    return options
 
 
 def _spelt(argv: Sequence[str]) -> list[str]:
@@ -154,20 +173,19 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of a command line, with the arguments of the command that it asks for alone."""
-    parser = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
+def _parser(asked: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Return the parser of a command line, and of the command that it asks for, which alone has its arguments."""
+    parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    asked = next((word for word in argv if not word.startswith("-")), "")
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name == asked:
-            found = importlib.import_module(f"pipeline.cli.{module}")
+            found, chosen = importlib.import_module(f"pipeline.cli.{module}"), command
             getattr(found, f"add_{name.replace('-', '_')}")(command)
-    return parser
+    return parser, chosen
 
 
 def kept_command(options: argparse.Namespace) -> int:

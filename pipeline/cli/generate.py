@@ -13,6 +13,7 @@ import torch
 from pipeline.cli.sources import made_by
 from pipeline.cli.usage import UsageError
 from pipeline.compiled import Executor
+from pipeline.records.wording import kind_of
 
 GROUP: Final = "pipeline.generation"
 
@@ -97,9 +98,11 @@ def _model(spec: str, seed: int) -> Any:
             model = kind.from_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
     elif folder.is_dir():
         raise UsageError(f"{spec} is a folder without config.json: name one that transformers' save_pretrained wrote")
+    elif folder.suffix == ".trtp":
+        raise UsageError(f"{spec} is a saved program: pipeline.load({spec!r}) returns an object with generate")
     else:
         model = made_by(spec)
         model = model.eval() if isinstance(model, torch.nn.Module) else model
     if not isinstance(model, transformers.GenerationMixin) or model.config.is_encoder_decoder:  # type: ignore[attr-defined]
-        raise UsageError(f"{spec} is a {type(model).__name__}; expected a decoder-only model of transformers")
+        raise UsageError(f"{spec} is {kind_of(model)}; expected a decoder-only model of transformers")
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -87,7 +88,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings")
     texts = setting_texts()
     for field in attrs.fields(CompilationSettings):
-        flag, text = field.name.replace("_", "-"), texts[field.name].replace("%", "%%")
+        flag, text = field.name.replace("_", "-"), texts.get(field.name, "").replace("%", "%%")
         common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
         if field.type in (bool, bool | None):
             group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
@@ -103,7 +104,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def setting_texts() -> dict[str, str]:
     """Return the first sentence on each field in the docstring of CompilationSettings, and its default."""
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", CompilationSettings.__doc__ or "", re.M)
+    text = inspect.cleandoc(CompilationSettings.__doc__ or "")  # Python 3.13 has it without indentation, -OO has none
+    entries = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.M)
     return {name: _sentence(" ".join(text.split())) for name, text in entries}
 
 

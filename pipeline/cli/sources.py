@@ -25,6 +25,7 @@ from pipeline.export_fixes.input_checks import bound, check_module
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.export_fixes.torchscript.module import model as interpreted
 from pipeline.inputs import Input
+from pipeline.records.wording import kind_of
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory"
@@ -66,7 +67,7 @@ class Source:
             try:
                 bound(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
-                raise SourceError(f"{error}; describe inputs by --input") from None
+                raise SourceError(f"{str(error).partition('; ')[0]}; describe inputs by --input") from None
         return self
 
 
@@ -81,6 +82,8 @@ def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
         source = _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
     elif spec.endswith(tuple(READERS)):
         source = _file(Path(spec))
+    elif Path(spec).suffix == ".trtp":
+        raise SourceError(f"{spec!r} is a saved program, compiled already: inspect, run, verify and report take it")
     else:
         raise SourceError(f"{spec!r} is no model: {GRAMMAR}")
     return source.with_inputs(inputs).checked()
@@ -187,7 +190,7 @@ def _source(spec: str, name: str, made: object) -> Source:
             name, model.eval(), _tuple(spec, args), _dict(spec, kwargs), getattr(made, "dynamic_shapes", None)
         )
     raise SourceError(
-        f"{spec} returns a {type(made).__name__}; expected an nn.Module, an ExportedProgram or a tuple "
+        f"{spec} returns {kind_of(made)}; expected an nn.Module, an ExportedProgram or a tuple "
         "(module, args[, kwargs[, dynamic_shapes]])"
     )
 
@@ -195,13 +198,13 @@ def _source(spec: str, name: str, made: object) -> Source:
 def _tuple(spec: str, args: object) -> tuple[object, ...]:
     if args is None or isinstance(args, (tuple, list)):
         return tuple(args or ())
-    raise SourceError(f"{spec} returns a {type(args).__name__} as args; expected a tuple of inputs")
+    raise SourceError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
 
 
 def _dict(spec: str, kwargs: object) -> dict[str, Any]:
     if kwargs is None or isinstance(kwargs, Mapping):
         return dict(kwargs or {})
-    raise SourceError(f"{spec} returns a {type(kwargs).__name__} as kwargs; expected a dict of inputs by name")
+    raise SourceError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
@@ -217,7 +220,7 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
     for name, wish in zip(names, found, strict=True):
         value = values[str(name)]
         if not isinstance(value, torch.Tensor):
-            raise SourceError(f"the file takes a {type(value).__name__}, which --input cannot describe")
+            raise SourceError(f"the file takes {kind_of(value)}, which --input cannot describe")
         exported_as = str(described(value, exported, wish))
         wanted = str(evolve(wish, name=None))
         if exported_as != wanted:

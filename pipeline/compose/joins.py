@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import attrs
 import torch
 
 from pipeline.aten.types import Argument
+from pipeline.compiled import Compiled
 from pipeline.compose.annotations import accepts, is_instance, type_name
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.export_fixes.torchscript.module import is_script
+from pipeline.inputs import Input
 from pipeline.program import Program
+from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.settings import CompilationSettings
 
 
@@ -21,7 +25,24 @@ def what(model: object) -> str:
     """Describe what was passed as a model, for errors."""
     if isinstance(model, type):
         return f"the class {model.__name__} (an instance is {model.__name__}(…))"
-    return f"the function {model.__name__}" if isinstance(model, FunctionType) else f"a {type(model).__name__}"
+    named = isinstance(model, FunctionType | BuiltinFunctionType)
+    return f"the function {model.__name__}" if named else kind_of(model)
+
+
+def _model_instead(model: object, takes: str) -> str:
+    """Return what to pass in place of something that is no model."""
+    if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
+        return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
+    if isinstance(model, str | os.PathLike):
+        return "pass the model itself; torch.export.load, torch.jit.load and pipeline.load read files"
+    if isinstance(model, torch.Tensor | Input):
+        return "the model comes first, then its inputs: (model, args=(x,))"
+    if callable(model) and not isinstance(model, type | Compiled):
+        return "pass an nn.Module whose forward calls it"
+    made = "it is compiled already; " if isinstance(model, Compiled) else ""
+    return (
+        f"{made}pass an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
+    )
 
 
 def empty(arguments: object) -> bool:
@@ -32,10 +53,23 @@ def empty(arguments: object) -> bool:
 def checked(step: AnyStage, record: object) -> Any:
     result = step(record)
     if not is_instance(result, step.gives):
-        raise TypeError(
-            f"stage {step.name!r} returned a {type(result).__name__}, not the {type_name(step.gives)} it declares"
-        )
+        raise TypeError(f"stage {step.name!r} returned {kind_of(result)}, not the {type_name(step.gives)} it declares")
     return result
+
+
+class _NoStageError(KeyError):
+    """A `KeyError` that prints its message as it is."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def index_of(name: str, names: Sequence[str]) -> int:
+    """Return the place of the stage with this name; raise a `KeyError` that lists the names."""
+    if name not in names:
+        known = ", ".join(names) or "none"
+        raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, names)}")
+    return names.index(name)
 
 
 def check_join(before: AnyStage, after: AnyStage) -> None:
@@ -62,10 +96,7 @@ def check_front_door(stages: Sequence[AnyStage], model: object, settings: Compil
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model):
             return check_ready(stages, settings)
-        raise TypeError(
-            f"{what(model)} cannot be compiled: pass an nn.Module, ExportedProgram or TorchScript with its args, "
-            f"or only the {takes} that the first stage takes"
-        )
+        raise TypeError(f"{what(model)} cannot be compiled: {_model_instead(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
     raise TypeError(
         f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "

@@ -28,11 +28,13 @@ from pipeline.compose.joins import (
     check_settings,
     checked,
     empty,
+    index_of,
     under,
 )
 from pipeline.compose.recording import ledger_of, with_costs
 from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
+from pipeline.records.wording import immutable, kind_of
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
@@ -176,10 +178,11 @@ def described(step: AnyStage) -> str:
 
 def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
     if not isinstance(value, Iterable):
-        raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not a {type(value).__name__}")
+        raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not {kind_of(value)}")
     return tuple(as_stage(item) for item in value)
 
 
+@immutable("replace, insert, without, until and | return others")
 @attrs.frozen(repr=False)
 class Pipeline(Generic[Takes, Gives]):
     """Stages run one after the other: callable, immutable, and itself a stage.
@@ -357,9 +360,7 @@ class Pipeline(Generic[Takes, Gives]):
         return Pipeline(stages, self._settings, self.observers)
 
     def _index(self, name: str) -> int:
-        if name not in self.names:
-            raise KeyError(f"no stage {name!r}; the stages are {', '.join(self.names) or 'none'}")
-        return self.names.index(name)
+        return index_of(name, self.names)
 
     def __getitem__(self, name: str) -> AnyStage:
         """Return the stage of this name; raise a `KeyError` that lists the names."""
@@ -395,6 +396,4 @@ def _pipeline(part: StageLike) -> Pipeline[Any, Any]:
 def _named(part: StageLike, name: str) -> AnyStage:
     """Return the same stage under another name."""
     made = as_stage(part)
-    if made.name == name:
-        return made
-    return Named(made.stage if isinstance(made, Named) else made, name)
+    return made if made.name == name else Named(made.stage if isinstance(made, Named) else made, name)

@@ -56,6 +56,8 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
 
 
 def check_signature(function: Callable[..., object], name: str) -> None:
+    if not callable(function):
+        raise TypeError(f"{function!r} is not a stage: a stage is a function of a record, which returns a record")
     signature = inspect.signature(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(signature.parameters.values())

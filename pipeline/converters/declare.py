@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -13,10 +14,14 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import ConverterPriority, ConverterSupport, Declaration, Rejection, Target, Validator
 from pipeline.records.executed_ops import traced_name
+from pipeline.records.wording import kind_of
 
 __all__ = ["Rejection", "attach", "attached", "declarations_of", "dynamo_tensorrt_converter", "gather", "target_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+TAKES: Final = ("ctx", "target", "args", "kwargs", "name")
+"""The arguments of a converter."""
 
 ATTRIBUTE: Final = "__converter_declarations__"
 """The attribute of a function with its declarations: a tuple, in the order in which the decorators were applied."""
@@ -36,13 +41,31 @@ def dynamo_tensorrt_converter(
     Stackable, one decorator a target. `key` is an `OpOverload`, an `OpOverloadPacket` that leaves no choice, or a
     Python function such as `operator.getitem`; anything else is a `TypeError`. `enabled=False` declares nothing.
     """
+    if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
+        raise TypeError(f"{key.__name__} is a converter: decorate it with @dynamo_tensorrt_converter(target)")
     target = target_of(key)
 
     def declare(function: F) -> F:
+        _check_converter(function)
         support = ConverterSupport(function, capability_validator, supports_dynamic_shapes, requires_output_allocator)
         return attach(function, ATTRIBUTE, (Declaration(target, support, priority),) if enabled else ())
 
     return declare
+
+
+def _check_converter(function: object) -> None:
+    """Raise a `TypeError` unless a function can be called as a converter is."""
+    if not callable(function):
+        raise TypeError(f"a converter is a function of ({', '.join(TAKES)}), not {kind_of(function)}")
+    if not isinstance(function, FunctionType | MethodType):
+        return
+    signature = inspect.signature(function, follow_wrapped=False)
+    try:
+        signature.bind(*TAKES)
+    except TypeError as error:
+        raise TypeError(
+            f"a converter takes ({', '.join(TAKES)}), and {function.__name__} takes {signature}: {error}"
+        ) from None
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:

@@ -13,6 +13,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
@@ -30,7 +31,7 @@ def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)):
         return True
-    return Rejection(f"{node.name} is a {type(value).__name__}: only symbolic ints enter an engine")
+    return Rejection(f"{node.name} is {kind_of(value)}: only symbolic ints enter an engine")
 
 
 @converts(

@@ -21,6 +21,7 @@ from pipeline.impl.shape import sampled
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import CAPABILITIES, LIBRARY
@@ -116,7 +117,7 @@ CHECKS = (
 def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """An int that is an index (``x[i]``), a factor or a term, but in no shape: those are computed on the host."""
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
-        return Rejection(f"{node.name} is a {type(node.meta['val']).__name__} that Python reads from a tensor")
+        return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor")
     for user in node.users:
         if user.target in CHECKS:
             continue

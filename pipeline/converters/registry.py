@@ -33,6 +33,7 @@ from pipeline.converters.declare import (
 )
 from pipeline.converters.lookup import BoundRegistry, Candidates, Lookup, Refusal
 from pipeline.frozen import FrozenDict
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 
 __all__ = [
@@ -162,7 +163,7 @@ def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...
 def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
         if isinstance(converter, Mapping):
-            raise TypeError(f"a {type(converter).__name__} declares no converters; {_HOW}")
+            raise TypeError(f"{kind_of(converter)} declares no converters; {_HOW}")
         if attached(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
             yield from converter
         else:

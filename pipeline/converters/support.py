@@ -14,6 +14,7 @@ from pipeline.converters.lookup import Lookup, summary
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.recipes import qualified_name
 from pipeline.records.executed_ops import TorchExecuted
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 
 
@@ -27,6 +28,9 @@ def get_graph_converter_support(
 
     `registry` is `pipeline.converters.DYNAMO_CONVERTERS` if not given.
     """
+    if not isinstance(gm, torch.fx.GraphModule):
+        graph = "pipeline.capture(model, args).graph_module is one"
+        raise TypeError(f"get_graph_converter_support takes a torch.fx.GraphModule, not {kind_of(gm)}: {graph}")
     settings = CompilationSettings(torch_executed_ops=frozenset(torch_executed_ops))
     lookup = (DYNAMO_CONVERTERS if registry is None else registry).bind(settings)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]

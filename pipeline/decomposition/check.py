@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.aten.types import Argument
+from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
 
@@ -33,4 +34,4 @@ def _shown(value: object) -> str:
         return f"{len(value)} results"
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return kind_of(value)

@@ -59,8 +59,8 @@ class Local:
 
 @contextmanager
 def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> Iterator[Local]:
-    """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors outside of
-    calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
+    """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors
+    outside of calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         yield Local(args, kwargs)

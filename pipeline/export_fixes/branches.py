@@ -24,6 +24,7 @@ from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 from pipeline.export_fixes.runtime_asserts import is_unknown
+from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
 HINT: Final = "torch.where(condition, one, other) chooses between values, torch.cond runs one branch alone"
@@ -192,5 +193,5 @@ def _kind(value: object) -> str:
         sizes = ", ".join(map(str, shape_of(value)))
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(value, tuple | list | dict):
-        return f"a {type(value).__name__} of {len(value)}"
+        return f"{kind_of(value)} of {len(value)}"
     return str(value)[:40]

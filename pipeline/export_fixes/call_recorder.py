@@ -16,6 +16,7 @@ from pipeline.errors import CaptureError
 from pipeline.export_fixes.dynamic_shapes import contained
 from pipeline.export_fixes.error_attribution import without_names
 from pipeline.export_fixes.input_checks import bound
+from pipeline.records.wording import kind_of
 
 AGAIN = "record calls of one kind, and compile once for each kind"
 
@@ -133,7 +134,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         TypeError: ``module`` is not an ``nn.Module``.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"recorded takes an nn.Module, not a {type(module).__name__}")
+        raise TypeError(f"recorded takes an nn.Module, not {kind_of(module)}")
     calls = Calls(module)
 
     def note(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:

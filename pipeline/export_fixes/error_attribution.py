@@ -6,7 +6,7 @@ import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -16,12 +16,13 @@ from typing import Any, Final, TypeAlias
 import torch
 from attrs import evolve
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
+from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path, tree_map_with_path
 
 from pipeline.aten.dtypes import short
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, DtypeError, folder_of, worded
 from pipeline.inputs import Input, is_input
+from pipeline.records.wording import kind_of
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -85,7 +86,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
         _device_error(error, model, inputs)
         or _data_branch_error(error, model)
         or _unsupported_type_error(error, model, inputs)
-        or _shape_error(error, model, inputs)
+        or _not_a_tensor_error(error, model, inputs)
         or _one_size_error(error, model)
         or CaptureError(f"torch.export cannot capture {type(model).__name__}{_error_place(error)}: {worded(error)}")
     )
@@ -185,9 +186,15 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, inputs: In
     for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
-            if is_dataclass(value):
+            if isinstance(value, type):
+                return CaptureError(f"input {_name(model, path)} is the class {value.__name__}", hint)
+            if type(value).__module__ == "numpy":
+                hint = f"pass a tensor: torch.{'from_numpy' if type(value).__name__ == 'ndarray' else 'tensor'}(…)"
+            elif is_dataclass(value):
                 hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
-            return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
+            return CaptureError(
+                f"input {_name(model, path)} is {kind_of(value)}, which torch.export does not take", hint
+            )
     if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
         return CaptureError(GENERATOR)
     if (returned := _unsupported_result(error)) is not None:
@@ -197,18 +204,54 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, inputs: In
     return None
 
 
-def _shape_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """Return the error for a shape passed in place of a tensor; None for other errors."""
-    if re.search("must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute", str(error)) is None:
-        return None
-    leaves = tree_flatten_with_path(
-        inputs, is_leaf=lambda v: type(v) in (tuple, list) and all(type(s) is int for s in v)
+def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """Return the error for a shape, numbers or a text passed in place of a tensor; None for other errors."""
+    found = re.search(
+        r"must be Tensor, not (\w+)|'(\w+)' object has no|int of type '(\w+)'|for \S+ '(\w+)'", str(error)
     )
-    for path, value in leaves[0]:
-        if type(value) in (tuple, list) and value:
-            hint = f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
-            return CaptureError(f"input {_name(model, path)} is {value}, and the model expects a tensor", hint)
+    kind = found and next(filter(None, found.groups()))
+    if kind not in ("tuple", "list", "int", "float", "str"):
+        return None
+    for is_leaf in (_is_of_numbers, _is_shape):
+        for path, value in _inside(inputs, is_leaf):
+            if kind in {each.__name__ for each in type(value).__mro__} and (
+                is_leaf(value) or kind in ("int", "float", "str")
+            ):
+                why = f"input {_name(model, path)} is {_shown(value)}, and the model expects a tensor"
+                return CaptureError(why, _tensor_instead(value))
     return None
+
+
+def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Iterator[tuple[tuple[Any, ...], object]]:
+    """Yield the leaves of each input, with their paths."""
+    args, kwargs = inputs
+    keys = (*((SequenceKey(i), v) for i, v in enumerate(args)), *((MappingKey(name), v) for name, v in kwargs.items()))
+    for key, value in keys:
+        yield from (((None, key, *below), v) for below, v in tree_flatten_with_path(value, is_leaf=is_leaf)[0])
+
+
+def _is_shape(value: object) -> bool:
+    """Return whether a value is a list or tuple of numbers."""
+    return isinstance(value, tuple | list) and {*map(type, value)} in ({int}, {float}, {int, float})
+
+
+def _is_of_numbers(value: object) -> bool:
+    """Return whether a value is a list or tuple of numbers, or of such."""
+    return _is_shape(value) or (isinstance(value, tuple | list) and bool(value) and all(map(_is_of_numbers, value)))
+
+
+def _tensor_instead(value: object) -> str:
+    """Return how to pass a tensor in place of a text, a shape or numbers."""
+    if isinstance(value, str):
+        return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"
+    if isinstance(value, tuple | list) and {*map(type, value)} == {int}:
+        return f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
+    return "make a tensor of it: torch.tensor(…)"
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error prints it; a long one by its type."""
+    return repr(value) if len(repr(value)) <= 60 else kind_of(value)
 
 
 def _unsupported_result(error: Exception) -> str | None:

@@ -41,6 +41,7 @@ from pipeline.export_fixes.runtime_asserts import collected, none_is_caught
 from pipeline.export_fixes.torchscript.module import interpreted
 from pipeline.export_fixes.value_hooks import exported_again
 from pipeline.inputs import Constant, is_input
+from pipeline.records.wording import kind_of
 from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.guards import fixed_numbers
@@ -68,7 +69,7 @@ def export(
     module: torch.nn.Module = interpreted(model)
     request = requested(module, args, kwargs, dynamic_shapes, profiles)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"model is a {type(module).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
+        raise TypeError(f"model is {kind_of(module)}: pass an nn.Module, an ExportedProgram or TorchScript")
     checks.check_module(module)
     inside = under_autocast(module) if is_autocast_on() else module
     with without_autocast():

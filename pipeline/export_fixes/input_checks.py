@@ -16,6 +16,7 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
+from pipeline.records.wording import did_you_mean, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,13 @@ ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None
 def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return ``args`` and ``kwargs`` as a tuple and a dict; `TypeError` if they are something else."""
     if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
-        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
+        raise TypeError(f"args is {kind_of(args)}: pass a tuple of inputs, such as args=(x,)")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f'kwargs is a {type(kwargs).__name__}: pass a dict of inputs by name, such as {{"x": x}}')
+        raise TypeError(f'kwargs is {kind_of(kwargs)}: pass a dict of inputs by name, such as {{"x": x}}')
     if odd := [name for name in kwargs or () if not isinstance(name, str)]:
         raise TypeError(f"kwargs names inputs by strings, not by {odd[0]!r}")
     if modules := [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.nn.Module)]:
-        raise TypeError(
-            f"a {type(modules[0]).__name__} is among the inputs: a module is part of the model, and no input"
-        )
+        raise TypeError(f"{kind_of(modules[0])} is among the inputs: a module is part of the model, and no input")
     return tuple(args), dict(kwargs or {})
 
 
@@ -84,7 +83,19 @@ def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str,
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError as error:
-        raise TypeError(f"{type(model).__name__}.forward({', '.join(signature.parameters)}): {error}") from None
+        takes = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+        raise TypeError(f"{takes}: {error}; {_inputs_instead(signature, args, kwargs)}") from None
+
+
+def _inputs_instead(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
+    """Return what to pass in place of inputs that ``forward`` does not take."""
+    if args and all(type(size) is int for size in args):
+        return f"args are inputs, and {args} are numbers: args=(pipeline.Input(shape={args}),) stands for a tensor"
+    known = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_POSITIONAL}
+    if unknown := [name for name in kwargs if name not in known]:
+        return f"there is no {unknown[0]!r}{did_you_mean(unknown[0], known, ': ')}"
+    given = ", ".join([*map(kind_of, args), *(f"{name}={kind_of(value)}" for name, value in kwargs.items())])
+    return f"given: {given}" if given else "pass its inputs: args=(x,), or kwargs={…} by name"
 
 
 def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> None:
@@ -96,21 +107,24 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
     """
     if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
+    for row in specs_of(model, inputs, given):
+        _check_spec(*row)
+
+
+def specs_of(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> list[tuple[str, object, object]]:
+    """Return each input's name, value and entry in ``dynamic_shapes``; raise the errors of `check_shapes` for its
+    form."""
     names = ", ".join(inputs) or "none"
     if isinstance(given, Mapping):
         known = {*inputs, *_keywords(model, inputs)}
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
-        rows = [(name, inputs.get(name), spec) for name, spec in given.items()]
-    elif isinstance(given, list | tuple):
+        return [(name, inputs.get(name), spec) for name, spec in given.items()]
+    if isinstance(given, list | tuple):
         if given and len(given) != len(inputs):
             raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs)} inputs ({names})")
-        rows = [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
-    else:
-        kind = type(given).__name__
-        raise TypeError(f"dynamic_shapes is a {kind}: pass a dict by the names of inputs ({names}), or a tuple")
-    for name, value, spec in rows:
-        _check_spec(name, value, spec)
+        return [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
+    raise TypeError(f"dynamic_shapes is {kind_of(given)}: pass a dict by the names of inputs ({names}), or a tuple")
 
 
 def check_examples(
@@ -169,7 +183,7 @@ def _check_spec(path: str, value: object, spec: object) -> None:
 def _check_entries(path: str, rank: int, spec: object) -> None:
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
-            f"dynamic_shapes of {path} is a {type(spec).__name__}: pass a dict from dimensions to {ENTRIES}, or a tuple"
+            f"dynamic_shapes of {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRIES}, or a tuple"
         )
     entries = spec if isinstance(spec, Mapping) else dict(enumerate(spec))
     if not isinstance(spec, Mapping) and len(spec) != rank:

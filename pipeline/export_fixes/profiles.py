@@ -12,6 +12,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Leaf, Spec
+from pipeline.export_fixes.input_checks import specs_of
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import Range
@@ -88,6 +89,9 @@ def _joined(
 ) -> tuple[Spec, list[list[Wish]]]:
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if isinstance(model, torch.nn.Module):
+        for spec in profiles:
+            specs_of(model, given, spec)
     wishes: list[list[Wish]] = [[] for _ in profiles]
     counter = iter(range(len(tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)[0])))
 

@@ -18,6 +18,7 @@ from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight
 from pipeline.network.marks import Marks
 from pipeline.recipes import held
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
@@ -152,9 +153,7 @@ class ConversionContext:
         """Keep a weight that the network points at alive, under the name for refitting: if it is one of the program's
         constants, the engine's weight gets this name and the constant's recipe."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
-            raise TypeError(
-                f"record_weight takes a name and a torch.Tensor, not {name!r} and a {type(weight).__name__}"
-            )
+            raise TypeError(f"record_weight takes a name and a torch.Tensor, not {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
         self._keep(name, weight)
 

@@ -11,6 +11,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
 
 from pipeline.errors import PipelineError
+from pipeline.records.wording import did_you_mean
 
 ModulePredicate: TypeAlias = Callable[[str], bool]
 TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
@@ -61,7 +62,10 @@ def _named(name: str) -> Iterable[TorchExecuted]:
         return [f"torch.ops.higher_order.{operator}"]
     packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace in ("aten", "prims") else None
     if namespace in ("aten", "prims") and (packet is None or overload not in (None, *packet.overloads())):
-        raise ValueError(f"torch_executed_ops: there is no operator {name!r}")
+        known = dir(getattr(torch.ops, namespace)) if packet is None else packet.overloads()
+        stem = namespace if packet is None else f"{namespace}.{operator}"
+        close = did_you_mean(operator if packet is None else overload, known, "").replace("'", f"'{stem}.", 1)
+        raise ValueError(f"torch_executed_ops: there is no operator {name!r}{close and f'; {close}'}")
     return _executed_entries(packet) if packet is not None and overload is None and "::" not in name else [name]
 
 

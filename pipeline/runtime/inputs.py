@@ -16,6 +16,7 @@ from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.inputs import Constant
 from pipeline.program import Port, Program, version
+from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.runtime.call_signature import as_compiled, is_same
 from pipeline.shapes.environment import Range, Relation, value_of
 from pipeline.shapes.lines import solved
@@ -65,7 +66,9 @@ def _structure_error(
     names = [port.name for port in program.inputs[: positional.num_leaves]]
     expected = names if len(names) == positional.num_children else [""] * positional.num_children
     missing, extra = [k for k in keywords if k not in kwargs], [k for k in kwargs if k not in keywords]
-    differ = f": missing {missing}, not known {extra}" if missing or extra else ""
+    close = [did_you_mean(word, [*names, *keywords], "") for word in extra[:1]]
+    parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"no {', '.join(extra)}"] * bool(extra) + close
+    differ = ": " + "; ".join(filter(None, parts)) if missing or extra else ""
     called, compiled = _signature([""] * len(args), kwargs), _signature(expected, keywords)
     return f"called with {called}; the program was compiled for {compiled}{differ}"
 
@@ -76,7 +79,7 @@ def _difference(path: str, value: Leaf, spec: Spec) -> str:
     if kind not in (list, tuple, dict):
         return ""
     if not isinstance(value, kind):
-        return f"{path} is a {type(value).__name__}, expected a {kind.__name__}"
+        return f"{path} is {kind_of(value)}, expected a {kind.__name__}"
     known = list(spec.context) if kind is dict else list(range(len(parts)))
     keys = list(value) if kind is dict else list(range(len(value)))
     if {*keys} != {*known}:
@@ -109,7 +112,8 @@ def _check(port: Port, value: object) -> None:
         if not isinstance(value, int):
             raise TypeError(f"input {port.name} is {_shown(value)}, expected an int")
     elif not isinstance(value, torch.Tensor):
-        raise TypeError(f"input {port.name} is a {type(value).__name__}, expected a tensor")
+        array = ": torch.from_numpy makes one of it" if type(value).__name__ == "ndarray" else ""
+        raise TypeError(f"input {port.name} is {kind_of(value)}, expected a tensor{array}")
     elif port.dtype is not None and value.dtype != port.dtype:
         raise DtypeError(port.name, short(value.dtype), short(port.dtype), "it was compiled so")
     elif value.layout != port.layout:

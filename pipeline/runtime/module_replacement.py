@@ -12,6 +12,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.compiled import CompiledModule, M
 from pipeline.errors import ExecutionError
+from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import children
 from pipeline.runtime.state import attach, buffer
 
@@ -53,7 +54,7 @@ class InPlace:
 def in_place_of(model: M, runner: CompiledModule) -> M:
     """Return an object of a module's class that runs a program: see `Compiled.in_place_of`."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
-        raise TypeError(f"in_place_of takes the nn.Module that was compiled, not a {type(model).__name__}")
+        raise TypeError(f"in_place_of takes the nn.Module that was compiled, not {kind_of(model)}")
     _check_takes(model, runner)
     kind = type(model)
 
@@ -88,7 +89,7 @@ class Fixed(dict[str, Leaf]):
     not change."""
 
     def __setitem__(self, name: str, value: object) -> None:
-        what = f"{name} cannot be a {type(value).__name__} here, which would change nothing"
+        what = f"{name} cannot be {kind_of(value)} here, which would change nothing"
         raise ExecutionError(f"{what}: {WEIGHTS}", HINT)
 
     def __delitem__(self, name: str) -> None:

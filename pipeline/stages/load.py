@@ -63,7 +63,7 @@ class Load:
                 it again.
             UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
         """
-        warn_of_little(compiled.coverage)
+        warn_of_little(compiled)
         if not compiled.settings.load_built_engines or not compiled.engines:
             return compiled
         found = self.loader(compiled, keep=True)

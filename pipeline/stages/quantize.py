@@ -31,6 +31,7 @@ from pipeline.improvements.precision import Excluded, excluded_entries, excludes
 from pipeline.improvements.quantizing import block_of, rounded, weight_of
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import identity, qualified_name
+from pipeline.records.wording import kind_of
 from pipeline.verification.calibration import Range, ranges
 
 Node = torch.fx.Node
@@ -65,7 +66,9 @@ def _one_of(*known: object) -> Callable[[object, Attribute[Any], object], None]:
     return check
 
 
-def _entries(value: Iterable[object]) -> tuple[object, ...]:
+def _entries(value: object) -> tuple[object, ...]:
+    if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
+        raise TypeError(f"calibration is a list of typical inputs, not {kind_of(value)}: calibration=[(x,)]")
     return tuple(value)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from pipeline.aten.calls import operator_named
 from pipeline.aten.traits import Does, does
-from pipeline.compiled import Coverage
+from pipeline.compiled import Compiled
 from pipeline.errors import CoverageWarning, Fallback, QuantizationError, UnsupportedOperatorException, warn
 from pipeline.program import Partitioned
 
@@ -40,9 +40,14 @@ def check_required(partitioned: Partitioned) -> None:
         raise QuantizationError("the program", ())
 
 
-def warn_of_little(coverage: Coverage) -> None:
+def warn_of_little(compiled: Compiled) -> None:
     """Warn if nothing, or less than half of the operators, runs in engines, with the commonest reasons."""
+    coverage = compiled.coverage
     converted, total = len(coverage.converted), coverage.total
+    sizes = tuple(port.value for port in compiled.program.inputs)
+    if not total and sizes and all(type(size) is int for size in sizes):
+        instead = f"args=(pipeline.Input(shape={sizes}),) stands for a tensor of that shape"
+        warn(f"the inputs are {sizes}, numbers, of which no operator is left for an engine: {instead}", CoverageWarning)
     if 2 * converted >= total:
         return
     reasons = Counter(map(_reason, coverage.fallback)).most_common()

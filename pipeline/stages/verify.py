@@ -16,6 +16,7 @@ from pipeline.compose.pipelines import as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.errors import AgreementError, AgreementWarning, warn
+from pipeline.records.wording import kind_of
 from pipeline.stages.avoid_faults import avoid_faults
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
@@ -50,7 +51,9 @@ def _one_of(kind: object) -> Any:
 
 def _inputs(_: object, __: object, value: Given) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
-        raise TypeError(f"inputs are a list of calls, or a function of the sizes that gives one, not {value!r}")
+        raise TypeError(
+            f"inputs are a list of calls, or a function of the sizes that gives one, as [(x,)], not {kind_of(value)}"
+        )
 
 
 def _multiple(_: object, __: object, value: object) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from pipeline.program import Program
+from pipeline.records.wording import kind_of
 from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM
 
@@ -39,7 +40,7 @@ def _leaf(eager: object, exact: object, got: object, dtype: torch.dtype, executo
     if not isinstance(eager, torch.Tensor):
         return "" if type(got) is type(eager) and got == eager else f"{got!r}, eager gives {eager!r}"
     if not isinstance(got, torch.Tensor):
-        return f"a {type(got).__name__}, eager gives a tensor"
+        return f"{kind_of(got)}, eager gives a tensor"
     for name in ("dtype", "shape", "device"):
         if getattr(got, name) != getattr(eager, name):
             return f"the {name} is {getattr(got, name)}, eager's is {getattr(eager, name)}"

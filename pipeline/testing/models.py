@@ -21,6 +21,7 @@ from pipeline.errors import CaptureError, PipelineError, ShapeError
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Partitioned, Program, is_operator
+from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.state import buffer
 from pipeline.settings import CompilationSettings
@@ -201,11 +202,11 @@ def _model(
 ) -> Model:
     """Return the arguments of ``check_model`` as a record; raise a TypeError or ValueError for a wrong one."""
     if isinstance(make, torch.nn.Module):
-        raise TypeError(f"make is a {type(make).__name__}: pass what makes the model, such as lambda: model")
+        raise TypeError(f"make is {kind_of(make)}: pass what makes the model, such as lambda: model")
     if entry not in get_args(Entry):
         raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
     if isinstance(args, TensorSpec | str):
-        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
+        raise TypeError(f"args is {kind_of(args)}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
     return Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
 
 

@@ -14,6 +14,7 @@ from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import leaf_of
 from pipeline.program import Port, Program
+from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.shapes.environment import Range, value_of
 
@@ -90,7 +91,7 @@ def as_call(call: object) -> Arguments:
     if isinstance(call, Mapping):
         return (), dict(call)
     if not isinstance(call, tuple | list):
-        raise TypeError(f"inputs: a call is a tuple of inputs, a dict, or (tuple, dict), not a {type(call).__name__}")
+        raise TypeError(f"inputs: a call is a tuple of inputs, a dict, or (tuple, dict), not {kind_of(call)}")
     if len(call) == 2 and isinstance(call[0], tuple) and isinstance(call[1], dict):
         return call[0], call[1]
     return tuple(call), {}

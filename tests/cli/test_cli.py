@@ -216,7 +216,7 @@ def test_nothing_is_left_of_a_failed_write(folder: Path, monkeypatch: pytest.Mon
 
 MISUSE: dict[str, tuple[list[str], str]] = {
     "no command": ([], "required: COMMAND"),
-    "an unknown command": (["build"], "invalid choice: 'build'"),
+    "an unknown command": (["build"], "there is no command 'build'; the commands are compile, bisect, support"),
     "no spec": (["compile"], "required: SPEC"),
     "an unknown flag": (["compile", "x.pt2", "--swift"], "unrecognized arguments: --swift"),
     "no such file": (["compile", "no.pt2"], "there is no file 'no.pt2'"),
@@ -233,7 +233,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "no such factory": (["compile", f"{HERE}:dynamics"], "has no 'dynamics'; did you mean 'dynamic'?"),
     "a factory that breaks": (["compile", f"{HERE}:broken"], "raised OSError: no weights"),
     "a factory with arguments": (["compile", f"{HERE}:report"], "raised TypeError: report() missing 1 required"),
-    "not a factory": (["compile", f"{HERE}:NUMBER"], "returns a int; expected an nn.Module"),
+    "not a factory": (["compile", f"{HERE}:NUMBER"], "returns an int; expected an nn.Module"),
     "no model": (["compile", f"{HERE}:not_a_model"], "returns a dict; expected an nn.Module"),
     "args that are none": (["compile", f"{HERE}:bad_args"], "returns a Tensor as args; expected a tuple"),
     "kwargs that are none": (["compile", f"{HERE}:bad_kwargs"], "returns a tuple as kwargs; expected a dict"),

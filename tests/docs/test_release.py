@@ -1,4 +1,4 @@
-"""`make release`: an sdist and a wheel that are built without a warning and hold what belongs there."""
+"""`make release` and `make first-hour`: what is built holds what belongs there, and works where nothing else is."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 import pipeline
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = ("README.md.py", "own_converter.py")
+"""Of all that `make first-hour` runs."""
 
 
-def test_sdist_and_wheel_are_built_without_a_warning(tmp_path: Path) -> None:
-    """The script checks them; without the installation in an empty environment, which takes minutes."""
-    command = [sys.executable, str(ROOT / ".ci/release.py"), "--no-install", str(tmp_path / "dist")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    names = [line.split("/")[-1] for line in done.stdout.splitlines()]
+def run(*command: object) -> str:
+    """Run a script of .ci; return what it prints."""
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_works_where_nothing_else_is(tmp_path: Path) -> None:
+    """Built without a warning; with the packages of this environment, since installing them takes minutes."""
+    lines = run(ROOT / ".ci/release.py", "--no-install", tmp_path / "dist").splitlines()
     stem = f"tensorrt_pipeline-{pipeline.__version__}"
-    assert names == [f"{stem}.tar.gz", f"{stem}-py3-none-any.whl"]
+    assert [Path(line).name for line in lines] == [f"{stem}.tar.gz", f"{stem}-py3-none-any.whl"]
+    others = Path(torch.__file__).parents[1]
+    said = run(ROOT / ".ci/first_hour.py", "--packages", others, "--wheel", lines[1], *SCRIPTS)
+    assert [line.partition(":")[0] for line in said.splitlines()] == [*SCRIPTS] and said.count(": runs, ") == 2

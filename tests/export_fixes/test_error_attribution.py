@@ -158,9 +158,9 @@ class Several(nn.Module):
 
 
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
-    "an array": ((X.numpy(), X), {}, r"input x is a ndarray: .*numpy\.ndarray"),
-    "a device": ((X, X, torch.device("cpu")), {}, r"input others\[1\] is a device: "),
-    "a set by name": ((X, X), {"by": {"a": {1}}}, r"input by\['a'\] is a set: "),
+    "an array": ((X.numpy(), X), {}, r"input x is an ndarray, which torch.export does not take"),
+    "a device": ((X, X, torch.device("cpu")), {}, r"input others\[1\] is a device, which"),
+    "a set by name": ((X, X), {"by": {"a": {1}}}, r"input by\['a'\] is a set, which"),
 }
 
 
@@ -185,7 +185,7 @@ class Returns(nn.Module):
 
 
 def test_a_dataclass_has_to_be_known() -> None:
-    with pytest.raises(pipeline.CaptureError, match=r"input x is a Pair: (.|\n)*hint: .*register_dataclass\(Pair\)"):
+    with pytest.raises(pipeline.CaptureError, match=r"input x is a Pair, (.|\n)*hint: .*register_dataclass\(Pair\)"):
         pipeline.capture(Several(), (Pair(X), X))
     with pytest.raises(pipeline.CaptureError, match=r"Returns returns a Pair, (.|\n)*register_dataclass\(Pair\)"):
         pipeline.capture(Returns(), (X,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -78,3 +79,12 @@ def test_every_setting_has_a_flag_with_its_documentation(capsys: pytest.CaptureF
     assert "Compute float64 in float32 inside engines; the results are float64 again. Default: False." in words
     whole = (re.fullmatch(r"[A-Z].*\. Default: .*\.", each) for each in setting_texts().values())
     assert all(whole) and "--decisions {refuse,example}" in words
+
+
+def test_settings_are_documented_as_python_3_13_compiles_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the indentation away; with -OO there are none."""
+    before = setting_texts()
+    monkeypatch.setattr(pipeline.CompilationSettings, "__doc__", inspect.getdoc(pipeline.CompilationSettings))
+    assert setting_texts() == before and [*before] == [*pipeline.CompilationSettings.names()]
+    monkeypatch.setattr(pipeline.CompilationSettings, "__doc__", None)
+    assert main(["compile", "--help"]) == 0

@@ -61,10 +61,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a long string": (lambda: compiled("a")(X, BY, "b " * 100), r"factor is .{1,80}\[\.\.\.\]; it is part of"),
     "no value": (lambda: compiled()(X.to("meta"), BY), "input x is on the meta device: it has a shape and no value"),
-    "pickled": (
-        lambda: pickle.dumps(compiled()),
-        r"a Compiled .* cannot be pickled: use compiled\.save\(path\)",
-    ),
     "a module pickled": (
         lambda: pickle.dumps(compiled().module()),
         r"call compiled\.module\(\) again",
@@ -73,12 +69,11 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: copy.deepcopy(compiled().module()),
         r"call compiled\.module\(\) again",
     ),
-    "refitted with nothing": (lambda: refit(compiled(), None), "new_weights is a NoneType"),
+    "refitted with nothing": (lambda: refit(compiled(), None), "new_weights is None"),
     "refitted with itself": (
         lambda: refit(compiled(), compiled()),
         "new_weights is a Compiled",
     ),
-    "what is no program": (lambda: refit(Pair(), Pair()), "compiled is a Pair: pass the result"),
 }
 
 
@@ -109,8 +104,8 @@ def test_a_compiled_program_is_its_own_copy() -> None:
 
 
 WEIGHTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "an array": (lambda: torch.zeros(4, 4).numpy(), "it is a ndarray, expected a torch.Tensor"),
-    "a number": (lambda: 3, "it is a int, expected a torch.Tensor"),
+    "an array": (lambda: torch.zeros(4, 4).numpy(), "it is an ndarray, expected a torch.Tensor"),
+    "a number": (lambda: 3, "it is an int, expected a torch.Tensor"),
     "no value": (lambda: torch.zeros(4, 4, device="meta"), "it is on the meta device"),
     "a sparse tensor": (lambda: torch.eye(4).to_sparse(), "it is torch.sparse_coo, the engine's is torch.strided"),
 }

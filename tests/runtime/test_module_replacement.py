@@ -145,7 +145,7 @@ def test_torch_compile_takes_it_as_one_call(part: Part) -> None:
 
 
 MISUSED: dict[str, tuple[Any, str]] = {
-    "a number": (3, "takes the nn.Module that was compiled, not a int"),
+    "a number": (3, "takes the nn.Module that was compiled, not an int"),
     "another module": (torch.nn.Linear(8, 8), r"Linear.forward\(input\) does not take the inputs of the program"),
     "a script": (torch.jit.script(torch.nn.Linear(8, 8)), "takes the nn.Module that was compiled"),
 }

@@ -8,6 +8,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from pipeline.network.context import ConversionContext
+from pipeline.records.wording import kind_of
 from pipeline.trt import trt, weights_of
 
 
@@ -45,7 +46,7 @@ class Weights:
             return torch.tensor(value)
         if isinstance(value, bool | int | float):
             return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
-        raise TypeError(f"Weights are of a tensor, an array or a number, not of a {type(value).__name__}")
+        raise TypeError(f"Weights are of a tensor, an array or a number, not of {kind_of(value)}")
 
     @data.default
     def _held(self) -> trt.Weights:

@@ -39,6 +39,7 @@ from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement
+from pipeline.records.wording import kind_of
 from pipeline.runtime.ranks import same_random_numbers
 
 Inputs: TypeAlias = dict[str, Any]
@@ -158,6 +159,7 @@ class CompiledGeneration:
         Raises:
             ValueError: an option needs another cache or other outputs of the model, or the model cannot be assisted so.
         """
+        _check_tokens(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
         config = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
@@ -237,8 +239,19 @@ class CompiledGeneration:
         return made
 
 
+def _check_tokens(given: object) -> None:
+    """Raise an error for a prompt that is no tensor with rows."""
+    if isinstance(given, str | list | tuple) and not (given and isinstance(given[0], torch.Tensor)):
+        how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(given, str) else "torch.tensor(ids)"
+        raise TypeError(f"a prompt is a tensor of token ids [rows, tokens], not {kind_of(given)}: {how} makes one")
+    if isinstance(given, torch.Tensor) and given.dim() == 1:
+        raise ValueError(f"the prompt has the shape {[*given.shape]}, expected [rows, tokens]: pass it as ids[None]")
+
+
 def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Inputs) -> torch.Tensor:
     """Return the ids of a call, or zeros in place of embeddings."""
+    if given.get("labels") is not None:
+        raise ValueError("labels are given, and the engines compute no loss: leave them out, and take the logits")
     embeds = given.get("inputs_embeds") is not None
     if embeds and model.__dict__["_sight"] is not None:
         return tokens_of(given)
@@ -254,7 +267,7 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
     if isinstance(given, Filled):
         return given
     if given is not None and has_tokens(given):
-        why = f"a {type(given).__name__} with tokens is given, and a compiled model has a cache of its own"
+        why = f"{kind_of(given)} with tokens is given, and a compiled model has a cache of its own"
         raise ExecutionError(why, "pass the past_key_values that an earlier call of it returned, or none")
     kind = FilledCross if "encoder" in model.runners else Filled
     return kind(model.limits.max_cache_len, model.runners["decoder"], model.__dict__["_latest"])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from attrs import fields
@@ -18,7 +18,7 @@ from pipeline.capture.capture import capture
 from pipeline.compat.transformers import verified_logits
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.compiled_model import shell
+from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
 from pipeline.compat.transformers.decoder_input_hook import embeds_apart
 from pipeline.compat.transformers.encoder_parts import Kind, kinds_of, parts_of, tower_programs
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
@@ -42,6 +42,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
 from pipeline.records.library_support import warn_untested
+from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
 from pipeline.stages.partition import in_pieces, partition
@@ -97,7 +98,7 @@ def compile_for_generation(
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
-    compile = _compile(model, compile, settings)
+    compile = _compile(model, compile, settings, verify)
     step = _with_shared_weights(compile) if shared_weights else compile
     made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
@@ -116,17 +117,24 @@ def _over_programs(
     return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
 
 
-def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any]) -> Stages:
+def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
     """Return the pipeline: the default one with ``settings`` if none is given. Raise a `TypeError` if ``model`` is no
     language model, or if a setting is a misspelled argument of `compile_for_generation`."""
+    if isinstance(model, CompiledGeneration):
+        raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
-        why = f"model is a {type(model).__name__}: compile_for_generation takes a language model of transformers"
+        why = f"model is {kind_of(model)}: compile_for_generation takes a language model of transformers"
         raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained gives)")
     warn_untested("transformers")
     own = set(signature(compile_for_generation).parameters) - {"settings"}
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):
             raise TypeError(f"compile_for_generation takes no {name!r}: did you mean {like}?")
+    if verify not in (True, False, *get_args(verified_logits.Failing)):
+        raise ValueError(f"verify is True, False, 'raise' or 'warn', not {verify!r}")
+    if compile is not None and not isinstance(compile, Pipeline):
+        due = "expected a pipeline, such as pipeline.default(); settings are given by name"
+        raise TypeError(f"compile is {kind_of(compile)}, {due}")
     if compile is None:  # engines that are cut by layers, and share caches, are not cut at attentions as well
         compile = pipeline.defaults.default(**{"faster_in_torch": False, **settings})
     return compile

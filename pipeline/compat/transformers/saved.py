@@ -14,6 +14,7 @@ from pipeline.artifact.save import save
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compiled import StrPath
 from pipeline.errors import ArtifactError
+from pipeline.records.wording import path_of
 
 LIMITS: Final = ("max_cache_len", "max_batch", "max_prompt_len", "max_draft_len")
 
@@ -25,7 +26,7 @@ def save_model(model: Pretrained, path: StrPath, weights: StrPath) -> None:
         ArtifactError: the model has parts that are code of its own, or its class is not one of transformers.
         OSError: a file cannot be written.
     """
-    kind, place = type(model).__bases__[1], Path(path)
+    kind, place = type(model).__bases__[1], path_of(path, "save")
     if getattr(transformers, kind.__name__, None) is not kind:
         why = f"{kind.__name__} is no class of transformers {transformers.__version__}, and files keep no code"
         raise ArtifactError(why, _BY_PART)

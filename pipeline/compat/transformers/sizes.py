@@ -32,6 +32,8 @@ class Sizes:
     def __attrs_post_init__(self) -> None:
         named = {"max_cache_len": self.cache, "max_batch": self.batch, "max_prompt_len": self.prompt}
         for name, size in {**named, "max_encoder_len": self.encoded}.items():
+            if type(size) is not int:
+                raise TypeError(f"{name} is an integer at least 1, not {size!r}")
             if size < 1:
                 raise ValueError(f"{name} is {size}; it is at least 1")
         if self.prompt > self.cache:

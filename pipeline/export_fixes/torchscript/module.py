@@ -18,6 +18,7 @@ from pipeline.export_fixes.torchscript.graph import Graph, read
 from pipeline.export_fixes.torchscript.interpreter import EVALUATORS, Interpreter
 from pipeline.export_fixes.torchscript.registry import Evaluators
 from pipeline.export_fixes.torchscript.types import Value
+from pipeline.records.wording import kind_of
 
 Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Value]"
 
@@ -44,9 +45,9 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
         CaptureError: the module has no such method, or hooks around it.
     """
     if not is_script(script):
-        raise TypeError(f"script is a {type(script).__name__}: pass what torch.jit.script, trace or load gave")
+        raise TypeError(f"script is {kind_of(script)}: pass what torch.jit.script, trace or load gave")
     if not isinstance(evaluators, Evaluators):
-        raise TypeError(f"evaluators is a {type(evaluators).__name__}: pass EVALUATORS.register(kind, function)")
+        raise TypeError(f"evaluators is {kind_of(evaluators)}: pass EVALUATORS.register(kind, function)")
     found = _method(script, method)
     own = isinstance(script, torch.jit.ScriptModule)
     forward = _entry(_signature(found.schema.arguments[1 if own else 0 :]))

@@ -15,6 +15,7 @@ from attrs import define, field
 from pipeline.export_fixes.branches import UNSET
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
 from pipeline.export_fixes.torchscript.types import Value
+from pipeline.records.wording import kind_of
 
 
 @define(eq=False)
@@ -38,7 +39,7 @@ def get_attribute(call: Call, owner: Value) -> Value:
     name = call.attributes["name"]
     found = owner.attributes if isinstance(owner, Object) else None
     if name not in found if found is not None else not hasattr(owner, name):
-        raise call.error(f"a {type(owner).__name__} has no attribute {name!r}")
+        raise call.error(f"{kind_of(owner)} has no attribute {name!r}")
     return found[name] if found is not None else getattr(owner, name)
 
 

@@ -15,6 +15,7 @@ from pipeline.errors import CaptureError
 from pipeline.export_fixes.torchscript.graph import Node
 from pipeline.export_fixes.torchscript.types import Value
 from pipeline.frozen import FrozenDict
+from pipeline.records.wording import kind_of
 
 Evaluator: TypeAlias = Callable[..., Value]
 
@@ -78,7 +79,7 @@ class Evaluators(Mapping[str, Evaluator]):
             ValueError: the key is not a node's kind, or no operator of ``aten`` has it.
         """
         if not callable(evaluator):
-            raise TypeError(f"the evaluator of {key} is a {type(evaluator).__name__}, expected a function")
+            raise TypeError(f"the evaluator of {key} is {kind_of(evaluator)}, expected a function")
         _check(key)
         return Evaluators({**self.without(key).table, key: evaluator})
 

@@ -1,0 +1,87 @@
+"""What errors about arguments have in common: how a value is named, what a name is close to, what a class takes."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+C = TypeVar("C", bound=type)
+
+
+class _NeverChangesError(attrs.exceptions.FrozenInstanceError):
+    """attrs' own error takes no message."""
+
+    def __init__(self, message: str) -> None:
+        AttributeError.__init__(self, message)
+
+
+def kind_of(value: object) -> str:
+    """Return a value's type with its article, as a sentence has it: ``an int``, ``a Tensor``, ``None``."""
+    return "None" if value is None else article(type(value).__name__)
+
+
+def article(noun: str) -> str:
+    """Return a noun with its article."""
+    vowel = noun[:1].lower() in "aeio" or noun == "ndarray"
+    return f"{'an' if vowel else 'a'} {noun}"
+
+
+def path_of(value: object, what: str) -> Path:
+    """Return a path that the user passes; raise a `TypeError` for anything else."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{what} takes the path of a file, not {kind_of(value)}")
+    return Path(value)
+
+
+def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
+    """Return the question for a name that is close to a known one; empty if none is."""
+    close = difflib.get_close_matches(str(name), [*known], 1)
+    return f"{before}did you mean {close[0]!r}?" if close else ""
+
+
+def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
+    """Decorate a class of attrs: a keyword that it does not have, or one position too many, says what to write.
+
+    instead: returns advice for an unknown name.
+    positional: says how the fields are given.
+    """
+
+    def decorate(cls: C) -> C:
+        init: Callable[..., None] = cls.__init__
+        parameters = [*inspect.signature(init).parameters.values()][1:]
+        names = {each.name for each in parameters}
+        most = sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
+
+        @functools.wraps(init)
+        def checked(self: object, *args: Any, **fields: Any) -> None:
+            if len(args) > most:
+                given = ", ".join(kind_of(each) for each in args)
+                raise TypeError(f"{cls.__name__} is given {given} by position: {positional}")
+            if unknown := [name for name in fields if name not in names]:
+                raise TypeError(f"{unknown[0]!r} is no field of {cls.__name__}; {instead(unknown[0])}")
+            init(self, *args, **fields)
+
+        cls.__init__ = checked  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def immutable(how: str) -> Callable[[C], C]:
+    """Decorate a frozen class of attrs: setting an attribute says how to get a changed copy."""
+
+    def decorate(cls: C) -> C:
+        def refuse(self: object, name: str, value: object) -> None:
+            raise _NeverChangesError(f"{article(cls.__name__)} never changes, so .{name} cannot be set: {how}")
+
+        cls.__setattr__ = refuse  # type: ignore[method-assign,assignment]
+        return cls
+
+    return decorate
