@@ -117,6 +117,11 @@ class RuntimeCache:
         log.warning("%s holds no kernels that %s can read; they are compiled again", place, LIBRARY)
         return cuda_engine.create_runtime_config().create_runtime_cache()
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether it began without kernels."""
+        return self._size == 0
+
     def stored(self) -> bytes | None:
         """Return the kernels to start with; None if there are none."""
         try:

@@ -28,7 +28,7 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
-from pipeline.runtime.program_engines import loaded_engine, weights_of
+from pipeline.runtime.program_engines import compile_kernels, loaded_engine, weights_of
 from pipeline.runtime.ranks import Ranks, agreed, rank_error
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
@@ -81,6 +81,7 @@ class ProgramModule(CompiledModule):
         self._kernels = RuntimeCache.of(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
         self._parts = [_part(self, compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
+        compile_kernels(self._parts, self._kernels)
         # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -78,6 +79,23 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
     cache = RuntimeCache.of(compiled.networks, compiled.settings.runtime_cache)
     stored = None if cache is None else cache.stored()
     return compiled.kernels if stored is None else Kernels(machine(), stored)
+
+
+def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> None:
+    """Let TensorRT-RTX compile the kernels of several engines at the same time, if the cache has none. Contexts that are
+    created later find them; an engine that gets none fails then, with its message."""
+    found = list({id(each.cuda_engine): each for each in engines if isinstance(each, LoadedEngine)}.values())
+    if cache is None or not cache.is_new or len(found) < 2:
+        return
+    device = torch.cuda.current_device()
+
+    def compile_one(loaded: LoadedEngine) -> None:
+        with torch.cuda.device(device), suppress(UnloadableError), listening() as messages:
+            context, config = loaded.context(messages)
+            del context, config  # in this order
+
+    with ThreadPoolExecutor(THREADS, "pipeline-load") as pool:
+        list(pool.map(compile_one, found))
 
 
 def share_kernels(before: Compiled, after: Compiled) -> None:

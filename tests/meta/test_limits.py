@@ -48,7 +48,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_120, ("partitioning/",)),
     "networks": (1_740, ("network/",)),
     "engine builds": (1_020, ("build/",)),
-    "runtime": (5_000, ("runtime/",)),
+    "runtime": (5_230, ("runtime/",)),
     "files and the engine cache": (5_380, ("artifact/",)),
     "verification": (2_630, ("verification/",)),
     "profiles": (950, ("profiling/",)),

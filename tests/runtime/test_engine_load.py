@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pipeline.records.kernels import Kernels
 from pipeline.runtime import engine_cache, engine_load, program_engines
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, listening
-from pipeline.runtime.program_engines import Loads, load_engines
+from pipeline.runtime.program_engines import Loads, compile_kernels, load_engines, loaded_engine
 from pipeline.stages import unbuilt
 from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.fake_engine import FakeEngine, say
@@ -139,6 +140,27 @@ def test_kernels_of_engines_that_load_are_kept_for_the_first_call(fake_gpu: Fake
     assert on_disk == Loads() and {cache.path for cache in fake_gpu.caches} == {tmp_path / "key.kernels"}
     in_memory = load_engines(program("12", runtime_cache=False), keep=True)
     assert in_memory is not None and in_memory.kernels == Kernels("this GPU", b"kernels")
+
+
+def test_kernels_of_several_engines_are_compiled_at_a_time(fake_gpu: FakeGpu) -> None:
+    fake_gpu.words = {"b": GAP}
+    made, barrier, names = program("1234"), threading.Barrier(2, timeout=20), list[str]()
+
+    def created(engine: Engine90, runtime_config: Any) -> Any:
+        names.append(threading.current_thread().name)
+        barrier.wait()
+        return None if engine.words else object()
+
+    engines = [loaded_engine(made, i, made.settings, None, {}) for i in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine90, "create_execution_context", created)
+        patch.setattr(program_engines, "THREADS", 2)
+        for cache in (None, RuntimeCache(None, b"kernels"), RuntimeCache(None)):
+            if cache is not None:
+                cache._size = len(cache.stored() or b"")
+            compile_kernels([*engines, engines[0], print], cache)
+            compile_kernels(engines[:1], cache)
+    assert len(names) == 4 and all(name.startswith("pipeline-load") for name in names)
 
 
 def test_kernels_of_this_machine_take_the_place_of_a_file(fake_gpu: FakeGpu, tmp_path: Path) -> None:
