@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from pipeline.aten.arguments import argument
 from pipeline.aten.traits import Does, does, is_view
 
 aten = torch.ops.aten
@@ -40,6 +41,14 @@ def draws_random(node: torch.fx.Node) -> bool:
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return any(draws_random(inner) for branch in branches(node) for inner in branch.graph.nodes)
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def drops_nothing(node: torch.fx.Node) -> bool:
+    """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    names = {a.name for a in node.target._schema.arguments} & {"dropout_p", "train", "training"}
+    return any(not argument(node, name) for name in names)
 
 
 def mutates(node: torch.fx.Node) -> bool:

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from pipeline.aten.calls import callee
 from pipeline.aten.interpreter import Change
 from pipeline.aten.kv_cache_ops import IN_PLACE
-from pipeline.aten.op_predicates import draws_random
+from pipeline.aten.op_predicates import draws_random, drops_nothing
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.errors import worded
@@ -59,7 +59,7 @@ def obstacle(program: Program, segment: Segment) -> str:
         "sizes vary": len(program.shapes) > 0 or any(port.kind != "tensor" for port in segment.inputs),
         "the program was loaded from a file": any(isinstance(n.meta.get("val"), TensorType) for n in inside),
         "it has control flow": any(source.op == "get_attr" for node in inside for source in node.all_input_nodes),
-        "it draws random numbers": any(map(draws_random, inside)),
+        "it draws random numbers": any(draws_random(node) and not drops_nothing(node) for node in inside),
         "it updates a buffer in place": any(node.target in IN_PLACE for node in inside),
         "an operator of it has a form of its own": not all(map(_is_plain, inside)),
     }

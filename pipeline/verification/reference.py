@@ -9,8 +9,7 @@ from typing import Final
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import draws_random
+from pipeline.aten.op_predicates import draws_random, drops_nothing
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
@@ -241,12 +240,4 @@ def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
 
 def random_outputs(program: Program) -> list[bool]:
     """Return, for each output, whether it depends on random numbers."""
-    return [any(draws_random(n) and not _drops_nothing(n) for n in above) for above in ancestors(program)]
-
-
-def _drops_nothing(node: torch.fx.Node) -> bool:
-    """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    names = {a.name for a in node.target._schema.arguments} & {"dropout_p", "train", "training"}
-    return any(not argument(node, name) for name in names)
+    return [any(draws_random(n) and not drops_nothing(n) for n in above) for above in ancestors(program)]

@@ -42,6 +42,15 @@ class Drawing(nn.Module):
         return x + torch.rand_like(x)
 
 
+class Attending(nn.Module):
+    """Operators that draw nothing without a dropout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [1, N, 4]"""
+        x = nn.functional.dropout(x[None], training=self.training)
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, 4] -> [N, 4]"""
@@ -105,6 +114,7 @@ def test_where_torch_compile_fails_operators_are_called(
         (Sorted(), {}, ""),
         (Sorted(), {"dynamic_shapes": ({0: torch.export.Dim("n", min=1, max=9)},)}, "sizes vary"),
         (Drawing(), {}, "it draws random numbers"),
+        (Attending(), {}, ""),
         (Branching(), {}, "it has control flow"),
     ],
 )
