@@ -226,9 +226,9 @@ class CompilationSettings:
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
     torch_compile: compile the parts of a program of fixed sizes that run in PyTorch with `torch.compile`, in this mode:
-        `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more kernels. It takes 15 s to 2 min for a large
-        model at the first call with a module, and as long again while `faster_in_torch` measures. A loaded program
-        calls each operator, since its file is data. None: each operator is called. Default None.
+        `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more kernels. A large model takes 15 s to 2 min
+        at the first call, once in a process; where `faster_in_torch` measures, two forms of it are compiled. A loaded
+        program calls each operator, since its file is data. None: each operator is called. Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
         With False it reads the model's own if they are on its device, so that both share one copy. They
         must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.

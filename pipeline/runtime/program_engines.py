@@ -82,8 +82,8 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
 
 
 def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> None:
-    """Let TensorRT-RTX compile the kernels of several engines at the same time, if the cache has none. Contexts that are
-    created later find them; an engine that gets none fails then, with its message."""
+    """Let TensorRT-RTX compile the kernels of several engines at the same time, if the cache has none. Contexts that
+    are created later find them; an engine that gets none fails then, with its message."""
     found = list({id(each.cuda_engine): each for each in engines if isinstance(each, LoadedEngine)}.values())
     if cache is None or not cache.is_new or len(found) < 2:
         return
