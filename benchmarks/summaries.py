@@ -24,9 +24,10 @@ SPEED_HEAD = """# Speed
 After this page you know how fast compiled models are beside eager PyTorch, `torch.compile` and Torch-TensorRT, and
 which file has the details of each measurement. `python -m benchmarks.tables` writes the page.
 
-Times are milliseconds on the GPU for a call: *ours* with `cuda_graphs=True`, *eager* recorded in a CUDA graph where it
-can be, and the fastest mode of each of the others. Compare times of one row. *Error* is ours relative to eager's in the
-same dtype, both measured against float32. [Models](models.md) has those at the sizes of real checkpoints.
+Times are milliseconds, on the GPU for a call that is awaited / for one of many that are not: *ours* with
+`cuda_graphs=True`, *eager* recorded in a CUDA graph where it can be, and the fastest mode of each of the others. Compare
+times of one row. *Error* is ours relative to eager's in the same dtype, both measured against float32.
+[Models](models.md) has those at the sizes of real checkpoints.
 """
 SPEED_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "Torch-TensorRT", "error"]
 FILES_HEAD = """
@@ -133,15 +134,22 @@ def _measured(data: dict[str, Any]) -> Iterator[list[str]]:
             errors = [row["relative_error"] for row in (ours, eager) if row.get("relative_error")]
             error = f"{errors[0] / errors[1]:.1f}" if len(errors) == 2 else ""
             others = (_least(rows, "torch.compile"), _least(rows, "Torch-TensorRT"))
-            times = [_ms(each.get("gpu_ms")) for each in (ours, eager)]
+            times = map(_two, (ours, eager))
             yield [f"{model}, batch {batch}", dtype, _on(data), *times, *others, error]
 
 
 def _least(rows: dict[str, Any], method: str) -> str:
-    """The least time of the modes of a method; "failed" if none ran."""
+    """The times of a method's mode that takes least on the GPU; "failed" if none ran."""
     found = [row for name, row in rows.items() if name.startswith(method)]
-    times = [row["gpu_ms"] for row in found if "gpu_ms" in row]
-    return _ms(min(times)) if times else "failed" if found else ""
+    timed = [row for row in found if "gpu_ms" in row]
+    return _two(min(timed, key=lambda row: float(row["gpu_ms"]))) if timed else "failed" if found else ""
+
+
+def _two(row: dict[str, Any]) -> str:
+    """The two measures of a row of ``benchmarks.gpu``: of a call that is awaited, and of one of many that are not."""
+    if "gpu_ms" not in row:
+        return ""
+    return _both({"gpu_ms": row["gpu_ms"], "queued_ms": 1e3 / row["calls_per_second"]})
 
 
 def _real(data: dict[str, Any]) -> Iterator[list[str]]:
@@ -175,10 +183,6 @@ def _title(row: dict[str, Any]) -> str:
 
 def _both(times: dict[str, float]) -> str:
     return f"{times['gpu_ms']:.3g} / {times['queued_ms']:.3g}"
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def _gpu(data: dict[str, Any]) -> str:
