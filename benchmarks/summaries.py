@@ -25,8 +25,8 @@ After this page you know how fast compiled models are beside eager PyTorch, `tor
 which file has the details of each measurement. `python -m benchmarks.tables` writes the page.
 
 Times are milliseconds, on the GPU for a call that is awaited / for one of many that are not: *ours* with
-`cuda_graphs=True`, *eager* recorded in a CUDA graph where it can be, and the fastest mode of each of the others. Compare
-times of one row. *Error* is ours relative to eager's in the same dtype, both measured against float32.
+`cuda_graphs=True`, *eager* recorded in a CUDA graph where it can be, and the fastest mode of each of the others.
+Compare times of one row. *Error* is ours relative to eager's in the same dtype, both measured against float32.
 [Models](models.md) has those at the sizes of real checkpoints.
 """
 SPEED_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "Torch-TensorRT", "error"]
