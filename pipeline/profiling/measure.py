@@ -212,7 +212,7 @@ def segment_costs(
 ) -> list[Mapping[str, SegmentCost]]:
     """Return the median cost of each program's segments in calls with these inputs, one after the other in turns.
 
-    The host launches nothing in a program of PyTorch segments that is recorded as a CUDA graph (``cuda_graphs``).
+    With ``cuda_graphs`` they are those in a program's CUDA graph, where the host launches nothing.
 
     turn: makes the context within which they are measured, after engines are loaded and kernels compiled.
     """
@@ -238,13 +238,15 @@ def segment_costs(
 def _costs_in_graph(
     compiled: Compiled, costs: Mapping[str, SegmentCost], call: Call, runs: int
 ) -> Mapping[str, SegmentCost]:
-    """Return the costs of PyTorch segments in the program's CUDA graph; those of one segment are the graph's."""
-    if compiled.engines or not compiled.settings.cuda_graphs:
+    """Return the costs of segments in the program's CUDA graph, whose time they share as they do that of a call
+    without; the same costs if there is none."""
+    if not compiled.settings.cuda_graphs:
         return costs
     times, refused = graph_times(compiled, call, runs)
-    if refused:
+    total = sum(cost.gpu for cost in costs.values())
+    if refused or not total:
         return costs
-    return {name: SegmentCost(cost.gpu if len(costs) > 1 else median(times), 0.0) for name, cost in costs.items()}
+    return {name: SegmentCost(median(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

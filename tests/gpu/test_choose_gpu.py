@@ -25,8 +25,8 @@ def test_all_forms_are_measured_and_right(cuda_graphs: bool, monkeypatch: pytest
         asked.extend(programs)
         times = choose.measured(programs)
         [engine], [parts], [captured] = (list(costs.values()) for costs in times)
-        assert min(engine.gpu, parts.gpu, captured.gpu) > 0 < engine.host
-        assert (parts.host == 0, captured.host == 0) == (cuda_graphs, cuda_graphs)
+        for cost in (engine, parts, captured):
+            assert cost.gpu > 0 and (cost.host == 0) == cuda_graphs
         return times
 
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)).cuda().half().eval()
