@@ -29,6 +29,15 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "export_fixes/branches.py",
         ),
     ),
+    "sharded models": (
+        660,
+        (
+            "distributed/",
+            "runtime/ranks.py",
+            "records/sharding.py",
+            "aten/collectives.py",
+        ),
+    ),
     "language models of transformers": (3_460, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_260,
@@ -69,7 +78,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 
-PRIVATE: Final = 98
+PRIVATE: Final = 99
 """The most private names of torch: each may change in any release."""
 IMPORTS: Final = 12
 """From so many modules of other rooms most modules import at most."""
