@@ -36,7 +36,9 @@ def generates(kind: Any, config: Any, rank: int, folder: Path) -> None:
     if rank == 0:
         whole.save_pretrained(place)
     dist.barrier()
-    model = kind.from_pretrained(place, distributed_config=DistributedConfig(tp_size=dist.get_world_size(), tp_plan="auto"))
+    model = kind.from_pretrained(
+        place, distributed_config=DistributedConfig(tp_size=dist.get_world_size(), tp_plan="auto")
+    )
     sizes = {"max_cache_len": 16, "max_batch": 2}
     compiled = compile_for_generation(model, **sizes, compile=COMPILE, executor="reference", shared_weights=False)
     ids = torch.randint(1, 64, (2, 3))
