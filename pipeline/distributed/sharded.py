@@ -73,13 +73,15 @@ def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object]
     wholes = [value if isinstance(value, DTensor) else None for value in given]
     layouts = tuple((i, layout_of(value)) for i, value in enumerate(wholes) if value is not None)
     with traced():
-        if not isinstance(model, nn.Module) or not ((places := _places(model)) or layouts):
+        if not isinstance(model, nn.Module):
             yield Local(args, kwargs)
             return
         own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
         positional, named = tree_unflatten(own, form)
         local = Local(positional, named, layouts)
-        with _over_local_tensors(model, places, dict(zip(local_paths(given, form), wholes, strict=True)), local):
+        with _over_local_tensors(
+            model, _places(model), dict(zip(local_paths(given, form), wholes, strict=True)), local
+        ):
             yield local
 
 
