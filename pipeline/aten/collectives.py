@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import torch
@@ -14,6 +15,12 @@ PURE_COLLECTIVES: Final = frozenset(
 """Those that write to none of their inputs."""
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor; another tensor itself."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor.to_local() if module is not None and isinstance(tensor, module.DTensor) else tensor
+
+
 def is_collective(node: torch.fx.Node) -> bool:
     """Return whether ranks call a node together, or wait for each other in it."""
     return getattr(node.target, "namespace", "") == SPACE
@@ -23,14 +30,6 @@ def groups_of(graph: torch.fx.Graph) -> tuple[str, ...]:
     """Return the names of the groups of ranks that a graph's collectives join, in order."""
     found = [name for node in graph.nodes if is_collective(node) and (name := _group(node))]
     return tuple(dict.fromkeys(found))
-
-
-def renamed(graph: torch.fx.Graph, names: dict[str, str]) -> None:
-    """Give the groups of a graph's collectives other names, in place."""
-    for node in graph.nodes:
-        if is_collective(node) and (name := _group(node)):
-            place = next(i for i, each in enumerate(node.target._schema.arguments) if each.name == "group_name")
-            node.args = (*node.args[:place], names[name], *node.args[place + 1 :])
 
 
 def _group(node: torch.fx.Node) -> str:

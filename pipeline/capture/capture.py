@@ -74,8 +74,7 @@ def capture(
         ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
             it; the number of ``output_names`` is not that of the outputs.
     """
-    settings = settings or CompilationSettings()
-    settings = settings if device is None else settings.evolve(device=device)
+    settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
     with one_export, tracing_for(settings.device, settings.compute_capabilities):
         with as_local(model, args, kwargs) as local:
             if isinstance(model, ExportedProgram):

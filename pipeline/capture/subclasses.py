@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from pipeline.aten.collectives import local_tensor
 from pipeline.aten.graphs import copied
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import ExportNotes
@@ -21,7 +22,8 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a tensor consists of, by name; itself if it is a plain one."""
+    """Yield the tensors that a tensor consists of, by name; itself if it is a plain one, a rank's part of a DTensor."""
+    tensor = local_tensor(tensor)
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
         return

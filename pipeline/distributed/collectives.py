@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import torch.distributed
 from torch._export import wrappers
 from torch.distributed import _functional_collectives as functional
 
-from pipeline.aten.types import Function
+from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes.patching import Places, Replacement
 
 IN_PLACE: Final = {
@@ -51,10 +51,10 @@ def _nothing(**_: object) -> None:
     """Add nothing to the graph."""
 
 
-def _operator(collective: Function) -> Function:
+def _operator(collective: Argument) -> Function:
     """Return what makes a collective of torch.distributed one of these."""
 
-    def called(*args: Any, **kwargs: Any) -> None:
+    def called(*args: Argument, **kwargs: Argument) -> None:
         names = functional.REDUCE_OP_TO_STR
         named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
         collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
@@ -65,12 +65,12 @@ def _operator(collective: Function) -> Function:
 def _always(own: Function) -> Function:
     """Return a function that says whether a tensor can be sharded for all its sizes."""
 
-    def is_shardable(shape: Sequence[Any], *args: Any, **kwargs: Any) -> object:
+    def is_shardable(shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
         return own([_least(size) for size in shape], *args, **kwargs)
 
     return is_shardable
 
 
-def _least(size: Any) -> int:
+def _least(size: Argument) -> int:
     node = getattr(size, "node", None)
     return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

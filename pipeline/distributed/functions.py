@@ -8,7 +8,7 @@ its place: the export sees these alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -24,11 +24,15 @@ TENSORS: Final = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 """The properties of a tensor that are tensors, which are computed."""
 
 
-class LocalFunctions(TorchFunctionMode):  # type: ignore[misc]
+class LocalFunctions(TorchFunctionMode):
     """A mode for an export, in which functions of DTensors become operators of local tensors."""
 
     def __torch_function__(
-        self, function: Function, types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Function,
+        types: Iterable[type],
+        args: Argument = (),
+        kwargs: Mapping[str, Argument] | None = None,
     ) -> Argument:
         given, form = tree_flatten((args, dict(kwargs or {})))
         owner = getattr(function, "__self__", None)
@@ -38,12 +42,12 @@ class LocalFunctions(TorchFunctionMode):  # type: ignore[misc]
         return _replayed(function, given, form)
 
 
-def _replayed(function: Function, given: Sequence[Any], form: Any) -> Argument:
+def _replayed(function: Function, given: Sequence[Argument], form: Argument) -> Argument:
     """Call the operators of local tensors that a function of DTensors is."""
     places = [i for i, each in enumerate(given) if isinstance(each, torch.Tensor | torch.SymInt)]
     masks = _masks(given)
     local = [*map(_local, (given[place] for place in places)), *(mask.data for mask in masks)]
-    made: list[Any] = []
+    made: list[Argument] = []
 
     def traced(*values: Argument) -> list[Argument]:
         own = list(given)
@@ -76,7 +80,7 @@ def _local(tensor: Argument) -> Argument:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _masks(tensors: Iterable[Argument]) -> list[Any]:
+def _masks(tensors: Iterable[Argument]) -> list[Argument]:
     """Return what holds the masks of sharded look-ups: the rows that a rank has not."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
@@ -90,15 +94,15 @@ def _fake(value: Argument) -> Argument:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-class _Replay(torch.fx.Interpreter):  # type: ignore[misc]
+class _Replay(torch.fx.Interpreter):
     """Call the operators of a traced graph in an export, in which a number that became a tensor becomes one again."""
 
-    def get_attr(self, target: str, args: Any, kwargs: Any) -> Argument:
+    def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
         """Return a constant."""
         value = super().get_attr(target, args, kwargs)
         return torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Argument:
+    def call_function(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
         """Call an operator."""
         lifts = target is torch.ops.aten.lift_fresh_copy.default
         return args[0] if lifts else super().call_function(target, args, kwargs)

@@ -6,27 +6,28 @@ import functools
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from attrs import evolve, field, frozen
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pipeline.aten.collectives import groups_of
+from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import undoing
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
+from pipeline.runtime.ranks import ranks_of
 
 
 @frozen(eq=False)
 class Place:
     """A parameter or buffer that is a DTensor, and the dict of its module that has it."""
 
-    registered: MutableMapping[str, Any]
+    registered: MutableMapping[str, Argument]
     name: str
-    whole: Any
+    whole: Argument
 
     def put(self, value: object) -> None:
         """Register another tensor in its place."""
@@ -48,11 +49,10 @@ class Local:
         if not (names or self.inputs or self.outputs):
             return program
         import torch.distributed as dist
-        from torch.distributed.distributed_c10d import _resolve_process_group
 
         if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused
             return program
-        groups = {name: tuple(dist.get_process_group_ranks(_resolve_process_group(name))) for name in names}
+        groups = {name: ranks_of(name) for name in names}
         rank = Sharding(dist.get_rank(), dist.get_world_size(), FrozenDict(groups), self.inputs, tuple(self.outputs))
         return evolve(program, sharding=rank)
 
@@ -73,24 +73,26 @@ def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object]
     wholes = [value if isinstance(value, DTensor) else None for value in given]
     layouts = tuple((i, layout_of(value)) for i, value in enumerate(wholes) if value is not None)
     with traced():
-        if not isinstance(model, nn.Module) or not ((places := _places(model)) or layouts):
+        if not isinstance(model, nn.Module):
             yield Local(args, kwargs)
             return
         own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
         positional, named = tree_unflatten(own, form)
         local = Local(positional, named, layouts)
-        with _over_local_tensors(model, places, dict(zip(local_paths(given, form), wholes, strict=True)), local):
+        with _over_local_tensors(
+            model, _places(model), dict(zip(local_paths(given, form), wholes, strict=True)), local
+        ):
             yield local
 
 
-def local_paths(leaves: Sequence[object], form: Any) -> list[tuple[object, ...]]:
+def local_paths(leaves: Sequence[object], form: Argument) -> list[tuple[object, ...]]:
     """Return the path of each input in ``(args, kwargs)``."""
     from torch.utils._pytree import tree_flatten_with_path
 
     return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, form))[0]]
 
 
-def layout_of(tensor: Any) -> Layout:
+def layout_of(tensor: Argument) -> Layout:
     """Return how a DTensor lies.
 
     Raises:
@@ -120,9 +122,9 @@ def _places(model: nn.Module) -> list[Place]:
 
 @contextmanager
 def _over_local_tensors(
-    model: nn.Module, places: Sequence[Place], wholes: Mapping[object, Any], notes: Local
+    model: nn.Module, places: Sequence[Place], wholes: Mapping[object, Argument], notes: Local
 ) -> Iterator[None]:
-    local: dict[int, Any] = {}
+    local: dict[int, Argument] = {}
     for each in places:
         if id(each.whole) not in local:
             tensor, kept = each.whole.detach().to_local(), isinstance(each.whole, nn.Parameter)
@@ -130,14 +132,14 @@ def _over_local_tensors(
     space, before, forward = vars(model), vars(model).get("forward"), model.forward
 
     @functools.wraps(forward, updated=())
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: Argument, **kwargs: Argument) -> Argument:
         from pipeline.distributed.functions import LocalFunctions, sharded_like
 
         held = [each.registered[each.name] for each in places]
         whole = {id(value): sharded_like(each.whole, value) for each, value in zip(places, held, strict=True)}
         given, form = tree_flatten((args, kwargs))
         paths = local_paths(given, form)
-        own = [sharded_like(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
+        own = [_input_like(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
         positional, named = tree_unflatten(own, form)
         try:
             for each, value in zip(places, held, strict=True):
@@ -161,7 +163,18 @@ def _over_local_tensors(
         yield
 
 
-def _local_results(results: Any, notes: Local) -> Any:
+def _input_like(whole: Argument, value: Argument) -> Argument:
+    """Return an input as a DTensor, if it is one outside; of varying sizes, every rank has as many."""
+    from torch.distributed.tensor import DTensor
+
+    if whole is None:
+        return value
+    if all(isinstance(size, int) for size in value.shape):
+        return DTensor(value, whole._spec, requires_grad=False)
+    return DTensor.from_local(value, whole.device_mesh, whole.placements, run_check=False)
+
+
+def _local_results(results: Argument, notes: Local) -> Argument:
     """Return the local tensors of results, and note the layouts of those that are DTensors."""
     from torch.distributed.tensor import DTensor
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import define, field
@@ -55,7 +55,7 @@ class Ranks:
         if self.sharding.outputs:
             module.register_forward_hook(self._whole)
 
-    def _local(self, _: object, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _local(self, _: object, args: Argument, kwargs: Argument) -> tuple[Argument, Argument]:
         """Return the local tensors of a call's inputs."""
         from torch.distributed.tensor import DTensor
 
@@ -123,7 +123,6 @@ class Ranks:
 def _check(sharding: Sharding) -> None:
     """Raise an ExecutionError if this process cannot run a rank's program."""
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _resolve_process_group
 
     if not dist.is_available() or not dist.is_initialized():
         why = f"the program is that of {sharding}, and this process has no process group"
@@ -133,7 +132,7 @@ def _check(sharding: Sharding) -> None:
         raise ExecutionError(f"the program is that of {sharding}, and this process is {here}", "load the rank's own")
     for name, ranks in sharding.groups.items():
         try:
-            found = tuple(dist.get_process_group_ranks(_resolve_process_group(name)))
+            found = ranks_of(name)
         except (LookupError, RuntimeError, ValueError):
             found = ()
         if found != ranks:
@@ -141,7 +140,21 @@ def _check(sharding: Sharding) -> None:
             raise ExecutionError(why, "make the same device meshes, in the same order, as where it was compiled")
 
 
-def _local_of(tensor: Any, layout: Layout, name: str) -> torch.Tensor:
+def ranks_of(name: str) -> tuple[int, ...]:
+    """Return the ranks of a process group by its name."""
+    import torch.distributed as dist
+
+    return tuple(dist.get_process_group_ranks(_group(name)))
+
+
+def _group(name: str) -> Argument:
+    from torch.distributed import distributed_c10d
+
+    resolve: Argument = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return resolve(name)
+
+
+def _local_of(tensor: Argument, layout: Layout, name: str) -> torch.Tensor:
     found = tuple(each.dim if each.is_shard() else None for each in tensor.placements)
     ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
     if found != layout.placements or ranks != layout.ranks or any(each.is_partial() for each in tensor.placements):
@@ -154,14 +167,14 @@ def _local_of(tensor: Any, layout: Layout, name: str) -> torch.Tensor:
     return tensor.to_local()  # type: ignore[no-any-return]
 
 
-def _placements(layout: Layout) -> list[Any]:
+def _placements(layout: Layout) -> list[Argument]:
     from torch.distributed.tensor import Replicate, Shard
 
     return [Replicate() if dim is None else Shard(dim) for dim in layout.placements]
 
 
 @cache
-def _mesh(layout: Layout) -> Any:
+def _mesh(layout: Layout) -> Argument:
     """Return the device mesh of a layout. Every rank makes it at the same call, the first that returns a DTensor."""
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -178,12 +191,11 @@ def same_random_numbers(program: Program) -> Iterator[None]:
         yield
         return
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _resolve_process_group
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     for name, ranks in groups.items():
-        dist.broadcast_object_list(states, ranks[0], _resolve_process_group(name))
+        dist.broadcast_object_list(states, ranks[0], _group(name))
     is_first = all(ranks[0] == dist.get_rank() for ranks in groups.values())
     with nullcontext() if is_first else torch.random.fork_rng(devices):
         if not is_first:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -21,7 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import pipeline
+from pipeline.program import Built, Converted
 from pipeline.stages import unbuilt
+from pipeline.stages.build import build
 
 COMPILE = pipeline.default().replace("build", unbuilt)
 """The reference executor needs no engines."""
@@ -164,6 +166,68 @@ def other_shapes(rank: int, folder: Path) -> None:
     torch.testing.assert_close(module(x), whole(x), **CLOSE)  # the ranks go on
 
 
+def equal_engines_are_built_once(rank: int, folder: Path) -> None:
+    """Networks without weights are equal on both ranks."""
+    _, model = sharded(BY_ROWS_AND_COLUMNS)
+    built = torch.zeros(1)
+
+    def counted(converted: Converted) -> Built:
+        built.add_(len(converted.networks))
+        return build(converted)
+
+    cached = pipeline.cached(pipeline.DiskStore(folder / "engines"), counted)
+    compile = pipeline.default().insert(pipeline.shared_weights(), after="partition").replace("build", cached)
+    compiled = compile(model, (ROWS,))
+    dist.all_reduce(built)
+    assert int(built) == len(compiled.engines) == len(list((folder / "engines").glob("*.engine")))
+
+
+def new_weights(rank: int, folder: Path) -> None:
+    _, model = sharded(BY_ROWS_AND_COLUMNS)
+    x, compiled = torch.randn(2, 4, 16), COMPILE(model, (ROWS,))
+    torch.manual_seed(1)
+    other, sharded_other = sharded(BY_ROWS_AND_COLUMNS)
+    torch.testing.assert_close(run(pipeline.refit_module_weights(compiled, sharded_other))(x), other(x), **CLOSE)
+
+
+class Asynchronous(nn.Module):
+    """A collective that does not wait."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks."""
+        y = x * 1
+        dist.all_reduce(y, async_op=True).wait()
+        return y
+
+
+class Sent(nn.Module):
+    """A tensor of the first rank."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The first rank's."""
+        y = x * 1
+        dist.broadcast(y, 0)
+        return y
+
+
+class Partly(nn.Module):
+    """A result that is a part of a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = mesh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return DTensor.from_local(x, self.ranks, [Partial()], run_check=False)
+
+
+def what_is_refused(rank: int, folder: Path) -> None:
+    for model, why in ((Asynchronous(), "async"), (Sent(), "broadcast"), (Partly(), "with the placement P")):
+        with pytest.raises(pipeline.CaptureError, match=why):
+            COMPILE(model.eval(), (torch.randn(3),))
+
+
 def a_rank_that_ends(rank: int, folder: Path) -> None:
     """The last case: one rank ends, and the other is told in which collective."""
     _, model = sharded(BY_ROWS_AND_COLUMNS)
@@ -186,5 +250,8 @@ CASES = (
     the_backend_of_torch_compile,
     files_of_ranks,
     other_shapes,
+    equal_engines_are_built_once,
+    new_weights,
+    what_is_refused,
     a_rank_that_ends,
 )

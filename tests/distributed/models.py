@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
     ViTConfig,
@@ -36,7 +44,8 @@ def generates(kind: Any, config: Any, rank: int, folder: Path) -> None:
     if rank == 0:
         whole.save_pretrained(place)
     dist.barrier()
-    model = kind.from_pretrained(place, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto"))
+    plan = DistributedConfig(tp_size=dist.get_world_size(), tp_plan="auto")
+    model = kind.from_pretrained(place, distributed_config=plan)
     sizes = {"max_cache_len": 16, "max_batch": 2}
     compiled = compile_for_generation(model, **sizes, compile=COMPILE, executor="reference", shared_weights=False)
     ids = torch.randint(1, 64, (2, 3))
@@ -49,16 +58,35 @@ def generates(kind: Any, config: Any, rank: int, folder: Path) -> None:
         assert torch.equal(loaded.generate(ids, **how, do_sample=False), expected)
         torch.manual_seed(rank)
         sampled = compiled.generate(ids, **how, do_sample=True)
-        every = [torch.empty_like(sampled) for _ in range(2)]
+        every = [torch.empty_like(sampled) for _ in range(dist.get_world_size())]
         dist.all_gather(every, sampled)
-        assert torch.equal(*every)
+        assert all(torch.equal(sampled, each) for each in every)
         own = torch.rand(1)
         torch.manual_seed(rank)
-        assert torch.equal(own, torch.rand(1)) is (rank == 1)  # only the first rank's numbers were drawn
+        assert torch.equal(own, torch.rand(1)) is (rank > 0)  # only the first rank's numbers were drawn
 
 
 def llama(rank: int, folder: Path) -> None:
     generates(LlamaForCausalLM, LlamaConfig(**SIZES, **TEXT), rank, folder)
+
+
+def the_page(rank: int, folder: Path) -> None:
+    """What docs/sharded.md calls serve.py serves the Llama of the case before it."""
+    page = (Path(__file__).parents[2] / "docs" / "sharded.md").read_text(encoding="utf-8")
+    own, place = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)[0], folder / "LlamaForCausalLM"
+    names: dict[str, Any] = {"__name__": "serve"}
+    exec(compile(own, "serve.py", "exec"), names)
+    words = WordLevel({f"w{i}": i for i in range(64)}, unk_token="w1")
+    if rank == 0:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="w0")
+        tokenizer.backend_tokenizer.pre_tokenizer = Whitespace()
+        tokenizer.save_pretrained(place)
+    dist.barrier()
+    printed = StringIO()
+    with patch.object(dist, "init_process_group"), contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+        names["main"](str(place), "w5 w9 w7")
+    assert (folder / f"model.rank{rank}.trtp").exists()
+    assert len(printed.getvalue().split()) == (0 if rank else 11)
 
 
 def qwen3(rank: int, folder: Path) -> None:
@@ -87,4 +115,4 @@ def vit(rank: int, folder: Path) -> None:
     torch.testing.assert_close(run(compiled)(x).last_hidden_state, expected, **CLOSE)
 
 
-MODELS = (llama, qwen3, mixtral, vit)
+MODELS = (llama, the_page, qwen3, mixtral, vit)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,9 @@ TIMEOUT = 60
 
 def run_in_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> dict[str, str]:
     """Run the cases in order in each rank; return what failed, by the case's name: the tracebacks of ranks."""
-    spawn = get_context("spawn")
-    processes = [spawn.Process(target=_rank, args=(cases, rank, ranks, folder)) for rank in range(ranks)]
+    server: Any = get_context("forkserver")  # which imports once for all ranks
+    server.set_forkserver_preload(["tests.distributed.more"])
+    processes = [server.Process(target=_rank, args=(cases, rank, ranks, folder)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
