@@ -5,9 +5,9 @@ The file also has entries for engines, networks, the graph, and weights.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from pipeline.artifact.codec import Json
 from pipeline.artifact.graphs import SavedGraph, SavedNode
@@ -136,3 +136,8 @@ class Manifest(SavedFields):
     computed: int = 0
     call: int = 0
     kernels: str = ""
+
+
+def saved_fields(record: SavedFields) -> dict[str, Any]:
+    """Return the fields that a program and its manifest share, by name."""
+    return {each.name: getattr(record, each.name) for each in fields(SavedFields)}

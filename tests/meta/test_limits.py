@@ -50,7 +50,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "engine builds": (1_020, ("build/",)),
     "runtime": (5_000, ("runtime/",)),
     "files and the engine cache": (5_380, ("artifact/",)),
-    "verification": (2_630, ("verification/",)),
+    "verification": (2_620, ("verification/",)),
     "profiles": (950, ("profiling/",)),
     "ONNX": (200, ("artifact/epcontext.py",)),
     "reports": (1_050, ("viewing/",)),
