@@ -5,7 +5,7 @@ The file also has entries for engines, networks, the graph, and weights.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from attrs import field, fields, frozen
 
@@ -13,6 +13,7 @@ from pipeline.artifact.codec import Json
 from pipeline.artifact.graphs import SavedGraph, SavedNode
 from pipeline.artifact.tensors import SavedTensor
 from pipeline.aten.support import Rejection
+from pipeline.aten.types import Argument
 from pipeline.compiled import RefitMap
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
@@ -138,6 +139,6 @@ class Manifest(SavedFields):
     kernels: str = ""
 
 
-def saved_fields(record: SavedFields) -> dict[str, Any]:
+def saved_fields(record: SavedFields) -> dict[str, Argument]:
     """Return the fields that a program and its manifest share, by name."""
     return {each.name: getattr(record, each.name) for each in fields(SavedFields)}
