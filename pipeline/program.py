@@ -1,7 +1,6 @@
 """The records that stages pass on, from ``Program`` to ``Built``.
 
-``Program`` comes from capture and ``decompose``; then come ``Validated``, ``Partitioned``, ``Converted``, ``Built``
-and ``Compiled`` (in ``compiled.py``). Every record is frozen. Graphs and tensors are handles (``eq=False``).
+``Compiled`` is in ``compiled.py``. Every record is frozen. Graphs and tensors are handles (``eq=False``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from attrs import evolve, field, fields, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.aten.graphs import over, results
 from pipeline.aten.support import Choice, Rejection
@@ -30,6 +29,7 @@ from pipeline.network.marks import Mark
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.parameter import Parameter
 from pipeline.records.sharding import Sharding
+from pipeline.records.wording import in_bytes
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
@@ -78,9 +78,8 @@ class Port:
             return f"{self.name} = {self.value!r}"
         if self.is_number:
             return f"{self.name}: {self.kind.removeprefix('sym')} = {self.value}"
-        dims = ", ".join(
-            str(d) if isinstance(d, int) else f"{d}={r}" for d, r in zip(self.shape, self.ranges, strict=True)
-        )
+        each = zip(self.shape, self.ranges, strict=True)
+        dims = ", ".join(str(d) if isinstance(d, int) else f"{d}={r}" for d, r in each)
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{dims}]"
 
 
@@ -121,15 +120,11 @@ class Output:
 class SavedFields:
     """The fields of a program that its file has as they are: a field that is added here, with a default, is saved.
 
-    ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
-    ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates to
-    the buffer's name; each views the buffer's elements from the first on. ``shapes`` has the varying sizes. ``aliases``
-    are all names in the model's state dict; ``written`` are the parameters that do not belong to the model, but are
-    tensors written out in its code. ``numbers`` are those of the model's buffers that Python read while it was
-    captured: the graph is for these. They have the buffer's name, and a place where it has several (``stride[1]``).
-    ``unreached`` are the user's registrations for operators of the model that nothing used, each with the reason.
-    ``profiles`` narrow symbols: a call must fit one of them. ``signature`` has the parameters of ``forward``.
-    ``sharding`` says which rank the program is for, if it is a part of a sharded model.
+    ``constants``: the recipe of each constant placeholder over ``parameters`` (the model's tensors, by name).
+    ``buffers``: the buffer of each placeholder that the program mutates. ``aliases``: all names in the model's state
+    dict. ``written``: the parameters that are literals in the model's code. ``numbers``: the numbers of buffers that
+    Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations. ``profiles``: a call
+    must fit one. ``signature``: the parameters of ``forward``. ``sharding``: the rank of a part of a sharded model.
     """
 
     inputs: tuple[Port, ...]
@@ -150,10 +145,9 @@ class SavedFields:
 class Program(SavedFields):
     """A captured model: a functional ATen graph whose placeholders are parameters, buffers and user inputs.
 
-    ``versions`` are the parameters' version counters at capture; ``examples`` are the tensors that the model was
-    captured with, by input. ``source`` is the program before `decompose`, over the same parameters: eager PyTorch runs
-    its operators. ``origin`` is the captured module, held weakly (`capture.origin.Origin`). ``decomposed`` are the
-    operators that the user's decompositions have taken apart.
+    ``versions``: the parameters' version counters at capture. ``examples``: the example tensors, by input. ``source``:
+    the program before `decompose`. ``origin``: the captured module, held weakly (`capture.origin.Origin`).
+    ``decomposed``: the operators that the user's decompositions have replaced.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -189,11 +183,6 @@ class Program(SavedFields):
         """Return the SHA-256 of the printed program with its settings and the recipes of its constants."""
         recipes = "\n".join(f"{name} = {recipe}" for name, recipe in self.constants.items())
         return digest(f"{self}\n{recipes}\n{self.settings!r}")
-
-
-def saved_fields(record: SavedFields) -> dict[str, Any]:
-    """Return the fields by name."""
-    return {each.name: getattr(record, each.name) for each in fields(SavedFields)}
 
 
 def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
@@ -269,10 +258,8 @@ class Validated:
 class Segment:
     """A part of a program that runs in one place: an engine, or PyTorch.
 
-    ``nodes`` are names of graph nodes in order. ``inputs`` and ``outputs`` are typed and ranged. ``constants`` are the
-    placeholders that the nodes read and that are part of the engine; those among the inputs are read in place.
-    A segment with a ``profile`` runs only in calls that fit it. ``marks``: where its network avoids faults, after
-    `avoid_faults`.
+    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are part of the engine; those among
+    the inputs are read in place. ``profile``: a call must fit it. ``marks``: where faults are avoided, once marked.
     """
 
     name: str
@@ -316,14 +303,6 @@ class Cut:
         count = f"{len(self.tensors)} tensor{'s'[: len(self.tensors) != 1]}"
         size = in_bytes(self.nbytes) + (f" (at most {in_bytes(self.max_nbytes)})" * (self.nbytes != self.max_nbytes))
         return f"{self.source} -> {self.target}: {count}, {size}: {', '.join(p.name for p in self.tensors)}"
-
-
-def in_bytes(number: int) -> str:
-    """Format a number of bytes: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number} byte{'s'[: number != 1]}"
 
 
 @frozen

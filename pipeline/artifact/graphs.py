@@ -22,7 +22,7 @@ from pipeline.artifact.json_values import NodeName
 from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.tensors import SavedTensor, Tensors
 from pipeline.aten.calls import FUNCTIONS
-from pipeline.aten.naming import module_path
+from pipeline.aten.naming import module_path, module_stack
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.errors import ArtifactError, line_of
@@ -291,3 +291,8 @@ class Nodes:
     def is_graph(self, value: object) -> bool:
         """Return whether an argument is a graph of the file."""
         return isinstance(value, torch.fx.Node) and value.op == "get_attr" and value.target in self.graphs
+
+
+def modules(graph: torch.fx.Graph) -> Iterable[tuple[str, str]]:
+    """Return the path and class of each module that has nodes."""
+    return (row for node in graph.nodes for row in module_stack(node.meta))

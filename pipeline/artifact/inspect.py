@@ -12,7 +12,7 @@ from pipeline.artifact.container import MANIFEST, Reader
 from pipeline.artifact.manifest import KERNELS, Manifest
 from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.compiled import outputs_of
-from pipeline.program import in_bytes
+from pipeline.records.wording import in_bytes
 
 
 @frozen

@@ -25,7 +25,7 @@ from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedNode
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.malformed import MalformedError, MissingOperatorError
-from pipeline.artifact.manifest import KERNELS, SavedEngine, SavedSegment, SavedSource, SavedVerdict
+from pipeline.artifact.manifest import KERNELS, SavedEngine, SavedSegment, SavedSource, SavedVerdict, saved_fields
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
@@ -37,7 +37,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
-from pipeline.program import Partitioned, Program, Verdict, saved_fields, version
+from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.wording import path_of
 from pipeline.runtime.call_plan import LayoutBuilder

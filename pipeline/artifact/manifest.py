@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from pipeline.artifact.codec import Json
 from pipeline.artifact.graphs import SavedGraph, SavedNode
 from pipeline.artifact.tensors import SavedTensor
 from pipeline.aten.support import Rejection
+from pipeline.aten.types import Argument
 from pipeline.compiled import RefitMap
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
@@ -136,3 +137,8 @@ class Manifest(SavedFields):
     computed: int = 0
     call: int = 0
     kernels: str = ""
+
+
+def saved_fields(record: SavedFields) -> dict[str, Argument]:
+    """Return the fields that a program and its manifest share, by name."""
+    return {each.name: getattr(record, each.name) for each in fields(SavedFields)}

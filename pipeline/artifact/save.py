@@ -31,15 +31,15 @@ from pipeline.artifact.manifest import (
     SavedVerdict,
     SavedWeights,
     Versions,
+    saved_fields,
 )
 from pipeline.artifact.tensors import Tensors
-from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.program import Program, Verdict, saved_fields, version
+from pipeline.program import Program, Verdict, version
 from pipeline.records.wording import kind_of, path_of
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
@@ -197,7 +197,9 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,
-        modules=FrozenDict(_modules(program)),
+        modules=FrozenDict(
+            row for each in filter(None, (program, program.source)) for row in graphs.modules(each.graph)
+        ),
         source=SOURCE if source is not None else "",
         computed=_largest_computed_bytes(compiled),
         kernels=kernels.machine,
@@ -221,12 +223,6 @@ def _engine(index: int, engine: Engine, entries: Entries) -> SavedEngine:
     entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
     names = engine.bindings, engine.weights, engine.stripped
     return SavedEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
-
-
-def _modules(program: Program) -> Iterator[tuple[str, str]]:
-    """Yield the path and class of each module that has nodes."""
-    for each in filter(None, (program, program.source)):
-        yield from (row for node in each.graph.nodes for row in module_stack(node.meta))
 
 
 def _source(program: Program, tensors: Tensors) -> SavedSource | None:

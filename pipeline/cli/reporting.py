@@ -22,9 +22,8 @@ from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.records.agreement import Agreement as Verification
-from pipeline.records.agreement import Healed
+from pipeline.records.agreement import Healed, versions
 from pipeline.records.costs import Entry
-from pipeline.verification.measure import versions
 from pipeline.viewing.collect import view
 from pipeline.viewing.sources import write_view
 

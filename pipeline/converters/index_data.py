@@ -76,10 +76,10 @@ def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> IT
 def _coordinates(net: Net, mask: Any) -> list[Any]:
     """Return, for each dim of a mask, the coordinates at which it is true."""
     found = _nonzero(net, mask)
-    return [base.squeeze(net, found_at(net, found, i), [0]) for i in range(base.rank(mask))]
+    return [base.squeeze(net, coordinates(net, found, i), [0]) for i in range(base.rank(mask))]
 
 
-def found_at(net: Net, found: Any, dim: int) -> Any:
+def coordinates(net: Net, found: Any, dim: int) -> Any:
     """Return the coordinates of one dim."""
     layer = net.add("gather", found, base.constant(net, torch.tensor([dim])), 0)
     return layer.get_output(0)

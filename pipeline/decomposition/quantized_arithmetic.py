@@ -54,7 +54,7 @@ class Codes:
         low, high = self.low - zero, self.high - zero
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
 
-    def is_whole(self, zero: int | None) -> bool:
+    def uses_full_int8(self, zero: int | None) -> bool:
         """Return whether the quantized values minus a zero point use the full range of INT8, like TensorRT's layers."""
         return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
 
@@ -92,7 +92,7 @@ def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Cod
     """Quantize and dequantize ``x``, in its own dtype."""
     if known.has("input"):
         return as_weights(known, integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
-    if known.has("scale") and scale.numel() == 1 and codes.is_whole(known.zero):
+    if known.has("scale") and scale.numel() == 1 and codes.uses_full_int8(known.zero):
         return paired(x, scale, "int8")
     return numbers(integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
 

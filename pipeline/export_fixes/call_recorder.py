@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from attrs import Factory, define, frozen
 from torch.export import Dim
-from torch.utils._pytree import KeyPath, keystr, tree_flatten, tree_flatten_with_path, tree_map_only
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map_only
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.errors import CaptureError
@@ -158,9 +158,9 @@ def _plain_copy(x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
 
 
-def _path(path: KeyPath) -> Path:
+def _path(path: tuple[Leaf, ...]) -> Path:
     first, *rest = path
-    return f"{first.key}{keystr(tuple(rest))}"  # type: ignore[attr-defined]
+    return f"{first.key}{keystr(tuple(rest))}"
 
 
 def _kind(value: Argument) -> Leaf:

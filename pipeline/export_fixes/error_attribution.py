@@ -6,7 +6,7 @@ import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from attrs import evolve
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path, tree_map_with_path
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from pipeline.aten.dtypes import short
 from pipeline.aten.types import Argument
@@ -222,12 +222,9 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
     return None
 
 
-def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Iterator[tuple[tuple[Any, ...], object]]:
-    """Yield the leaves of each input, with their paths."""
-    args, kwargs = inputs
-    keys = (*((SequenceKey(i), v) for i, v in enumerate(args)), *((MappingKey(name), v) for name, v in kwargs.items()))
-    for key, value in keys:
-        yield from (((None, key, *below), v) for below, v in tree_flatten_with_path(value, is_leaf=is_leaf)[0])
+def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Sequence[tuple[tuple[Any, ...], object]]:
+    """Return the leaves of each input, with their paths. The tuple of all positional inputs is no leaf."""
+    return tree_flatten_with_path(inputs, is_leaf=lambda value: value is not inputs[0] and is_leaf(value))[0]
 
 
 def _is_shape(value: object) -> bool:
@@ -274,7 +271,8 @@ def _exports_with_dtype(
         return evolve(value, dtype=due) if isinstance(value, Input) else value.to(due)
 
     try:
-        export(tree_map_with_path(cast, inputs, is_leaf=is_input))
+        leaves, spec = tree_flatten_with_path(inputs, is_leaf=is_input)
+        export(tree_unflatten([cast(*each) for each in leaves], spec))
     except Exception:
         return False
     return bool(wrong)

@@ -1,4 +1,4 @@
-"""contract_products: replace a large product of two tensors that is only summed by a matmul."""
+"""contract_products: replace a large broadcast product whose only use is a sum by a matmul."""
 
 from __future__ import annotations
 

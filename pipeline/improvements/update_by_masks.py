@@ -30,7 +30,7 @@ def update_by_masks(rewriting: Rewriting) -> None:
         if mask is None or argument(node, "accumulate"):
             continue
         update = _Update(rewriting, node, mask)
-        if update.reads(value) and update.is_whole(value):
+        if update.reads(value) and update.uses_full_int8(value):
             for _ in range(len(shape_of(x.meta["val"])) - len(shape_of(mask.meta["val"]))):
                 mask = rewriting.create(aten.unsqueeze.default, (mask, -1), {}, node)
             rewriting.offer(node, aten.where.self, (mask, update.whole(value), x))
@@ -55,13 +55,13 @@ class _Update:
             self._reads[value] = self._is_picked(value) or any(self.reads(each, within - 1) for each in sources)
         return self._reads[value]
 
-    def is_whole(self, value: Argument) -> bool:
+    def uses_full_int8(self, value: Argument) -> bool:
         """Return whether a value can be computed for all elements."""
         if not isinstance(value, Node) or self._is_picked(value):
             return True
         if not self.reads(value):
             return isinstance(value.meta.get("val"), torch.Tensor) and self._spreads(value)
-        return all(map(self.is_whole, value.all_input_nodes))
+        return all(map(self.uses_full_int8, value.all_input_nodes))
 
     def whole(self, value: Argument) -> Argument:
         """Return a value, computed for all elements."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from attrs import field, frozen
 
 from pipeline.frozen import FrozenDict
+from pipeline.trt import CAPABILITIES
+from pipeline.version import __version__
 
 
 @frozen
@@ -137,3 +140,10 @@ class Healed:
 
     def __str__(self) -> str:
         return f"{self.target} at node {self.node}\n  healed: {self.action}\n  {self.reason}"
+
+
+def versions() -> FrozenDict[str, str]:
+    """Return the versions of the libraries that results depend on."""
+    return FrozenDict(
+        {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
+    )

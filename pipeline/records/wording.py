@@ -40,6 +40,14 @@ def path_of(value: object, what: str) -> Path:
     return Path(value)
 
 
+def in_bytes(number: int) -> str:
+    """Format a number of bytes: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} byte{'s'[: number != 1]}"
+
+
 def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
     """Return the question for a name that is close to a known one; empty if none is."""
     close = difflib.get_close_matches(str(name), [*known], 1)

@@ -28,7 +28,8 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
-from pipeline.program import Program, in_bytes
+from pipeline.program import Program
+from pipeline.records.wording import in_bytes
 from pipeline.runtime.opened_file import FileWeights, file_of
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 

@@ -99,8 +99,8 @@ def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
 
 
 def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
-    """Return the conditions that a model asked for although torch knew the answer, in order, with the place that asked
-    first; `ATTENTION` and `MASKS` count only if no other place asks."""
+    """Return the model's conditions whose answers torch knew, in order, each with the first place that needed it;
+    `ATTENTION` and `MASKS` count only without another place."""
     return _asked.get(shape_env, {})
 
 

@@ -16,14 +16,13 @@ from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
-from pipeline.records.agreement import Agreement, OutputAgreement
+from pipeline.records.agreement import Agreement, OutputAgreement, versions
 from pipeline.runtime.state import buffer
-from pipeline.trt import CAPABILITIES, has_gpu
+from pipeline.trt import has_gpu
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.missing_parts import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
 from pipeline.verification.samples import Given, samples
-from pipeline.version import __version__
 
 RANDOM = "it depends on random numbers"
 
@@ -152,10 +151,3 @@ def runs_in_tf32(executor: Executor) -> bool:
 def gpu_name(executor: Executor) -> str:
     """Return the name of the GPU that programs run on; empty for the reference executor."""
     return torch.cuda.get_device_name() if executor == "tensorrt" else ""
-
-
-def versions() -> FrozenDict[str, str]:
-    """Return the versions of the libraries that results depend on."""
-    return FrozenDict(
-        {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
-    )

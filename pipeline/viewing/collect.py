@@ -20,10 +20,9 @@ from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
 from pipeline.program import GETITEM, Cut, Partitioned, Segment, is_operator
 from pipeline.recipes import Recipe, qualified_name
-from pipeline.records.agreement import Healed
+from pipeline.records.agreement import Healed, versions
 from pipeline.records.profile import Profile
 from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
-from pipeline.verification.measure import versions
 from pipeline.viewing.fusion import fusions
 from pipeline.viewing.records import (
     CutView,

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from pipeline.program import in_bytes
 from pipeline.records.agreement import OutputAgreement
 from pipeline.records.profile import Profile
+from pipeline.records.wording import in_bytes
 from pipeline.viewing.records import Change, NodeView, ProgramView, Row
 
 T = TypeVar("T")

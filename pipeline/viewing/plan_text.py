@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pipeline.program import in_bytes
+from pipeline.records.wording import in_bytes
 from pipeline.viewing.records import ProgramView, SegmentView
 
 

@@ -47,41 +47,43 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "capture": (2_310, ("capture/",)),
-    "what persuades torch.export": (6_200, ("export_fixes/",)),
+    "what persuades torch.export": (6_260, ("export_fixes/",)),
+    "sharded models": (360, ("distributed/",)),
     "kernel faults": (1_600, ("quirks/",)),
-    "converters": (5_980, ("converters/",)),
+    "converters": (6_020, ("converters/",)),
     "building blocks": (5_270, ("impl/",)),
     "improvement passes": (3_840, ("improvements/",)),
     "decomposition": (3_450, ("decomposition/",)),
-    "partitioning": (1_120, ("partitioning/",)),
+    "partitioning": (1_130, ("partitioning/",)),
     "networks": (1_740, ("network/",)),
     "engine builds": (1_020, ("build/",)),
     "runtime": (5_230, ("runtime/",)),
-    "files and the engine cache": (5_380, ("artifact/",)),
+    "files and the engine cache": (5_590, ("artifact/",)),
     "verification": (2_630, ("verification/",)),
     "profiles": (950, ("profiling/",)),
-    "ONNX": (200, ("artifact/epcontext.py",)),
-    "reports": (1_050, ("viewing/",)),
-    "command line": (1_810, ("cli/",)),
+    "ONNX": (0, ("artifact/epcontext.py",)),
+    "reports": (1_040, ("viewing/",)),
+    "command line": (1_840, ("cli/",)),
     "tests of converters": (4_850, ("testing/",)),
-    "facts of operators": (2_080, ("aten/",)),
+    "facts of operators": (2_120, ("aten/",)),
     "sizes": (1_220, ("shapes/",)),
     "stages": (
-        3_500,
+        3_550,
         (
             "stages/",
             "compose/",
         ),
     ),
-    "records, settings, errors": (3_860, ("",)),
+    "records, settings, errors": (4_070, ("",)),
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 
 PRIVATE: Final = 101
+PRIVATE: Final = 100
 """The most private names of torch: each may change in any release."""
 IMPORTS: Final = 12
 """From so many modules of other rooms most modules import at most."""
-KNOW_MORE: Final = 18
+KNOW_MORE: Final = 21
 """The modules that import from more."""
 
 

@@ -243,7 +243,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
 def _compiled(
     compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
 ) -> Compiled:
-    """Compile a step or encoder; ``part`` is the module with most of its layers."""
+    """Compile a step or encoder, cut by the layers of ``part``."""
     compile = _cut(compile, layers_of(step, part))
     with one_form(), last_rows(step), over_states(step), without_loops(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)

@@ -15,10 +15,10 @@ from pipeline.compat.transformers.programs import sound_sizes
 from pipeline.compat.transformers.sizes import Example, Sizes
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
-from pipeline.records.agreement import Agreement, OutputAgreement
+from pipeline.records.agreement import Agreement, OutputAgreement, versions
 from pipeline.verification.bounds import Bound, judged, products_of
 from pipeline.verification.eager import products_in_tf32
-from pipeline.verification.measure import gpu_name, runs_in_tf32, versions
+from pipeline.verification.measure import gpu_name, runs_in_tf32
 
 Failing: TypeAlias = Literal["raise", "warn"]
 """The consequence of wrong logits: an error, or a warning."""

@@ -1,4 +1,4 @@
-"""Quantization in blocks, by its own operators only."""
+"""Refuse Torch-TensorRT's block quantization; it is compiled from its own operators."""
 
 from __future__ import annotations
 
