@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.errors import Fallback, Unreached, no_attribute
@@ -18,13 +18,15 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.pairs import Pair, pairs
-from pipeline.program import Output, Partitioned, Port, Program, Segment, segment_lines
+from pipeline.program import Partitioned, Program, border_lines, segment_lines
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Agreement, Healed
 from pipeline.records.costs import Entry
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.profile import Profile
+from pipeline.records.wording import immutable
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.port_text import size_lines
 
 UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
 """The names of operators that compute nothing and are not counted."""
@@ -140,6 +142,7 @@ class CompiledModule(torch.nn.Module, ABC):
         """The reasons why calls of this module run without a CUDA graph although one was requested."""
 
 
+@immutable("stages return others, as pipeline.refit_module_weights and with_lora do")
 @frozen(slots=False, repr=False)
 class Compiled:
     """A compiled program: its engines, the networks and recipes that they were built from, and its PyTorch segments.
@@ -372,27 +375,15 @@ class Compiled:
 
     def _signature(self) -> list[str]:
         """Return the lines on inputs and outputs, by the model's names for them."""
-        program, segments = self.program, self.partitioned.segments
-        outputs = outputs_of(program.inputs, program.outputs, segments)
-        return ["inputs:", *(f"  {port}" for port in program.inputs), "outputs:", *(f"  {row}" for row in outputs), ""]
+        inputs, outputs = border_lines(self.partitioned)
+        return ["inputs:", *(f"  {row}" for row in inputs), "outputs:", *(f"  {row}" for row in outputs), ""]
 
     def _sizes(self) -> list[str]:
         """Return the lines on sizes that vary, and the relations between them."""
-        rows = str(self.program.shapes).splitlines()
+        rows, words = [*size_lines(self.program.shapes)], self.program.shapes.names
         for place, profile in enumerate(self.program.profiles):
-            rows.append(f"profile {place}: {', '.join(f'{name}={r}' for name, r in profile.items())}")
+            rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
-
-
-def outputs_of(inputs: Iterable[Port], outputs: Iterable[Output], segments: Iterable[Segment]) -> Iterator[str]:
-    """Return a line for each output that a caller gets: its name, and its dtype and sizes, or its kind."""
-    known = {p.name: p for p in (*inputs, *(p for segment in segments for p in segment.outputs))}
-    for output in (output for output in outputs if output.kind == "user"):
-        name, port = output.name or str(output.value), None if output.constant else known.get(output.value)
-        if output.constant:
-            yield f"{name} = {output.value!r}"
-        else:
-            yield str(evolve(port, name=name)) if port else f"{name}: {output.target or output.value}"
 
 
 def _described(engine: Engine, network: Network) -> str:

@@ -32,6 +32,7 @@ from pipeline.records.sharding import Sharding
 from pipeline.records.wording import in_bytes
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
+from pipeline.shapes.port_text import output_lines, port_text
 
 
 def digest(text: str) -> str:
@@ -74,13 +75,7 @@ class Port:
         return self.dtype.itemsize * math.prod(map(size, self.ranges))
 
     def __str__(self) -> str:
-        if self.kind == "constant":
-            return f"{self.name} = {self.value!r}"
-        if self.is_number:
-            return f"{self.name}: {self.kind.removeprefix('sym')} = {self.value}"
-        each = zip(self.shape, self.ranges, strict=True)
-        dims = ", ".join(str(d) if isinstance(d, int) else f"{d}={r}" for d, r in each)
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{dims}]"
+        return port_text(self)
 
 
 def port(name: str, value: object, symbols: Symbols) -> Port:
@@ -351,14 +346,23 @@ def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
     return Counter(target for target in targets if target != GETITEM)
 
 
+def border_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
+    """Return the lines on a program's inputs and outputs, with sizes by the model's names."""
+    program = partitioned.program
+    ports = (*program.inputs, *(port for segment in partitioned.segments for port in segment.outputs))
+    inputs = [port_text(port, program.shapes.words) for port in program.inputs]
+    return inputs, [*output_lines(program.outputs, ports, program.shapes.words)]
+
+
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
     """Return a segment as lines: its operators by target, inputs, outputs, and values that cross to later segments."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     yield f"{segment.name}: {(total := counts.total())} operator{'s'[: total != 1]}: {listed}"
-    yield from (f"  input  {port}" for port in segment.inputs)
+    words = partitioned.program.shapes.words
+    yield from (f"  input  {port_text(port, words)}" for port in segment.inputs)
     names = {o.value: o.name for o in partitioned.program.outputs if o.kind == "user" and not o.constant}
-    yield from (f"  output {evolve(port, name=names.get(port.name) or port.name)}" for port in segment.outputs)
+    yield from (f"  output {port_text(port, words, names.get(port.name, ''))}" for port in segment.outputs)
     yield from (f"  cut    {cut}" for cut in partitioned.cuts if cut.source == segment.name)
     yield from (f"  mark   {mark}" for mark in segment.marks or ())
 

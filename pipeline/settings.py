@@ -66,7 +66,7 @@ def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Call
 def _one_of(*words: str | None) -> Callable[[Any, Any, Any], None]:
     def check(_: object, field: "attrs.Attribute[str]", value: object) -> None:
         if value not in words:
-            close = did_you_mean(value, [*filter(None, words)])
+            close = did_you_mean(value, filter(None, words))
             raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}{close}")
 
     return check

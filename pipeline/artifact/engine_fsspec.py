@@ -7,6 +7,7 @@ import secrets
 from attrs import field, frozen
 
 from pipeline.aten.types import Leaf
+from pipeline.errors import require
 from pipeline.frozen import FrozenDict
 from pipeline.records.wording import kind_of
 
@@ -32,11 +33,9 @@ class FsspecStore:
     _root: str = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            extra = "pip install fsspec, and the library of the URL's protocol (s3fs, gcsfs)"
-            raise ImportError(f"an engine cache at {self.url} needs fsspec: {extra}") from None
+        require("fsspec", "fsspec")
+        from fsspec.core import url_to_fs
+
         if not isinstance(self.url, str):
             raise TypeError(f"url is {kind_of(self.url)}, expected a str such as 's3://bucket/engines'")
         try:

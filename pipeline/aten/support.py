@@ -41,7 +41,7 @@ def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
     return check
 
 
-def _callable(_: object, field: Any, value: object) -> None:
+def _callable(_: object, field: Any, value: Argument) -> None:
     if not callable(value) and not (value is None and field.default is None):
         raise TypeError(f"{field.name} is a function, not {value!r}")
 

@@ -24,6 +24,7 @@ from pipeline.program import Program, is_operator
 from pipeline.records.agreement import Agreement as Verification
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.costs import Entry
+from pipeline.shapes.port_text import port_text
 from pipeline.viewing.collect import view
 from pipeline.viewing.sources import write_view
 
@@ -148,7 +149,7 @@ def _counts(dtypes: Mapping[str, int]) -> str:
 
 
 def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
-    segments = compiled.partitioned.engine_segments
+    segments, words = compiled.partitioned.engine_segments, compiled.program.shapes.words
     for segment, engine, network in zip(segments, compiled.engines, compiled.networks, strict=True):
         bound = zip(segment.outputs, network.outputs, strict=True)
         yield EngineFile(
@@ -158,8 +159,8 @@ def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
             digest=engine.digest,
             library=engine.library,
             layers=len(network.layers),
-            inputs=tuple(map(str, segment.inputs)),
-            outputs=tuple(str(attrs.evolve(port, name=tensor.name)) for port, tensor in bound),
+            inputs=tuple(port_text(port, words) for port in segment.inputs),
+            outputs=tuple(port_text(port, words, tensor.name) for port, tensor in bound),
         )
 
 

@@ -25,8 +25,9 @@ def what(model: object) -> str:
     """Describe what was passed as a model, for errors."""
     if isinstance(model, type):
         return f"the class {model.__name__} (an instance is {model.__name__}(…))"
-    named = isinstance(model, FunctionType | BuiltinFunctionType)
-    return f"the function {model.__name__}" if named else kind_of(model)
+    if isinstance(model, FunctionType | BuiltinFunctionType):
+        return f"the function {model.__name__}"
+    return kind_of(model)
 
 
 def _model_instead(model: object, takes: str) -> str:

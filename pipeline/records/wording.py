@@ -62,7 +62,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
     """
 
     def decorate(cls: C) -> C:
-        init: Callable[..., None] = cls.__init__
+        init: Callable[..., None] = vars(cls)["__init__"]
         parameters = [*inspect.signature(init).parameters.values()][1:]
         names = {each.name for each in parameters}
         most = sum(each.kind is not each.KEYWORD_ONLY for each in parameters)

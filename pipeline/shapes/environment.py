@@ -161,9 +161,14 @@ class ShapeEnvironment(Mapping[str, Range]):
         """Return the range of an expression over the symbols."""
         return bounds(expr, self)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Return the user's term of each symbol that has one: ``x.shape[0]``."""
+        return {name: s.places[0] for name, s in self.symbols.items() if s.places}
+
     def words(self, expr: object) -> str:
         """Return an expression in the user's terms: ``x.shape[0] % 4 == 0``."""
-        return in_words(expr, {name: s.places[0] for name, s in self.symbols.items() if s.places})
+        return in_words(expr, self.names)
 
     def related(self, *conditions: object) -> ShapeEnvironment:
         """Return the environment with more conditions. A condition on a single symbol narrows its range to the sizes

@@ -14,15 +14,16 @@ from sympy import preorder_traversal
 from pipeline.aten.naming import module_path, module_stack, node_of
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
-from pipeline.compiled import Compiled, outputs_of
+from pipeline.compiled import Compiled
 from pipeline.errors import Fallback, line_of
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
-from pipeline.program import GETITEM, Cut, Partitioned, Segment, is_operator
+from pipeline.program import GETITEM, Cut, Partitioned, Segment, border_lines, is_operator
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.profile import Profile
 from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
+from pipeline.shapes.port_text import port_text, size_lines
 from pipeline.viewing.fusion import fusions
 from pipeline.viewing.records import (
     CutView,
@@ -69,6 +70,7 @@ class _Collector:
     def view(self, title: str, profile: Profile | None) -> ProgramView:
         """Return the whole record."""
         program, compiled = self.program, self.compiled
+        inputs, outputs = border_lines(self.partitioned)
         rows = [self.node(node) for node in program.graph.nodes if self.is_shown(node)]
         modules = dict(row for node in program.graph.nodes for row in module_stack(node.meta))
         return ProgramView(
@@ -76,11 +78,11 @@ class _Collector:
             nodes=tuple(rows),
             modules=tuple(ModuleView(path, kind) for path, kind in modules.items()),
             segments=tuple(map(self.segment, self.partitioned.segments)),
-            cuts=tuple(_cut(cut) for cut in self.partitioned.cuts),
+            cuts=tuple(_cut(cut, program.shapes.words) for cut in self.partitioned.cuts),
             kernels=self.kernels,
-            inputs=tuple(map(str, program.inputs)),
-            outputs=tuple(outputs_of(program.inputs, program.outputs, self.partitioned.segments)),
-            sizes=tuple(str(program.shapes).splitlines()),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            sizes=tuple(size_lines(program.shapes)),
             stages=tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in compiled.took) if compiled else (),
             settings=tuple(program.settings.changed().items()),
             versions=tuple(versions().items()),
@@ -229,6 +231,7 @@ class _Collector:
     def segment(self, segment: Segment) -> SegmentView:
         """Return the view of one segment."""
         verdicts, engine = self.partitioned.verdicts, self.engines.get(segment.name)
+        words = self.program.shapes.words
         inside = [n for n in segment.nodes if n in verdicts and verdicts[n].target != GETITEM]
         network = self.networks.get(segment.name)
         read = [self.constant(self.nodes[name]) for name in segment.constants]
@@ -242,8 +245,8 @@ class _Collector:
             library=engine.library if engine else "",
             digest=engine.digest if engine else "",
             layers=len(network.layers) if network else 0,
-            inputs=tuple(map(str, segment.inputs)),
-            outputs=tuple(map(str, segment.outputs)),
+            inputs=tuple(port_text(port, words) for port in segment.inputs),
+            outputs=tuple(port_text(port, words) for port in segment.outputs),
         )
 
     @cached_property
@@ -311,5 +314,6 @@ def _recipe(recipe: Recipe | None) -> str:
     return "" if recipe is None else str(recipe)
 
 
-def _cut(cut: Cut) -> CutView:
-    return CutView(cut.source, cut.target, tuple(map(str, cut.tensors)), cut.nbytes, cut.max_nbytes)
+def _cut(cut: Cut, words: Callable[[object], str]) -> CutView:
+    tensors = tuple(port_text(port, words) for port in cut.tensors)
+    return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)

@@ -66,7 +66,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "streams without end": ([*COMPILE, "--max-aux-streams", "9" * 12], "max_aux_streams is an integer"),
     "a GPU that is not built for": ([*COMPILE, "--compute-capabilities", "99.0"], "does not know 99.0; it builds for"),
     "a folder that a link lacks": ([*COMPILE, "-o", "dangling"], "there is no folder '/no' to write 'dangling' to"),
-    "a misspelt command": (["suport"], "verify, serve-config, profile, report, diff, plan; did you mean 'support'?"),
+    "a misspelt command": (["suport"], "plan; did you mean 'support'?"),
     "a misspelt flag of none": (["--verison"], "there is no flag '--verison'; did you mean '--version'?"),
     "a misspelt flag": (["compile", "x.pt2", "--inputs", "4"], "arguments: --inputs 4; did you mean '--input'? (`pipe"),
     "a saved program compiled": (["compile", "x.trtp"], "'x.trtp' is a saved program, compiled already: inspect, run"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -153,8 +155,18 @@ def test_commands_say_it_in_one_line(
     assert said in line
 
 
-@pytest.mark.parametrize(("package", "extra"), [("hypothesis", "test"), ("transformers", "transformers")])
-def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf'pip install "tensorrt-pipeline\[{extra}\]"'):
-        pipeline.errors.require(package, extra)
+def test_a_missing_package_is_named_with_an_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    code = "".join(path.read_text(encoding="utf-8") for path in (root / "pipeline").rglob("*.py"))
+    needed = set(re.findall(r'\brequire\("(\w+)", "(\w+)"\)', code))
+    assert {("hypothesis", "test"), ("transformers", "transformers"), ("fsspec", "fsspec")} <= needed
+    for package, extra in needed:
+        assert any(row.startswith(package) for row in extras[extra])
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(
+            ImportError, match=rf'{package} is not installed: pip install "tensorrt-pipeline\[{extra}\]"'
+        ):
+            pipeline.errors.require(package, extra)
+    pages = "".join(path.read_text(encoding="utf-8") for path in (root / "README.md", *root.glob("docs/*.md")))
+    assert {*re.findall(r"tensorrt-pipeline\[(\w+)\]", code + pages)} <= {*extras}

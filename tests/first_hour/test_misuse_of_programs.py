@@ -69,6 +69,7 @@ CALLS: Final[dict[str, Misuse]] = {
     "parameters": (lambda: compiled().parameters(), "pipeline.refit_module_weights replaces weights"),
     "generate": (lambda: compiled().generate(X), "compile_for_generation(model, …) returns an object with generate"),
     "a misspelt attribute": (lambda: compiled().engine, "a Compiled has no .engine; did you mean 'engines'?"),
+    "an attribute set": (lambda: setattr(compiled(), "engines", ()), "a Compiled never changes, so .engines cannot be"),
     "a module in halves": (lambda: compiled().module("reference").half(), "a compiled module stays in its dtypes"),
     "a module elsewhere": (
         lambda: compiled().module("cuda"),

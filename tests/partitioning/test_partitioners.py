@@ -64,7 +64,7 @@ def cut(partitioner: Any = None, **settings: Any) -> Partitioned:
 PRINTED = """\
 3 segments: 14 of 15 operators in 2 engines
 engine_0: 11 operators: 3 aten.linear.default, 3 aten.relu.default, 3 aten.softmax.int, 2 aten.add.Tensor
-  input  x: float32[N=1..2..6, 8]
+  input  x: float32[1..2..6, 8]
   output softmax_2: float32[N=1..2..6, 8]
   cut    engine_0 -> torch_1: 1 tensor, 64 bytes (at most 192 bytes): softmax_2
 torch_1: 1 operator: 1 aten.sort.default
@@ -79,8 +79,7 @@ aten.sort.default at node sort ("""
 
 def test_a_cut_program_prints() -> None:
     record = cut()
-    [symbol] = record.program.shapes
-    text = str(record).replace(symbol, "N")
+    text = str(record).replace("x.shape[0]", "N")
     assert text.startswith(PRINTED.replace("14 of 15", "16 of 17")), text
     assert text.endswith("torch_executed_ops keeps aten.sort.default in PyTorch")
 

@@ -31,6 +31,8 @@ def test_ten_fallbacks(driver: Any, tmp_path: Path) -> None:
     fallbacks().report(html=tmp_path / "report.html")
     page = Page(driver, tmp_path / "report.html")
     assert "40 / 50" in page.details
+    sides = [page.run(f"document.getElementById('{name}').getBoundingClientRect()") for name in ("graph", "legend")]
+    assert sides[1]["left"] >= sides[0]["right"] and sides[1]["top"] == sides[0]["top"]  # beside it, over nothing
     assert page.details.count("TensorRT has no layer for it") == 1  # for all ten, which follow it
     assert page.run("document.querySelectorAll('#details .why .link').length") == 10
     assert len([label for label in page.boxes if label.endswith("runs in PyTorch")]) == 10

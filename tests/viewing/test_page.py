@@ -34,6 +34,8 @@ def test_report_writes_the_page(tmp_path: Path) -> None:
     program = data(html)["program"]
     assert isinstance(program, dict)
     assert len(program["nodes"]) == len(view(fallbacks()).nodes)
+    sized = json.dumps([program[part] for part in ("inputs", "outputs", "sizes", "segments", "cuts")])
+    assert "x.shape[0]=1..4..9" in sized and not re.search(r"\bs\d+\b", sized + text)  # the model's names for sizes
     with pytest.raises(FileNotFoundError):
         fallbacks().report(html=tmp_path / "none" / "report.html")
 

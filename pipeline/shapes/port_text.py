@@ -1,0 +1,83 @@
+"""Print what crosses the border of a program or a segment, with sizes by the model's names for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import torch
+
+from pipeline.aten.types import Argument
+from pipeline.shapes.environment import Range, Shape, ShapeEnvironment
+
+
+class PortLike(Protocol):
+    """What the text of a port has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def ranges(self) -> tuple[Range, ...]: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def value(self) -> Argument: ...
+
+
+class OutputLike(Protocol):
+    """What the text of an output has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def value(self) -> Argument: ...
+    @property
+    def constant(self) -> bool: ...
+    @property
+    def target(self) -> str: ...
+
+
+def port_text(port: PortLike, words: Callable[[object], str] = str, name: str = "") -> str:
+    """Return a port as ``x: float32[1..4..8, 3]``; a size of another input is ``x.shape[0]=1..4..8``.
+
+    words: prints a size: as `ShapeEnvironment.words`, or by its symbol.
+    name: takes the place of the port's own.
+    """
+    name = name or port.name
+    if port.kind == "constant":
+        return f"{name} = {port.value!r}"
+    if port.kind != "tensor":
+        return f"{name}: {port.kind.removeprefix('sym')} = {words(port.value)}"
+    dims = []
+    for at, (size, ends) in enumerate(zip(port.shape, port.ranges, strict=True)):
+        said = words(size)
+        own = said == f"{name}.shape[{at}]"
+        dims.append(said if isinstance(size, int) else str(ends) if own else f"{said}={ends}")
+    return f"{name}: {str(port.dtype).removeprefix('torch.')}[{', '.join(dims)}]"
+
+
+def output_lines(
+    outputs: Iterable[OutputLike], ports: Iterable[PortLike], words: Callable[[object], str] = str
+) -> Iterator[str]:
+    """Yield a line for each output that a caller gets: its name, and its dtype and sizes, or its kind."""
+    known = {port.name: port for port in ports}
+    for output in (output for output in outputs if output.kind == "user"):
+        name, port = output.name or str(output.value), None if output.constant else known.get(output.value)
+        if output.constant:
+            yield f"{name} = {output.value!r}"
+        else:
+            yield port_text(port, words, name) if port else f"{name}: {output.target or output.value}"
+
+
+def size_lines(shapes: ShapeEnvironment) -> Iterator[str]:
+    """Yield a line for each size that varies, by the model's names for it, and for each relation between sizes."""
+    for name, symbol in shapes.symbols.items():
+        first, *others = symbol.places or (name,)
+        yield f"{first}: {symbol.range}" + (f" (also {', '.join(others)})" if others else "")
+    yield from map(str, shapes.relations)
