@@ -54,7 +54,7 @@ def capture(
 
     Args:
         model: a module (exported here, without gradients), the result of ``torch.export.export`` or ``torch.jit``, or
-            the path of an ONNX file, which returns a dict by name; ``args`` may be left out if its sizes are static.
+            the path of an ONNX file, which returns a dict by name, and has inputs of its own if its sizes are static.
         args: example inputs: tensors, ``pipeline.Input`` with shapes and ranges, or ``pipeline.Constant`` for an input
             that has one value, in any pytree.
         kwargs: the same by keyword.
@@ -64,8 +64,7 @@ def capture(
             there. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
         output_names: the names of the outputs, in order; None: their keys in what the model returns (``logits``,
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by position.
-        profiles: several ``dynamic_shapes``, or `Input` has several: each call has to fit one of them. The model is
-            captured once, for the range over all.
+        profiles: several ``dynamic_shapes``, of which each call fits one; the model is captured once, for all of them.
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
@@ -75,8 +74,7 @@ def capture(
         ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
             it; the number of ``output_names`` is not that of the outputs.
     """
-    settings = settings or CompilationSettings()
-    settings = settings if device is None else settings.evolve(device=device)
+    settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
     model, args = opened(model, args, kwargs)
     with one_export, tracing_for(settings.device, settings.compute_capabilities):
         with as_local(model, args, kwargs) as local:

@@ -35,7 +35,9 @@ def _model_instead(model: object, takes: str) -> str:
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
     if isinstance(model, str | os.PathLike):
-        return "pass the model itself, or FILE.onnx; torch.export.load, torch.jit.load and pipeline.load read other files"
+        return (
+            "pass the model itself, or FILE.onnx; torch.export.load, torch.jit.load and pipeline.load read other files"
+        )
     if isinstance(model, torch.Tensor | Input):
         return "the model comes first, then its inputs: (model, args=(x,))"
     if callable(model) and not isinstance(model, type | Compiled):
