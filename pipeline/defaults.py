@@ -72,7 +72,7 @@ def compile(
     """Compile a model: the same as ``pipeline.default(…)(model, …)``, in one call.
 
     Args:
-        model: an nn.Module, ExportedProgram or TorchScript.
+        model: an nn.Module, ExportedProgram or TorchScript; or the path of an ONNX file (`pipeline.capture`).
         args, kwargs: example inputs: tensors, or ``pipeline.Input`` with a shape or a range of shapes.
         dynamic_shapes: the sizes that vary, as in ``torch.export.export``.
         precision: as for `default`.

@@ -95,9 +95,13 @@ def _port_obstacle(port: Port) -> str:
     """Return why a session cannot take or return a value; empty if it can."""
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns tensors"
-    if port.dtype not in ELEMENTS:
-        return f"{port.name} is {str(port.dtype).removeprefix('torch.')}, a dtype that the provider does not take"
+    if (dtype := _dtype(port)) not in ELEMENTS:
+        return f"{port.name} is {str(dtype).removeprefix('torch.')}, a dtype that the provider does not take"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
+
+
+def _dtype(port: Port) -> torch.dtype:
+    return port.dtype or torch.int64
 
 
 def _output_obstacles(compiled: Compiled) -> Iterator[str]:
@@ -148,7 +152,7 @@ def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> by
 
     def value(port: Port) -> Any:
         shape = [size if isinstance(size, int) else str(size) for size in port.shape]
-        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[port.dtype]), shape)
+        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_dtype(port)]), shape)
 
     inputs, outputs, network = inputs_of(compiled.program), _ports(compiled), compiled.networks[0]
     node = helper.make_node(

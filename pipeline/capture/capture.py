@@ -1,4 +1,4 @@
-"""Capture an ``nn.Module``, ``ExportedProgram`` or TorchScript as a ``Program``.
+"""Capture an ``nn.Module``, ``ExportedProgram``, TorchScript or ONNX file as a ``Program``.
 
 `export_fixes` exports a module; an ``ExportedProgram`` of the user's goes in at the same door. Nothing that is given is
 changed.
@@ -6,6 +6,7 @@ changed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,14 +27,14 @@ from pipeline.capture.profiles import with_profiles
 from pipeline.capture.subclasses import flattened
 from pipeline.capture.unchecked_conditions import warn_of_unchecked
 from pipeline.distributed.sharded import as_local
-from pipeline.export_fixes import ExportNotes, export, interruptible, signature_of, tracing_for
+from pipeline.export_fixes import ExportNotes, export, interruptible, opened, signature_of, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import numbers_of
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
-Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any]"
+Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any] | str | os.PathLike[str]"
 """What can be captured."""
 
 
@@ -52,8 +53,8 @@ def capture(
     """Capture a module called with ``args`` and ``kwargs``, or an ``ExportedProgram``, as a program.
 
     Args:
-        model: a module (exported here, without gradients), or the result of ``torch.export.export``,
-            ``torch.jit.script``, ``torch.jit.trace`` or ``torch.jit.load``.
+        model: a module (exported here, without gradients), the result of ``torch.export.export`` or ``torch.jit``, or
+            the path of an ONNX file, which returns a dict by name, and has inputs of its own if its sizes are static.
         args: example inputs: tensors, ``pipeline.Input`` with shapes and ranges, or ``pipeline.Constant`` for an input
             that has one value, in any pytree.
         kwargs: the same by keyword.
@@ -63,8 +64,7 @@ def capture(
             there. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
         output_names: the names of the outputs, in order; None: their keys in what the model returns (``logits``,
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by position.
-        profiles: several ``dynamic_shapes``, or `Input` has several: each call has to fit one of them. The model is
-            captured once, for the range over all.
+        profiles: several ``dynamic_shapes``, of which each call fits one; the model is captured once, for all of them.
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
@@ -75,6 +75,7 @@ def capture(
             it; the number of ``output_names`` is not that of the outputs.
     """
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
+    model, args = opened(model, args, kwargs)
     with one_export, tracing_for(settings.device, settings.compute_capabilities):
         with as_local(model, args, kwargs) as local:
             if isinstance(model, ExportedProgram):

@@ -1,4 +1,4 @@
-"""Load the model that the command line compiles: a ``.pt2`` or TorchScript file, or the result of a factory
+"""Load the model that the command line compiles: a ``.pt2``, TorchScript or ONNX file, or the result of a factory
 ``package.module:name``, with its inputs."""
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from torch.export import ExportedProgram
 from pipeline.aten.types import Argument, Spec
 from pipeline.capture.exported_checks import described
 from pipeline.cli.usage import UsageError, first_line
+from pipeline.export_fixes import onnx_file
 from pipeline.export_fixes.input_checks import bound, check_module
+from pipeline.export_fixes.onnx_file import OnnxFile
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.export_fixes.torchscript.module import model as interpreted
 from pipeline.inputs import Input
 from pipeline.records.wording import kind_of
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory"
+GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
 
 
 class SourceError(UsageError, ValueError):
@@ -94,7 +96,10 @@ def _file(path: Path) -> Source:
         raise SourceError(f"there is no file {str(path)!r}")
     reader, writer = READERS[path.suffix]
     try:
-        return Source(path.stem, reader(path))
+        made = reader(path)
+        if isinstance(made, OnnxFile):
+            return Source(path.stem, made.module, () if made.varies else made.inputs)
+        return Source(path.stem, made)
     except Exception as error:
         if _is_pickled(path):
             how = "name its factory (package.module:factory), or save the model with torch.export.save"
@@ -122,10 +127,11 @@ def _script(path: Path) -> torch.jit.ScriptModule:
         return script
 
 
-READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedProgram], str]]] = {
+READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedProgram | OnnxFile], str]]] = {
     ".pt2": (torch.export.load, "torch.export.save"),
     ".pt": (_script, "torch.jit.save"),
     ".ts": (_script, "torch.jit.save"),
+    ".onnx": (onnx_file.read, "torch.onnx.export"),
 }
 """The reader of a file and its writer's name, by the file's suffix."""
 

@@ -14,6 +14,7 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.compose.annotations import accepts, is_instance, type_name
 from pipeline.compose.stage_signature import AnyStage
+from pipeline.export_fixes.onnx_file import is_onnx
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.inputs import Input
 from pipeline.program import Program
@@ -35,7 +36,9 @@ def _model_instead(model: object, takes: str) -> str:
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
     if isinstance(model, str | os.PathLike):
-        return "pass the model itself; torch.export.load, torch.jit.load and pipeline.load read files"
+        return (
+            "pass the model itself, or FILE.onnx; torch.export.load, torch.jit.load and pipeline.load read other files"
+        )
     if isinstance(model, torch.Tensor | Input):
         return "the model comes first, then its inputs: (model, args=(x,))"
     if callable(model) and not isinstance(model, type | Compiled):
@@ -95,7 +98,7 @@ def check_front_door(stages: Sequence[AnyStage], model: object, settings: Compil
     check what they need on this machine."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
-        if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model):
+        if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
             return check_ready(stages, settings)
         raise TypeError(f"{what(model)} cannot be compiled: {_model_instead(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"

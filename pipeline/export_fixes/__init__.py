@@ -11,6 +11,7 @@ from pipeline.export_fixes.input_checks import check_values
 from pipeline.export_fixes.interrupts import interruptible, undoing
 from pipeline.export_fixes.known_numbers import is_told
 from pipeline.export_fixes.notes import ExportNotes
+from pipeline.export_fixes.onnx_file import opened
 from pipeline.export_fixes.patch_contexts import exporting, tracing, tracing_for
 from pipeline.export_fixes.profiles import Wish
 from pipeline.export_fixes.requests import requested
@@ -25,6 +26,7 @@ __all__ = [
     "has_transforms",
     "interruptible",
     "is_told",
+    "opened",
     "requested",
     "signature_of",
     "tracing",

@@ -18,8 +18,6 @@ import torch
 import pipeline
 from pipeline.artifact.container import MANIFEST
 from pipeline.artifact.graphs import GraphOfFile
-from pipeline.runtime.call_memory import Bound
-from pipeline.runtime.call_plan import CallPlan
 from pipeline.runtime.reference import elementwise
 from pipeline.settings import CompilationSettings
 from tests.artifact import fuzz
@@ -335,59 +333,6 @@ def test_a_call_that_fails_in_an_operator_names_the_file_and_the_node(
     module = pipeline.load(written(entries, change, tmp_path / "p.trtp")).module("reference")
     with pytest.raises(pipeline.ExecutionError, match=r"p\.trtp, in node gelu: shape '\[7\]' is invalid"):
         module(torch.randn(3, 8))
-
-
-def larger(target: str, *args: Any) -> Callable[[Records], None]:
-    """A call of an operator in the place of another, with the same input, whose result has any size."""
-    return lambda row: row.update(target=target, args={"tuple": [row["args"]["tuple"][0], *args]})
-
-
-LARGER = larger("aten.repeat.default", [2**20, 2**10])
-GREEDY: dict[str, Callable[[Records], object]] = {
-    "a vector becomes a matrix": LARGER,
-    "a size of data": larger("aten.bincount.default", None, 2**34),
-    "in the graphs of control flow": of_graphs(
-        lambda graph: [
-            larger("aten.repeat.default", [2**20, 2**10])(n) for n in graph["nodes"] if n["target"][:4] == "aten"
-        ]
-    ),
-}
-
-
-@pytest.mark.parametrize("case", GREEDY)
-def test_a_call_takes_no_more_memory_than_its_file_says(case: str, entries: dict[str, bytes], tmp_path: Path) -> None:
-    change = GREEDY[case] if case.startswith("in ") else of_operator(GELU, GREEDY[case])
-    program = pipeline.load(written(entries, change, tmp_path / "p.trtp"))
-    with pytest.raises(pipeline.ExecutionError, match=r"p\.trtp allows a call at most 67\.1 MB"):
-        program.module("reference")(torch.randn(3, 8))
-
-
-def test_on_a_gpu_one_call_of_a_plan_is_checked() -> None:
-    plan, bound = CallPlan([], {}, None, (), None), Bound(64, "p.trtp", once=True)
-    ones: Callable[[object, int], torch.Tensor] = lambda plan, size: torch.ones(size)  # noqa: E731
-    for size in (32, 64):  # a call that is refused shows nothing
-        with pytest.raises(pipeline.ExecutionError, match="allows a call at most"):
-            bound(ones, plan, size)
-    bound(ones, plan, 16)
-    bound(ones, plan, 64)  # the same plan has the same sizes
-
-
-def test_sizes_that_depend_on_data_are_checked_at_each_call(entries: dict[str, bytes], tmp_path: Path) -> None:
-    with_branches = written(entries, lambda records: None, tmp_path / "p.trtp")
-    compiled(Case(Function(lambda m, x: m.linear(x)).eval(), (torch.randn(2, 8),), {})).save(tmp_path / "q.trtp")
-    for path, once in ((with_branches, False), (tmp_path / "q.trtp", True)):
-        program = pipeline.load(path).program
-        assert (bound := Bound.of(program.parameters, program, once=True)) is not None and bound.once is once
-
-
-def test_eager_takes_no_more_memory_than_its_file_says(entries: dict[str, bytes], tmp_path: Path) -> None:
-    def change(records: Records) -> None:
-        (row,) = (row for row in records["source.json"]["graph"]["nodes"] if row["target"] == GELU)
-        LARGER(row)
-
-    program = pipeline.load(written(entries, change, tmp_path / "p.trtp"))
-    with pytest.raises(pipeline.PipelineError, match="allows a call at most"):
-        pipeline.verify(executor="reference")(program)
 
 
 def view_of(row: Records) -> Records:

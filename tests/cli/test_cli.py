@@ -223,8 +223,8 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "not a file": (["compile", "dir.pt2"], "there is no file 'dir.pt2'"),
     "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not what torch.export.save writes"),
     "no spec at all": (
-        ["compile", "model.onnx"],
-        "'model.onnx' is no model: write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory",
+        ["compile", "model.pb"],
+        "'model.pb' is no model: write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory",
     ),
     "no such package": (["compile", "nowhere.models:net"], "there is no module 'nowhere'"),
     "no such module": (["compile", "tests.nowhere:net"], "there is no module 'tests.nowhere'"),

@@ -11,7 +11,8 @@ import torch
 import pipeline
 from pipeline.runtime import call_memory
 from tests.artifact import test_hostile_files
-from tests.artifact.test_hostile_files import GELU, GREEDY, of_operator, written
+from tests.artifact.test_call_memory import GREEDY
+from tests.artifact.test_hostile_files import GELU, of_operator, written
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")]
 entries = test_hostile_files.entries

@@ -1,0 +1,191 @@
+"""Read an ONNX file as a module of torch, converted by onnx2fx, with inputs as the file describes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.naming import unlike
+from pipeline.errors import CaptureError, require
+from pipeline.export_fixes.onnx_wrong import wrong
+from pipeline.inputs import Input
+
+SUFFIX = ".onnx"
+Proto: TypeAlias = Any
+
+
+def is_onnx(model: object) -> bool:
+    """Return whether a model is the path of an ONNX file."""
+    return isinstance(model, str | os.PathLike) and Path(model).suffix == SUFFIX
+
+
+@frozen
+class OnnxFile:
+    """The module of a file, which takes the inputs by position and returns the outputs in a dict by name; its weights
+    are buffers. ``inputs`` describes the inputs, None where a size varies, which ``varies`` then names."""
+
+    module: torch.fx.GraphModule
+    inputs: tuple[Input | None, ...]
+    varies: str = ""
+
+
+def opened(model: Any, args: Sequence[Any], kwargs: object) -> tuple[Any, Sequence[Any]]:
+    """Return the module and inputs of an ONNX file; anything else as it is.
+
+    Raises:
+        ValueError: no inputs are given, and the sizes of one vary.
+    """
+    if not is_onnx(model):
+        return model, args
+    file = read(model)
+    if args or kwargs:
+        return file.module, args
+    if file.varies:
+        due = "args=(pipeline.Input(min_shape=…, max_shape=…),)"
+        raise ValueError(f"{model}: {file.varies} varies, and the file has no range for it: pass {due}")
+    return file.module, file.inputs
+
+
+def read(path: str | os.PathLike[str]) -> OnnxFile:
+    """Read an ONNX file, and weights in files beside it.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        CaptureError: it is no ONNX file, or onnx2fx does not convert a node; the message names it.
+        ImportError: onnx or onnx2fx is not installed.
+    """
+    require("onnx", "onnx")
+    require("onnx2fx", "onnx")
+    import onnx2fx
+    from onnx2fx.utils.dtype import DTYPE_MAP
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    try:
+        file = _checked(os.fspath(path))
+    except Exception as error:
+        raise CaptureError(f"{path} is no valid ONNX file: {error}", "export the model again") from error
+    versions = {opset.domain: opset.version for opset in file.opset_import}
+    for node in _nodes(file.graph):
+        if not onnx2fx.is_supported(node.op_type, node.domain, versions.get(node.domain, 1)):
+            kind = ".".join(filter(None, [node.domain, node.op_type]))
+            raise CaptureError(f"{path}: onnx2fx does not convert the node {node.name!r} ({kind})", _OTHERWISE)
+    for value in (*file.graph.input, *file.graph.output):
+        if DTYPE_MAP.get(value.type.tensor_type.elem_type) is None:
+            raise CaptureError(f"{path}: {value.name} is no tensor of numbers", _OTHERWISE)
+    if (node := wrong(file, _nodes(file.graph))) is not None:
+        raise CaptureError(f"{path}: onnx2fx computes another result for {node.name!r} ({node.op_type})", _OTHERWISE)
+    try:
+        module = onnx2fx.convert(file)
+    except Exception as error:
+        raise CaptureError(f"{path}: onnx2fx does not convert it: {error}", _OTHERWISE) from error
+    weights = {each.name for each in file.graph.initializer}
+    ports = [port for port in file.graph.input if port.name not in weights]
+    varies = next((f"dim {dim} of the input {port.name}" for port in ports for dim in _open(port)), "")
+    _write_sizes(module, file, ports)
+    return OnnxFile(_by_name(module, [out.name for out in file.graph.output]), tuple(map(_input, ports)), varies)
+
+
+_OTHERWISE = "compile the PyTorch model that the file was exported from"
+
+
+def _checked(path: str) -> Proto:
+    """Return a file with its functions inlined, names of its nodes that differ, and the shapes that onnx infers."""
+    from onnx import checker, external_data_helper, inliner, load, shape_inference
+
+    checker.check_model(path)
+    file = load(path, load_external_data=False)
+    file = inliner.inline_local_functions(file) if file.functions else file
+    taken: set[str] = set()
+    for node in _nodes(file.graph):
+        node.name = unlike(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
+        taken.add(node.name)
+    del file.graph.value_info[:]  # a file may have others than its nodes compute
+    file = shape_inference.infer_shapes(file, data_prop=True)
+    external_data_helper.load_external_data_for_model(file, str(Path(path).parent))
+    return file
+
+
+def _nodes(graph: Proto) -> Iterator[Proto]:
+    """Yield the nodes of a graph, and those of the graphs in them: branches and loops."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
+"""The position of the sizes among the arguments of a node of onnx2fx, which takes a tensor or numbers."""
+
+
+def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
+    """Write the sizes that onnx infers in the place of tensors of sizes: torch.export reads no number from a tensor."""
+    found = (*file.graph.value_info, *file.graph.output)
+    shapes = {value.name: _dims(value) for value in found}
+    outputs = {node.name: node.output[0] for node in file.graph.node}
+    inputs = dict(zip((port.name for port in ports), module.graph.find_nodes(op="placeholder"), strict=True))
+    for node in [each for each in module.graph.nodes if each.op == "call_function"]:
+        kind = node.meta.get("onnx_op_type", "")
+        node.target = _shape if kind == "Shape" else node.target
+        place = SIZES.get(kind)
+        if place is None or getattr(node.args[place], "op", "") != "call_function":
+            continue
+        dims = shapes.get(outputs.get(node.meta["onnx_name"], ""), [])
+        with module.graph.inserting_before(node):
+            sizes = [_size(module.graph, dim, ports, inputs) for dim in dims]
+        if not dims or 0 in dims or sizes.count(None) > (2 if kind == "Resize" else kind == "Reshape"):
+            continue
+        shape = tuple(-1 if size is None else size for size in sizes)
+        if kind == "Reshape":  # onnx2fx makes ints of the sizes, which fixes those that vary
+            node.target, node.args = torch.reshape, (node.args[0], shape)
+        elif kind != "Resize" or all(isinstance(size, int) for size in sizes[2:]):  # images, channels: not resized
+            node.update_arg(place, shape)
+    module.graph.eliminate_dead_code()
+
+
+def _shape(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
+    """Return the sizes of some dims: a tensor of one is known to torch.export, an element of several is not."""
+    sizes = x.shape[start:end]
+    return torch.full((1,), sizes[0]) if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.int64)
+
+
+def _size(graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]) -> Any:
+    """Return a number, the size of an input that has this symbol, or None."""
+    if isinstance(dim, int):
+        return dim
+    places = ((port.name, _dims(port).index(dim)) for port in ports if dim and dim in _dims(port))
+    place = next(places, None)
+    return None if place is None else graph.call_function(torch.ops.aten.sym_size.int, (inputs[place[0]], place[1]))
+
+
+def _dims(value: Proto) -> list[int | str]:
+    """Return the sizes of a value: numbers, and symbols, of which "" is one that is not named."""
+    dims = value.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
+
+
+def _open(port: Proto) -> list[int]:
+    """Return the dims of an input whose sizes vary."""
+    return [place for place, dim in enumerate(_dims(port)) if isinstance(dim, str)]
+
+
+def _input(port: Proto) -> Input | None:
+    """Return the description of an input of static sizes."""
+    from onnx2fx.utils.dtype import DTYPE_MAP
+
+    return None if _open(port) else Input(shape=_dims(port), dtype=DTYPE_MAP[port.type.tensor_type.elem_type])
+
+
+def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.fx.GraphModule:
+    """Return the module with its outputs in a dict."""
+    (values,) = module.graph.output_node().args
+    rows = zip(names, values if isinstance(values, Sequence) else [values], strict=True)
+    module.graph.output_node().args = (dict(rows),)
+    module.recompile()
+    return module.eval()
