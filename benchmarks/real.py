@@ -48,11 +48,12 @@ class Job:
     command: tuple[str, ...]
     heavy: int = 1
     exact: bool = False
+    torch_compile: str = ""
 
     @property
     def key(self) -> Key:
         """What a line of the results is known by."""
-        return self.name, self.dtype, self.exact
+        return self.name, self.dtype, self.exact, self.torch_compile
 
 
 class Running:
@@ -81,7 +82,7 @@ class Running:
             return None
         self.kill()
         self.process.wait()
-        found: dict[str, Any] = {"name": self.job.name, "dtype": self.job.dtype, "exact": self.job.exact}
+        found: dict[str, Any] = dict(zip(("name", "dtype", "exact", "torch_compile"), self.job.key, strict=True))
         with contextlib.suppress(OSError):
             found |= json.loads(self.report.read_text(encoding="utf-8"))
         if "failed" not in found and (late or code or found.get("phase") != "done"):
@@ -224,7 +225,7 @@ def jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[Job]:
     before = finished(options.out, failed=not options.retry)
     command = (sys.executable, "-m", "benchmarks.real", *arguments, "--child")
     made = [
-        Job(row.name, dtype, (*command, row.name, dtype), row.heavy, options.exact)
+        Job(row.name, dtype, (*command, row.name, dtype), row.heavy, options.exact, options.torch_compile or "")
         for dtype in options.dtypes.split(",")
         for row in chosen(options.rows, options.small)
     ]

@@ -111,6 +111,7 @@ def run(
     report.write(
         exact=exact, name=row.name, shapes=row.shapes, dtype=dtype, device=device, bound=bound, routed=row.routed
     )
+    report.write(torch_compile=settings.get("torch_compile") or "")
     report.write(environment=environment([name for name in LIBRARIES if _installed(name)]))
     on_gpu = device != "cpu"
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()

@@ -18,7 +18,7 @@ from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
 OURS, EAGER = "pipeline + graph", ("eager + graph", "eager")
-Key: TypeAlias = tuple[str, str, bool]
+Key: TypeAlias = tuple[str, str, bool, str]
 HEAD = """## At real size
 
 Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled
@@ -29,7 +29,8 @@ An error is the L2 norm of an output's difference from the same model in float32
 output's norm, for the worst output; *eager's* is that of PyTorch in the same dtype, and the *ratio* is ours by eager's:
 at most 2, or 4 for networks of convolutions. A model that is *routed* chooses experts or proposals by its data: one
 rounding changes a choice, and with it the result, so that its ratio shows little. *Exact* rows are compiled with
-`use_fp32_acc=True`; there, networks of convolutions too have a bound of 2.
+`use_fp32_acc=True`; there, networks of convolutions too have a bound of 2. Rows *with torch.compile* are compiled with
+the setting `torch_compile`: PyTorch segments run under it, and engines are compared with that.
 
 *Compile* are the seconds from the module to the engines, *capture* and *build* of them, *load* those until the first
 result afterwards, and *torch.compile* those until its first result; several models are compiled at once. Each time is
@@ -123,7 +124,12 @@ def _times(row: dict[str, Any], method: str) -> str:
 
 
 def _kind(row: dict[str, Any]) -> str:
-    return f"{row['dtype']}{' exact' * row.get('exact', False)}"
+    return f"{row['dtype']}{form(row)}"
+
+
+def form(row: dict[str, Any]) -> str:
+    """What a row is compiled with beside the default settings, in words."""
+    return " exact" * row.get("exact", False) + " with torch.compile" * bool(row.get("torch_compile"))
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -158,16 +164,16 @@ def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"real": []}
         kept = {key(row): row for row in before["real"]}
         kept |= {key(row): {k: v for k, v in row.items() if k != "environment"} for row in rows}
-        speeds = {name: before[name] for name in ("speeds",) if name in before}  # of older rows
-        found = {**rows[-1]["environment"], **speeds, "real": [kept[each] for each in sorted(kept)]}
+        older = {name: before[name] for name in ("speeds", "note") if name in before}
+        found = {**rows[-1]["environment"], **older, "real": [kept[each] for each in sorted(kept)]}
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written
 
 
 def key(row: dict[str, Any]) -> Key:
-    """What tells a row from others: model, dtype, and whether it is compiled with ``use_fp32_acc=True``."""
-    return row["name"], row["dtype"], row.get("exact", False)
+    """What tells a row from others: model, dtype, and its settings: ``use_fp32_acc=True``, and ``torch_compile``."""
+    return row["name"], row["dtype"], row.get("exact", False), row.get("torch_compile") or ""
 
 
 def _group(environment: dict[str, Any]) -> str:

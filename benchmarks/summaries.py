@@ -84,7 +84,8 @@ the modes that were measured. *Ratio* is ours to theirs in the measure that is w
 GPU needs at least (`python -m benchmarks.floors`): all products at the speed of one large matmul, or all weights,
 inputs and outputs at that of a copy; *share* is the floor's part of our time. *Error* is ours relative to eager's in
 the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions, which have the bound of 2
-with `use_fp32_acc=True` (*exact*). A model that chooses by its data (`routed`) has none.
+with `use_fp32_acc=True` (*exact*). A model that chooses by its data (`routed`) has none. Rows *with torch.compile* have
+the setting `torch_compile`.
 """
 REAL_COLUMNS = ["model", "dtype", "on", "ours", "best other", "", "ratio", "floor", "share", "error"]
 ZOO_HEAD = """
@@ -163,7 +164,8 @@ def _real(data: dict[str, Any]) -> Iterator[list[str]]:
         floor = floor_ms(row, data.get("speeds"))
         error = "routed" if row.get("routed") else f"{row['ratio']:.1f}"
         ratio = max(ours[each] / best[each] for each in ours)
-        least = ["", ""] if floor is None else [f"{floor:.3g}", f"{floor / ours['gpu_ms']:.0%}"]
+        known = floor is not None and floor <= ours["gpu_ms"]  # else other work slowed what it was measured by
+        least = ["", ""] if not known else [f"{floor:.3g}", f"{floor / ours['gpu_ms']:.0%}"]
         yield [_title(row), row["dtype"], _on(data), _both(ours), _both(best), name, f"{ratio:.2f}", *least, error]
 
 
@@ -178,7 +180,7 @@ def _untimed(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _title(row: dict[str, Any]) -> str:
-    return f"{row['name']}{' exact' * row.get('exact', False)}"
+    return f"{row['name']}{real_tables.form(row)}"
 
 
 def _both(times: dict[str, float]) -> str:

@@ -39,8 +39,8 @@ def test_each_job_has_a_row_whatever_becomes_of_it(tmp_path: Path) -> None:
     assert "failed" not in rows["a"]
     assert rows["dies"]["failed"] == {"phase": "start", "error": "its process ended with code 3: no memory"}
     assert rows["stays"]["failed"] == {"phase": "build", "error": "it took too long"}
-    assert real.finished(out) == {("a", "float16", False), ("dies", "float16", False), ("stays", "float16", False)}
-    assert real.finished(out, failed=False) == {("a", "float16", False)}
+    assert real.finished(out) == {("a", "float16", False, ""), ("dies", "float16", False, ""), ("stays", "float16", False, "")}
+    assert real.finished(out, failed=False) == {("a", "float16", False, "")}
     assert real.finished(tmp_path / "none") == set()
 
 
@@ -85,7 +85,7 @@ def test_rows_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
         return [(job.dtype, job.exact) for job in real.jobs(options, [])]
 
     assert asked() == [("bfloat16", False)]
-    assert asked("--retry") == [("float16", False), ("bfloat16", False)]
+    assert asked("--retry") == [("float16", False, ""), ("bfloat16", False)]
     assert asked("--exact", "--dtypes", "float16") == [("float16", True)]
 
 
