@@ -60,14 +60,14 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "runtime": (5_030, ("runtime/",)),
     "files and the engine cache": (5_410, ("artifact/",)),
     "verification": (2_630, ("verification/",)),
-    "profiles": (950, ("profiling/",)),
+    "profiles": (970, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
     "command line": (1_840, ("cli/",)),
     "tests of converters": (4_850, ("testing/",)),
     "facts of operators": (2_120, ("aten/",)),
     "sizes": (1_310, ("shapes/",)),
     "stages": (
-        3_550,
+        3_560,
         (
             "stages/",
             "compose/",
