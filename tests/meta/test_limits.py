@@ -58,7 +58,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "networks": (1_740, ("network/",)),
     "engine builds": (1_020, ("build/",)),
     "runtime": (5_030, ("runtime/",)),
-    "files and the engine cache": (5_410, ("artifact/",)),
+    "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_630, ("verification/",)),
     "profiles": (970, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
