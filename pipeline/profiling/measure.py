@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,8 @@ from pipeline.runtime.cuda_worker import EngineStep
 from pipeline.runtime.module import ProgramModule
 from pipeline.runtime.run_context import SegmentRunner, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
+
+log = logging.getLogger(__name__)
 
 RUNS, FEW, WARMUP = 50, 9, 10
 
@@ -222,31 +225,47 @@ def segment_costs(
         for module in modules:
             call.warm(module)
         with turn():
+            recorded = [each.settings.cuda_graphs for each in programs]
+            graphs = [_replay_times(m, call, runs) if on else [] for m, on in zip(modules, recorded, strict=True)]
             found = [_instrumented(module) for module in modules]
             for _ in range(runs + 1):
                 for module in modules:
                     call(module)
                     torch.cuda.synchronize()
-            del module, modules[:]  # the memory of three programs is enough
-            costs = [
-                {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items()}
-                for aheads in found
-            ]
-            return [_costs_in_graph(*row, call, runs) for row in zip(programs, costs, strict=True)]
+    costs = (
+        {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items()}
+        for aheads in found
+    )
+    return [_shared(*row) for row in zip(costs, graphs, strict=True)]
 
 
-def _costs_in_graph(
-    compiled: Compiled, costs: Mapping[str, SegmentCost], call: Call, runs: int
-) -> Mapping[str, SegmentCost]:
-    """Return the costs of segments in the program's CUDA graph, whose time they share as they do that of a call
-    without; the same costs if there is none."""
-    if not compiled.settings.cuda_graphs:
-        return costs
-    times, refused = graph_times(compiled, call, runs)
+def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
+    """Return the costs of segments that share a graph's time as they do that of a call without; the same costs if there
+    is no graph."""
     total = sum(cost.gpu for cost in costs.values())
-    if refused or not total:
+    if not times or not total:
         return costs
     return {name: SegmentCost(median(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
+
+
+def _replay_times(module: ProgramModule, call: Call, runs: int) -> list[float]:
+    """Return the milliseconds of replays of a CUDA graph of the call; none if it cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),  # which is current again if the capture fails
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            call(module)
+    except Exception as error:
+        log.info("a call that is measured cannot be captured: %s", error)
+        return []
+    marks = []
+    for run in range(2 * runs):
+        start = mark()
+        graph.replay()
+        marks += [(start, mark())] * (run >= runs)
+    return elapsed(marks)
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

@@ -72,15 +72,6 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
     return Loads() if cache.path else Loads(kernels=Kernels(machine(), cache.serialized()))
 
 
-def compiled_kernels(compiled: Compiled) -> Kernels:
-    """Return the kernels of a program's engines: its own, or those that the cache has for the current GPU."""
-    if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
-        return compiled.kernels
-    cache = RuntimeCache.of(compiled.networks, compiled.settings.runtime_cache)
-    stored = None if cache is None else cache.stored()
-    return compiled.kernels if stored is None else Kernels(machine(), stored)
-
-
 def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> None:
     """Let TensorRT-RTX compile the kernels of several engines at the same time, if the cache has none. Contexts that
     are created later find them; an engine that gets none fails then, with its message."""

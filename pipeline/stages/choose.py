@@ -32,11 +32,13 @@ from pipeline.verification.samples import sample, sizes_to_try
 log = logging.getLogger(__name__)
 
 LARGE: Final = 256 << 20
-"""The bytes of a program's tensors from which it is measured: reading them takes a GPU 60 µs."""
+"""The bytes of a program's tensors from which it is measured: reading them takes a GPU 60 µs. With ``torch_compile``
+smaller ones are measured, too."""
 MARGIN: Final = 0.97
 """Engines are replaced if PyTorch takes less than this part of their time."""
 LEAST: Final = 0.1
-"""The milliseconds that a program has to gain."""
+LEAST_COMPILED: Final = 0.01
+"""The milliseconds that a program has to gain; and with ``torch_compile``, for which the user pays in seconds."""
 
 
 class Timer(Protocol):
@@ -86,17 +88,17 @@ class Choose:
             return compiled
 
     def _fastest(self, compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
-        keys = Keys.of(compiled)
+        keys, least = Keys.of(compiled), _least(compiled)
         times = self.kept.load(compiled.settings.compute_capabilities)
-        if _is_here(compiled) and not _suffices(times, keys):
+        if _is_here(compiled) and not _suffices(times, keys, least):
             found = self._measured(compiled, keys, stages)
             self.kept.save(found)
             times = {**found, **times}
         ours, theirs = times.get(keys.program, (0.0, None))
-        if theirs is not None and _gains(ours, theirs):
+        if theirs is not None and _gains(ours, theirs, least):
             log.warning("PyTorch runs the whole program, as captured, on this GPU: %s", _said(ours, theirs))
             return captured_in_torch(compiled, _reason("the program", ours, theirs))
-        slower = _slower({name: times[key] for name, key in keys.engines.items() if key in times})
+        slower = _slower({name: times[key] for name, key in keys.engines.items() if key in times}, least)
         if not slower:
             return compiled
         which = f"{len(slower)} of {len(keys.engines)} engines"
@@ -120,32 +122,36 @@ class Choose:
         captured = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
         rows = [(s, theirs[s.name.replace("engine", "torch", 1)].most) for s in compiled.partitioned.segments]
         pairs = {s.name: (round(ours[s.name].gpu, 4), round(b, 4)) for s, b in rows if s.kind == "engine"}
-        before, after = _sums(_slower(pairs))
+        before, after = _sums(_slower(pairs, _least(compiled)))
         others = sum(b for s, b in rows if s.kind == "torch")
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, captured)}
 
 
-def _suffices(times: Mapping[str, Pair], keys: Keys) -> bool:
+def _least(compiled: Compiled) -> float:
+    return LEAST if compiled.settings.torch_compile is None else LEAST_COMPILED
+
+
+def _suffices(times: Mapping[str, Pair], keys: Keys, least: float) -> bool:
     """Return whether these measurements decide everything."""
     ours, theirs = times.get(keys.program, (0.0, None))
-    whole = theirs is not None and _gains(ours, theirs)
+    whole = theirs is not None and _gains(ours, theirs, least)
     return keys.program in times and (whole or times.keys() >= {*keys.engines.values()})
 
 
-def _slower(times: Mapping[str, Pair]) -> dict[str, tuple[float, float]]:
+def _slower(times: Mapping[str, Pair], least: float) -> dict[str, tuple[float, float]]:
     """Return the engines whose operators are faster in PyTorch; none if all of them together gain little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
-    return found if _gains(*_sums(found)) else {}
+    return found if _gains(*_sums(found), least) else {}
 
 
 def _sums(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     return sum(a for a, _ in times.values()), sum(b for _, b in times.values())
 
 
-def _gains(before: float, after: float) -> bool:
+def _gains(before: float, after: float, least: float) -> bool:
     """Return whether PyTorch takes so much less time that it is worth a change."""
-    return after < MARGIN * before and before - after >= LEAST
+    return after < MARGIN * before and before - after >= least
 
 
 def _said(ours: float, theirs: float) -> str:
@@ -162,7 +168,8 @@ def _is_asked(compiled: Compiled) -> bool:
     settings, segments = compiled.settings, compiled.partitioned.segments
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     plain = bool(compiled.engines) and all(segment.profile is None for segment in segments)
-    return asked and plain and tensor_bytes(compiled.program) >= LARGE
+    large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= LARGE
+    return asked and plain and large
 
 
 def _is_here(compiled: Compiled) -> bool:

@@ -299,12 +299,13 @@ def test_a_power_of_a_size_is_bounded_when_it_is_computed(entries: dict[str, byt
 
 def test_a_file_chooses_no_folder(entries: dict[str, bytes], tmp_path: Path) -> None:
     def chosen(records: Records) -> None:
-        places = [["engine_cache_dir", str(tmp_path)], ["runtime_cache", str(tmp_path)]]
+        places = [[name, str(tmp_path)] for name in ("engine_cache_dir", "measurements", "runtime_cache")]
         records[MANIFEST]["settings"] = [*records[MANIFEST]["settings"], *places]
 
     settings = pipeline.load(written(entries, chosen, tmp_path / "p.trtp")).settings
     default = CompilationSettings()
     assert (settings.engine_cache_dir, settings.runtime_cache) == (default.engine_cache_dir, default.runtime_cache)
+    assert settings.measurements is default.measurements
 
 
 def test_a_file_that_is_overwritten_is_noticed(entries: dict[str, bytes], tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import torch
 
 from pipeline.profiling import measure
-from pipeline.settings import CompilationSettings
 from tests.viewing.models import fallbacks
 
 
@@ -68,15 +66,11 @@ def test_the_gpu_is_busy_for_as_long_as_the_host_took(monkeypatch: Any) -> None:
     assert kept_busy == [round(1.5 * took * measure.CYCLES) for took in (0.5, 0.5, 0.25)], "a wait for the GPU counts"
 
 
-def test_segments_share_the_time_of_a_graph(monkeypatch: Any) -> None:
+def test_segments_share_the_time_of_a_graph() -> None:
     costs = {"engine_0": measure.SegmentCost(1.0, 0.2), "torch_1": measure.SegmentCost(3.0, 9.0)}
-    program, graphs = (Mock(settings=CompilationSettings(cuda_graphs=on)) for on in (False, True))
-    monkeypatch.setattr(measure, "graph_times", lambda *_: ([2.0, 2.0, 8.0], ""))
-    found = measure._costs_in_graph(graphs, costs, measure.Call((), {}), 3)
-    assert found == {"engine_0": measure.SegmentCost(0.5, 0.0), "torch_1": measure.SegmentCost(1.5, 0.0)}
-    assert measure._costs_in_graph(program, costs, measure.Call((), {}), 3) is costs
-    monkeypatch.setattr(measure, "graph_times", lambda *_: ([], "it cannot be captured"))
-    assert measure._costs_in_graph(graphs, costs, measure.Call((), {}), 3) is costs
+    found = {"engine_0": measure.SegmentCost(0.5, 0.0), "torch_1": measure.SegmentCost(1.5, 0.0)}
+    assert measure._shared(costs, [2.0, 2.0, 8.0]) == found
+    assert measure._shared(costs, []) is costs
 
 
 class Context:

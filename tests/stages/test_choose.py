@@ -167,6 +167,16 @@ def test_a_captured_program_that_does_not_run_stays_out(monkeypatch: pytest.Monk
     assert len(compiled(times, monkeypatch).engines) == 2 and len(times.asked) == 5
 
 
+def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times({1: 1.05})
+    found = compiled(times, monkeypatch, torch_compile="default")
+    reasons = {fallback.reason for fallback in found.coverage.fallback}
+    assert "PyTorch is faster on this GPU: its engine takes 1.05 ms, and PyTorch 1 ms" in reasons
+    monkeypatch.setattr(choose, "LARGE", 1 << 40)
+    Choose(again := Times({}))(times.asked[0])
+    assert len(again.asked) == 3
+
+
 def test_a_small_program_is_not_measured() -> None:
     program = pipeline.capture(Three().eval(), (torch.rand(2, 8),))
     assert 0 < choose.tensor_bytes(program) < choose.LARGE
