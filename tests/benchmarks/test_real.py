@@ -85,7 +85,7 @@ def test_rows_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
         return [(job.dtype, job.exact) for job in real.jobs(options, [])]
 
     assert asked() == [("bfloat16", False)]
-    assert asked("--retry") == [("float16", False, ""), ("bfloat16", False)]
+    assert asked("--retry") == [("float16", False), ("bfloat16", False)]
     assert asked("--exact", "--dtypes", "float16") == [("float16", True)]
 
 
