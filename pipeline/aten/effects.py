@@ -112,7 +112,7 @@ def decided(op: OpOverload[..., Any]) -> str | None:
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"
     if op.namespace == SPACE:
-        return "" if schema.name.partition("::")[2] in PURE_COLLECTIVES else None
+        return "" if schema.name.partition("::")[2] in PURE_COLLECTIVES else "is no collective that a program calls"
     short = schema.name.removeprefix("aten::").replace("::", ".")
     for reason, known in _COMPILED.items():
         if known.fullmatch(short):

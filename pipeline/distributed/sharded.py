@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from attrs import evolve, field, frozen
 from torch import nn
@@ -19,6 +20,14 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
 from pipeline.runtime.ranks import ranks_of
+
+WRAPPERS: Final = {
+    "FSDPModule": "whose hooks gather its parameters for each call",
+    "FullyShardedDataParallel": "whose hooks gather its parameters for each call",
+    "DistributedDataParallel": "which synchronizes gradients",
+}
+"""The classes of torch that are for training."""
+UNWRAPPED: Final = "compile the module as it was before: shard it by parallelize_module, or not at all"
 
 
 @frozen(eq=False)
@@ -76,6 +85,7 @@ def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object]
         if not isinstance(model, nn.Module):
             yield Local(args, kwargs)
             return
+        _check_wrappers(model)
         own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
         positional, named = tree_unflatten(own, form)
         local = Local(positional, named, layouts)
@@ -90,6 +100,14 @@ def local_paths(leaves: Sequence[object], form: Argument) -> list[tuple[object, 
     from torch.utils._pytree import tree_flatten_with_path
 
     return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, form))[0]]
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    """Raise a CaptureError if hooks of a module gather its parameters, or gradients, which a program does not."""
+    for each in model.modules():
+        for kind in type(each).__mro__:
+            if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+                raise CaptureError(f"the model is of {kind.__name__}, {WRAPPERS[kind.__name__]}", UNWRAPPED)
 
 
 def layout_of(tensor: Argument) -> Layout:

@@ -17,6 +17,7 @@ from pipeline.aten.op_predicates import moves
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.program import Output, Port, Program, Segment
+from pipeline.runtime.ranks import of_the_host
 from pipeline.runtime.state import Guard
 from pipeline.shapes.environment import Expr, number
 
@@ -111,7 +112,9 @@ class Layout:
         """The reason why calls cannot be captured in a CUDA graph; empty if they can."""
         if self.decisions:
             return "each call checks on the host that it takes the captured data-dependent branches"
-        return "" if self.static else "sizes inside the program depend on its inputs' values"
+        if not self.static:
+            return "sizes inside the program depend on its inputs' values"
+        return of_the_host(self.program)
 
 
 @frozen(eq=False)

@@ -209,6 +209,8 @@ class CudaGraphs:
         """Return the graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
 
         When an input that the graph reads in place has moved, the call is captured again, at most once for each input.
+        A sharded program reads none in place: before a capture its collectives run once more, so that all ranks have to
+        capture the same call.
         """
         kept = self.kept.get(plan)
         if kept is not None and kept.reads(leaves):
@@ -221,6 +223,7 @@ class CudaGraphs:
             places = {i: value.data_ptr() for i, value in here if value.numel() and plain(value)}
             _bounded(self._seen, 8 * self.limit)[plan] = places
             return None
+        seen = {} if worker.executor.layout.program.sharding is not None else seen
         still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and plain(leaves[i])}
         self._seen[plan] = still
         with torch.no_grad():

@@ -205,6 +205,16 @@ def same_random_numbers(program: Program) -> Iterator[None]:
         yield
 
 
+def of_the_host(program: Program) -> str:
+    """Return why no CUDA graph can have the collectives of a program; empty if one can."""
+    import torch.distributed as dist
+
+    groups = () if program.sharding is None else program.sharding.groups
+    backends = [dist.get_backend(_group(name)) for name in groups]
+    host = next((backend for backend in backends if "nccl" not in backend), "")
+    return f"the collectives of {host} run on the host" if host else ""
+
+
 def agreed(ranks: Ranks | None, given: Sequence[object]) -> None:
     """Compare the shapes of a call with those of other ranks, if there are any."""
     if ranks is not None:

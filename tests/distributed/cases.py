@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import pipeline
 from pipeline.program import Built, Converted
@@ -70,9 +72,11 @@ def a_varying_batch(rank: int, folder: Path) -> None:
     assert "forward" not in vars(model)
     assert compiled.program.sharding is not None
     assert compiled.program.parameters["first.weight"].shape == (16, 16)
+    module = run(compiled)
+    assert module._layout.unrecorded == "the collectives of gloo run on the host"
     for rows in (1, 3, 8):
         x = torch.randn(rows, 4, 16)
-        torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
+        torch.testing.assert_close(module(x), whole(x), **CLOSE)
 
 
 def uneven_shards(rank: int, folder: Path) -> None:
@@ -223,7 +227,10 @@ class Partly(nn.Module):
 
 
 def what_is_refused(rank: int, folder: Path) -> None:
-    for model, why in ((Asynchronous(), "async"), (Sent(), "broadcast"), (Partly(), "with the placement P")):
+    gathered = fully_shard(nn.Linear(3, 3), mesh=mesh()), DistributedDataParallel(nn.Linear(3, 3))
+    refused = {Asynchronous(): "async", Sent(): "broadcast", Partly(): "with the placement P"}
+    refused |= dict(zip(gathered, ("whose hooks gather", "synchronizes gradients"), strict=True))
+    for model, why in refused.items():
         with pytest.raises(pipeline.CaptureError, match=why):
             COMPILE(model.eval(), (torch.randn(3),))
 

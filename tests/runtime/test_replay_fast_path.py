@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -16,6 +17,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.compiled import CompiledModule
+from pipeline.records.sharding import Sharding
 from pipeline.runtime import cuda_worker
 from pipeline.runtime import replay_fast_path as quick
 from pipeline.runtime.call_plan import CallPlan
@@ -249,3 +251,18 @@ def test_what_a_plain_tensor_is(mode: Any) -> None:
         assert not alike(x, x), "torch's check takes no tensor twice: such calls look up their plan"
     for leaves in ([], [x, 3], [nn.Parameter(x)], [x.to_sparse()], [None]):
         assert like(leaves) is None
+
+
+@pytest.mark.parametrize("sharding", [None, Sharding(0, 2)], ids=["alone", "a rank"])
+def test_inputs_that_move_let_no_rank_capture_again(monkeypatch: pytest.MonkeyPatch, sharding: Sharding | None) -> None:
+    """A capture runs the program's collectives, which all ranks have to do at the same call."""
+    module, graphs, model = graphed(monkeypatch)
+    layout: Any = module._layout
+    object.__setattr__(layout, "program", evolve(layout.program, sharding=sharding))  # frozen, and this module's own
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        module(x, y=y)
+    [first] = graphs.kept.values()
+    for moved in (x + 1, x + 2):
+        assert close(module(moved, y=y), model(moved, y))
+    assert (first in graphs.kept.values()) is (sharding is not None)
