@@ -148,9 +148,13 @@ class Constants:
             return True
         if not constant.holds(value):
             return False
-        if value.device.type != "cpu" and not value.is_inference():
+        if _is_on_gpu(value) and not value.is_inference():
             self._known[index] = weakref.ref(value), version(value)
         return True
+
+
+def _is_on_gpu(value: torch.Tensor) -> bool:
+    return value.device.type != "cpu"
 
 
 def _equal(value: object, compiled: object) -> bool:

@@ -1,82 +1,40 @@
 """The building blocks of Torch-TensorRT's converters, by family, with its signatures: each names the ATen calls that it
 stands for, and our converters of those add the layers."""
 
-from pipeline.compat.torch_tensorrt.impl import (
-    activation,
-    addmm,
-    arange,
-    attention,
-    cast,
-    cat,
-    condition,
-    conv,
-    deconv,
-    dynamic_block_quantize,
-    elementwise,
-    embedding,
-    full,
-    grid,
-    index_copy,
-    linalg,
-    linear,
-    matmul,
-    nccl_ops,
-    normalization,
-    pad,
-    permutation,
-    pool,
-    prelu,
-    quantize,
-    reduce,
-    select,
-    shape,
-    shuffle,
-    slice,
-    slice_scatter,
-    split,
-    squeeze,
-    topk,
-    unary,
-    unsqueeze,
-    upsample,
-)
-
-__all__ = [
-    "activation",
-    "addmm",
-    "arange",
-    "attention",
-    "cast",
-    "cat",
-    "condition",
-    "conv",
-    "deconv",
-    "dynamic_block_quantize",
-    "elementwise",
-    "embedding",
-    "full",
-    "grid",
-    "index_copy",
-    "linalg",
-    "linear",
-    "matmul",
-    "nccl_ops",
-    "normalization",
-    "pad",
-    "permutation",
-    "pool",
-    "prelu",
-    "quantize",
-    "reduce",
-    "select",
-    "shape",
-    "shuffle",
-    "slice",
-    "slice_scatter",
-    "split",
-    "squeeze",
-    "topk",
-    "unary",
-    "unsqueeze",
-    "upsample",
-]
+from pipeline.compat.torch_tensorrt.impl import activation as activation
+from pipeline.compat.torch_tensorrt.impl import addmm as addmm
+from pipeline.compat.torch_tensorrt.impl import arange as arange
+from pipeline.compat.torch_tensorrt.impl import attention as attention
+from pipeline.compat.torch_tensorrt.impl import cast as cast
+from pipeline.compat.torch_tensorrt.impl import cat as cat
+from pipeline.compat.torch_tensorrt.impl import condition as condition
+from pipeline.compat.torch_tensorrt.impl import conv as conv
+from pipeline.compat.torch_tensorrt.impl import deconv as deconv
+from pipeline.compat.torch_tensorrt.impl import dynamic_block_quantize as dynamic_block_quantize
+from pipeline.compat.torch_tensorrt.impl import elementwise as elementwise
+from pipeline.compat.torch_tensorrt.impl import embedding as embedding
+from pipeline.compat.torch_tensorrt.impl import full as full
+from pipeline.compat.torch_tensorrt.impl import grid as grid
+from pipeline.compat.torch_tensorrt.impl import index_copy as index_copy
+from pipeline.compat.torch_tensorrt.impl import linalg as linalg
+from pipeline.compat.torch_tensorrt.impl import linear as linear
+from pipeline.compat.torch_tensorrt.impl import matmul as matmul
+from pipeline.compat.torch_tensorrt.impl import nccl_ops as nccl_ops
+from pipeline.compat.torch_tensorrt.impl import normalization as normalization
+from pipeline.compat.torch_tensorrt.impl import pad as pad
+from pipeline.compat.torch_tensorrt.impl import permutation as permutation
+from pipeline.compat.torch_tensorrt.impl import pool as pool
+from pipeline.compat.torch_tensorrt.impl import prelu as prelu
+from pipeline.compat.torch_tensorrt.impl import quantize as quantize
+from pipeline.compat.torch_tensorrt.impl import reduce as reduce
+from pipeline.compat.torch_tensorrt.impl import select as select
+from pipeline.compat.torch_tensorrt.impl import shape as shape
+from pipeline.compat.torch_tensorrt.impl import shuffle as shuffle
+from pipeline.compat.torch_tensorrt.impl import slice as slice
+from pipeline.compat.torch_tensorrt.impl import slice_scatter as slice_scatter
+from pipeline.compat.torch_tensorrt.impl import split as split
+from pipeline.compat.torch_tensorrt.impl import squeeze as squeeze
+from pipeline.compat.torch_tensorrt.impl import topk as topk
+from pipeline.compat.torch_tensorrt.impl import unary as unary
+from pipeline.compat.torch_tensorrt.impl import unsqueeze as unsqueeze
+from pipeline.compat.torch_tensorrt.impl import upsample as upsample
