@@ -48,7 +48,9 @@ def save_model(model: Pretrained, path: StrPath, weights: StrPath) -> None:
     save(model.compiled["decoder"], place, weights, json.dumps(record))
 
 
-_BY_CACHE: Final = "compile it again where it runs: with cache_built_engines=True and reuse_cached_engines=True its engines are built once"
+_BY_CACHE: Final = (
+    "compile it again where it runs: cache_built_engines=True and reuse_cached_engines=True build its engines only once"
+)
 _BY_PART: Final = "save each program, model.compiled[name].save(path), and compile the model anew around them"
 
 
