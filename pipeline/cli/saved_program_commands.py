@@ -19,7 +19,6 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
 from pipeline.runtime.atomic import replacing
-from pipeline.shapes.port_text import port_text
 from pipeline.stages.verify import verify
 
 
@@ -134,7 +133,7 @@ def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
-        known = ", ".join(port_text(port, program.program.shapes.words) for port in ports.values())
+        known = ", ".join(port.text(program.program.shapes.words) for port in ports.values())
         raise UsageError(f"--input: {missing[0]} is missing; the inputs are {known}")
     return ((name, input_value(port, found[name])) for name, port in ports.items())
 
