@@ -26,7 +26,6 @@ from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.profile import Profile
 from pipeline.records.wording import immutable
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.port_text import size_lines
 
 UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
 """The names of operators that compute nothing and are not counted."""
@@ -380,7 +379,7 @@ class Compiled:
 
     def _sizes(self) -> list[str]:
         """Return the lines on sizes that vary, and the relations between them."""
-        rows, words = [*size_lines(self.program.shapes)], self.program.shapes.names
+        rows, words = [*self.program.shapes.lines()], self.program.shapes.names
         for place, profile in enumerate(self.program.profiles):
             rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []

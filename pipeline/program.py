@@ -74,8 +74,7 @@ class Port:
             return 0
         return self.dtype.itemsize * math.prod(map(size, self.ranges))
 
-    def __str__(self) -> str:
-        return port_text(self)
+    text = __str__ = port_text
 
 
 def port(name: str, value: object, symbols: Symbols) -> Port:

@@ -12,7 +12,7 @@ from pipeline.artifact.container import MANIFEST, Reader
 from pipeline.artifact.manifest import KERNELS, Manifest
 from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.records.wording import in_bytes
-from pipeline.shapes.port_text import output_lines, port_text, size_lines
+from pipeline.shapes.port_text import output_lines
 
 
 @frozen
@@ -55,10 +55,10 @@ def _lines(description: Description) -> Iterator[str]:
     by = f"pipeline {versions.pipeline}, torch {versions.torch}, {versions.tensorrt}"
     yield f"{description.path}: {in_bytes(description.nbytes)}, format {manifest.schema}, written by {by}"
     words = manifest.shapes.words
-    yield from (f"input  {port_text(port, words)}" for port in manifest.inputs)
+    yield from (f"input  {port.text(words)}" for port in manifest.inputs)
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in segment.outputs))
     yield from (f"output {line}" for line in output_lines(manifest.outputs, ports, words))
-    yield from (f"size   {row}" for row in size_lines(manifest.shapes))
+    yield from (f"size   {row}" for row in manifest.shapes.lines())
     yield from (f"{segment.kind} {segment.name}: {len(segment.nodes)} nodes" for segment in manifest.segments)
     for engine in manifest.engines:
         targets = f", for {', '.join(versions.targets)}" if versions.targets else ""

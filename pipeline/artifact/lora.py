@@ -32,8 +32,6 @@ def with_lora(
     if not isinstance(adapters, Mapping):
         due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
         raise TypeError(f"adapters are {due}, not {kind_of(adapters)}")
-    if not adapters:
-        raise ValueError("adapters are empty: the program itself is the one without adapters")
     if not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
     program = compiled.program

@@ -24,7 +24,6 @@ from pipeline.program import Program, is_operator
 from pipeline.records.agreement import Agreement as Verification
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.costs import Entry
-from pipeline.shapes.port_text import port_text
 from pipeline.viewing.collect import view
 from pipeline.viewing.sources import write_view
 
@@ -159,8 +158,8 @@ def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
             digest=engine.digest,
             library=engine.library,
             layers=len(network.layers),
-            inputs=tuple(port_text(port, words) for port in segment.inputs),
-            outputs=tuple(port_text(port, words, tensor.name) for port, tensor in bound),
+            inputs=tuple(port.text(words) for port in segment.inputs),
+            outputs=tuple(port.text(words, tensor.name) for port, tensor in bound),
         )
 
 

@@ -133,7 +133,8 @@ def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
-        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {', '.join(map(str, ports.values()))}")
+        known = ", ".join(port.text(program.program.shapes.words) for port in ports.values())
+        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {known}")
     return ((name, input_value(port, found[name])) for name, port in ports.items())
 
 

@@ -170,6 +170,13 @@ class ShapeEnvironment(Mapping[str, Range]):
         """Return an expression in the user's terms: ``x.shape[0] % 4 == 0``."""
         return in_words(expr, self.names)
 
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each size that varies, by the user's terms for it, and for each relation between sizes."""
+        for name, symbol in self.symbols.items():
+            first, *others = symbol.places or (name,)
+            yield f"{first}: {symbol.range}" + (f" (also {', '.join(others)})" if others else "")
+        yield from map(str, self.relations)
+
     def related(self, *conditions: object) -> ShapeEnvironment:
         """Return the environment with more conditions. A condition on a single symbol narrows its range to the sizes
         for which it holds (1..10 under ``s % 4 == 0`` becomes 4..8); conditions that ranges cannot express become

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from pipeline.aten.types import Argument
-from pipeline.shapes.environment import Range, Shape, ShapeEnvironment
+from pipeline.shapes.environment import Range, Shape
 
 
 class PortLike(Protocol):
@@ -73,11 +73,3 @@ def output_lines(
             yield f"{name} = {output.value!r}"
         else:
             yield port_text(port, words, name) if port else f"{name}: {output.target or output.value}"
-
-
-def size_lines(shapes: ShapeEnvironment) -> Iterator[str]:
-    """Yield a line for each size that varies, by the model's names for it, and for each relation between sizes."""
-    for name, symbol in shapes.symbols.items():
-        first, *others = symbol.places or (name,)
-        yield f"{first}: {symbol.range}" + (f" (also {', '.join(others)})" if others else "")
-    yield from map(str, shapes.relations)

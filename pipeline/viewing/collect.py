@@ -23,7 +23,6 @@ from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.profile import Profile
 from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
-from pipeline.shapes.port_text import port_text, size_lines
 from pipeline.viewing.fusion import fusions
 from pipeline.viewing.records import (
     CutView,
@@ -82,7 +81,7 @@ class _Collector:
             kernels=self.kernels,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            sizes=tuple(size_lines(program.shapes)),
+            sizes=tuple(program.shapes.lines()),
             stages=tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in compiled.took) if compiled else (),
             settings=tuple(program.settings.changed().items()),
             versions=tuple(versions().items()),
@@ -245,8 +244,8 @@ class _Collector:
             library=engine.library if engine else "",
             digest=engine.digest if engine else "",
             layers=len(network.layers) if network else 0,
-            inputs=tuple(port_text(port, words) for port in segment.inputs),
-            outputs=tuple(port_text(port, words) for port in segment.outputs),
+            inputs=tuple(port.text(words) for port in segment.inputs),
+            outputs=tuple(port.text(words) for port in segment.outputs),
         )
 
     @cached_property
@@ -315,5 +314,5 @@ def _recipe(recipe: Recipe | None) -> str:
 
 
 def _cut(cut: Cut, words: Callable[[object], str]) -> CutView:
-    tensors = tuple(port_text(port, words) for port in cut.tensors)
+    tensors = tuple(port.text(words) for port in cut.tensors)
     return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,13 @@ def test_tokens_are_eagers(name: str) -> None:
 def test_beams_see_the_same(name: str) -> None:
     model, compiled, given = made(name)
     agree(*(each.generate(**given, num_beams=3, **SCORED) for each in (compiled, model)))
+
+
+def test_a_model_that_sees_is_not_saved(tmp_path: Path) -> None:
+    _, compiled, _ = made("gemma3")
+    with pytest.raises(pipeline.ArtifactError, match=r"sees or hears: .*\n  hint: .*cache_built_engines=True"):
+        compiled.save(tmp_path / "llm.trtp")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])

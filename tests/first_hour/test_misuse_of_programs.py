@@ -231,7 +231,6 @@ WEIGHTS: Final[dict[str, Misuse]] = {
         "0.weight: it is float32[4, 9], the engine's is float32[4, 8]",
     ),
     "of a module": (lambda: pipeline.refit_module_weights(NET, NET), "compiled is a Sequential: pass the result of"),
-    "no adapters": (lambda: compiled().with_lora({}), "adapters are empty"),
     "half an adapter": (lambda: compiled().with_lora(dict([*PAIR.items()][:1])), "one of lora_A and lora_B is missing"),
     "an adapter of another shape": (
         lambda: compiled().with_lora({**PAIR, "0.lora_A.weight": torch.ones(2, 9)}),

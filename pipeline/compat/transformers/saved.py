@@ -31,9 +31,8 @@ def save_model(model: Pretrained, path: StrPath, weights: StrPath) -> None:
         why = f"{kind.__name__} is no class of transformers {transformers.__version__}, and files keep no code"
         raise ArtifactError(why, _BY_PART)
     if model.__dict__["_sight"] is not None or model.__dict__["_embedded"] is not None:
-        raise ArtifactError(
-            f"{kind.__name__} has modules for images or sound that run in PyTorch, by its code", _BY_PART
-        )
+        why = "its own code, with weights, runs in PyTorch before its engines, and files keep neither"
+        raise ArtifactError(f"{kind.__name__} sees or hears: {why}", _BY_CACHE)
     others = {name: f"{place.stem}.{name}{place.suffix}" for name in model.compiled if name != "decoder"}
     for name, file in others.items():
         save(model.compiled[name], place.with_name(file))
@@ -49,6 +48,9 @@ def save_model(model: Pretrained, path: StrPath, weights: StrPath) -> None:
     save(model.compiled["decoder"], place, weights, json.dumps(record))
 
 
+_BY_CACHE: Final = (
+    "compile it again where it runs: cache_built_engines=True and reuse_cached_engines=True build its engines only once"
+)
 _BY_PART: Final = "save each program, model.compiled[name].save(path), and compile the model anew around them"
 
 
