@@ -18,6 +18,13 @@ def table(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def with_part(text: str, part: str, lines: Iterable[str]) -> str:
+    """A page with new lines between ``<!-- begin: PART -->`` and ``<!-- end: PART -->``."""
+    begin, end = f"<!-- begin: {part} -->", f"<!-- end: {part} -->"
+    before, rest = text.split(begin)
+    return "\n".join([before + begin, "", *lines, "", end + rest.split(end)[1]])
+
+
 def where(data: dict[str, Any]) -> str:
     """When and on what a result was measured, with what is noted beside it."""
     machine, versions = data["machine"], data["versions"]

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.tables`` writes docs/benchmarks.md, docs/models.md, their plots and the table of
-docs/versions.md from benchmarks/results; with ``--note`` also a report of today, with all tables, to docs/notes.
+"""``python -m benchmarks.tables`` writes docs/benchmarks.md, docs/models.md, their plots and the tables of
+docs/versions.md and docs/testing.md from benchmarks/results; with ``--note`` also a report of today to docs/notes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import figures, gpu_tables, plots, quantized_tables, summaries, token_tables, version_tables, zoo_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
+from benchmarks.suites import summary
 
 NOTES = summaries.DOCS / "notes"
 HEAD = """# Benchmarks
@@ -288,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         summaries.SPEED: summaries.speed(),
         summaries.MODELS: summaries.models(),
         version_tables.PAGE: version_tables.page(),
+        summary.PAGE: summary.page(),
     }
     if parser.parse_args(argv).note:
         pages |= {NOTES / f"{today}-benchmarks.md": page(), NOTES / f"{today}-models.md": zoo_tables.page()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS
-from benchmarks.markdown import table
+from benchmarks.markdown import table, with_part
 from benchmarks.zoo_tables import OUTCOMES, outcome
 from pipeline.records.library_support import TABLE, GpuSupport
 
@@ -26,20 +26,14 @@ COLUMNS = ["TensorRT", "builds without a GPU", "tests on a GPU", "zoo on a GPU",
 def page(results: Path = RESULTS) -> str:
     """The page with its tables made anew; all else is written by hand."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(results.glob("*.json"))]
-    text = _with(PAGE.read_text(encoding="utf-8"), MEASURED, table(COLUMNS, rows(found)))
+    text = with_part(PAGE.read_text(encoding="utf-8"), MEASURED, table(COLUMNS, rows(found)))
     releases = TABLE[0].loads
-    return _with(text, GPUS, table(["GPU", "capability", *releases, ""], map(gpu_row, TABLE)))
+    return with_part(text, GPUS, table(["GPU", "capability", *releases, ""], map(gpu_row, TABLE)))
 
 
 def gpu_row(row: GpuSupport) -> list[str]:
     """The row of a kind of GPU, from the table that the package checks machines by."""
     return [row.gpus, row.capability, *row.loads.values(), row.note]
-
-
-def _with(text: str, part: str, lines: Sequence[str]) -> str:
-    begin, end = f"<!-- begin: {part} -->", f"<!-- end: {part} -->"
-    before, rest = text.split(begin)
-    return "\n".join([before + begin, "", *lines, "", end + rest.split(end)[1]])
 
 
 def rows(found: Sequence[dict[str, Any]]) -> Iterator[list[str]]:

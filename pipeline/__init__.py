@@ -211,5 +211,9 @@ class _Public(ModuleType):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *__all__})
 
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """Pickle the package by its name, as cloudpickle (Ray, Dask) does with plain modules that a function uses."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Public

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -229,6 +230,11 @@ def test_a_converter_error_names_the_node_and_its_line(net: Net) -> None:
         pipeline.default(registry=pipeline.DYNAMO_CONVERTERS.register(wrong))(net, args=(BATCH,))
     assert "aten.gelu.default at node gelu (test_use.py:" in str(caught.value)
     assert "torch.bool" in str(caught.value)
+
+
+def test_functions_that_use_the_package_can_be_sent_elsewhere() -> None:
+    """cloudpickle, with which Ray and Dask send functions, pickles the modules that a function reads."""
+    assert pickle.loads(pickle.dumps(pipeline)) is pipeline
 
 
 def test_refit_goes_there_and_back(net: Net) -> None:

@@ -1,8 +1,8 @@
 """torch's tests of its Inductor, with ``pipeline`` as the backend of ``torch.compile``: ``test_torchinductor.py``.
 
-A test calls the file's ``check_model`` with a model and its arguments, once or more; this driver puts one of its own
-in that place, which compiles the model by ``torch.compile(backend=pipeline.backend(…))``. What else a test asserts is
-about Inductor's code, and does not count; a test that never calls ``check_model`` is no case.
+A test calls the file's ``check_model`` with a model and its arguments, once or more. This driver replaces it by a
+function that compiles the model by ``torch.compile(backend=pipeline.backend(…))``. Further assertions of a test are
+about Inductor's code, and do not count; a test that never calls ``check_model`` is no case.
 """
 
 from __future__ import annotations

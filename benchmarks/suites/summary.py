@@ -9,8 +9,10 @@ from pathlib import Path
 
 from benchmarks import environment
 from benchmarks.environment import RESULTS
+from benchmarks.markdown import table, with_part
 from benchmarks.suites.judge import Row
 
+PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 COLUMNS = ["suite", "version", "cases", "right", "converted", "refused", "wrong"]
 """Of the table: ``converted`` counts the right cases of which no operator runs in PyTorch."""
 MOST = 12
@@ -36,6 +38,11 @@ def write(suite: str, version: str, total: int, found: Mapping[str, Row]) -> Pat
         "wrong": {row["case"]: row["reason"] for row in rows if row["outcome"] == "wrong"},
     }
     return environment.save(f"suite_{suite}", result, libraries=())
+
+
+def page(results: Path = RESULTS) -> str:
+    """Return docs/testing.md with its table made anew."""
+    return with_part(PAGE.read_text("utf-8"), "suites", table(COLUMNS, table_rows(results)))
 
 
 def table_rows(results: Path = RESULTS) -> Iterator[list[str]]:

@@ -47,13 +47,11 @@ def without_gaps(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tens
 
 
 def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` for an offset in the memory of an input that does not begin where its memory does: torch
-    counts from the memory's start, and a program has the elements alone."""
+    """Raise a `CaptureError` for an offset in the memory of an input that does not begin where its memory does."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_memory(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
-    for node in module.graph.nodes if memories else ():
-        counted = node.target in READS and argument(node, "storage_offset") is not None
-        if counted and _memory(argument(node, "self")) in memories:
+    for node in (n for n in module.graph.nodes if n.target in READS and argument(n, "storage_offset") is not None):
+        if _memory(argument(node, "self")) in memories:
             raise _unknown(node)
 
 

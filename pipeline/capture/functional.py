@@ -21,12 +21,13 @@ from pipeline.capture.aliased_buffers import shared
 from pipeline.capture.aliases import Unknown
 from pipeline.capture.inline import inlined, wraps
 from pipeline.capture.mutation import with_functional_parts, without_mutation
+from pipeline.capture.undeclared_writes import without_undeclared_writes
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import exporting, has_transforms, is_told, undoing
 from pipeline.shapes.environment import expression, in_words
 from pipeline.shapes.from_export import ONE_SIZE
 
-STEPS: Final = (inlined, with_functional_parts)
+STEPS: Final = (inlined, with_functional_parts, without_undeclared_writes)
 """What is done to a graph before the writes in it are removed."""
 
 

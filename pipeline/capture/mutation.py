@@ -241,8 +241,7 @@ def functional_variant(target: object) -> Argument:
 
 
 def _types(target: Target) -> list[tuple[str, bool]]:
-    """Return the types of an operator's arguments, and which may be left out: ``bernoulli.p`` needs what
-    ``bernoulli_.float`` does not."""
+    """Return the types of an operator's arguments, and which may be left out (of ``bernoulli_``, not ``bernoulli``)."""
     return [(str(argument.type), argument.has_default_value()) for argument in target._schema.arguments]
 
 

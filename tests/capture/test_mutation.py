@@ -224,6 +224,31 @@ def test_other_writes_are_left_to_torch(traces: list[str], dtype: torch.dtype) -
     torch.testing.assert_close(module.state_dict(), model.state_dict())
 
 
+class Norms(torch.nn.Module):
+    """A norm whose operator does not declare that it writes statistics; torch.export drops the write."""
+
+    def __init__(self, norm: Callable[..., torch.Tensor], training: bool) -> None:
+        super().__init__()
+        self.norm, self.training = norm, training
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x, None, None, self.mean, self.mean + 1, self.training, 0.1, 1e-5)
+
+
+NORMS = {
+    "of a batch": lambda *args: torch.native_batch_norm(*args)[0],
+    "of images": lambda *args: torch.instance_norm(*args, False),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_are_not_lost(name: str) -> None:
+    with pytest.raises(pipeline.CaptureError, match=r"(?s)running statistics.*eval"):
+        pipeline.capture(Norms(NORMS[name], True), (torch.ones(2, 4, 3),))
+    pipeline.capture(Norms(NORMS[name], False), (torch.ones(2, 4, 3),))
+
+
 def test_a_default_of_the_write_alone_is_kept() -> None:
     """``bernoulli_()`` is that of 0.5, for which ``bernoulli`` has no default."""
 

@@ -40,11 +40,9 @@ def cross(draw: Draw, target: object) -> Call:
 
 @calls(aten.addbmm.default)
 def addbmm(draw: Draw, target: object) -> Call:
-    shapes = (("n", 4), (2, "n", 3), (2, 3, 4))
-    dtype = draw(st.sampled_from((torch.float32, torch.int64)))
-    specs = [draw(tensors(shape, dtype)) for shape in shapes]
-    factors = {"beta": draw(st.sampled_from((1, 2, 0, 0.5))), "alpha": draw(st.sampled_from((3, 1.5)))}
-    return Call(target, tuple(specs), factors, {"n": 3})
+    dtype, beta, alpha = map(draw, map(st.sampled_from, ((torch.float32, torch.int64), (1, 2, 0, 0.5), (3, 1.5))))
+    specs = [draw(tensors(shape, dtype)) for shape in (("n", 4), (2, "n", 3), (2, 3, 4))]
+    return Call(target, tuple(specs), {"beta": beta, "alpha": alpha}, {"n": 3})
 
 
 STRATEGIES = {**cdist, **pdist, **cross, **addbmm}

@@ -1,0 +1,131 @@
+"""The drivers of others' tests count cases as right, refused or wrong; a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.suites import inductor, judge, summary
+from benchmarks.suites.judge import Case, judged_call
+from benchmarks.suites.run import rows, run, sampled
+
+X = torch.linspace(-2, 2, 12).view(3, 4)
+
+
+def fails(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("eager does not take it")
+
+
+JUDGED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "converted": (lambda x: x.exp() @ x.mT, {"outcome": "right", "in_pytorch": {}}),
+    "written": (lambda x: x.add_(1).sum(), {"outcome": "right", "in_pytorch": {}}),
+    "drawn": (lambda x: x + torch.rand_like(x), {"outcome": "right"}),
+    "complex": (lambda x: torch.view_as_complex(x.view(6, 2)) * 2j, {"outcome": "right"}),
+    "what data decides": (lambda x: x * 2 if x.sum() > 9 else x + 1, {"outcome": "refused"}),
+    "no case": (fails, {"outcome": "no case", "reason": "eager does not take it"}),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_outcomes(name: str) -> None:
+    function, expected = JUDGED[name]
+    row = judged_call(function, (X,), {})
+    assert {key: row[key] for key in expected} == expected
+    assert torch.equal(X, torch.linspace(-2, 2, 12).view(3, 4))
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = judge.Captured.__call__
+
+    def wrong(self: judge.Captured, *given: Any) -> Any:
+        run, programs = own(self, *given)
+        return lambda *tensors: run(*tensors) + 1e-3, programs
+
+    monkeypatch.setattr(judge.Captured, "__call__", wrong)
+    row = judged_call(torch.exp, (X,), {})
+    assert row["outcome"] == "wrong" and "eager gives" in row["reason"]
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def case(name: str) -> Case:
+        def judge() -> dict[str, Any]:
+            called.append(name)
+            if name == "b" and called.count("b") == 1:
+                raise KeyboardInterrupt
+            return {"outcome": "right", "in_pytorch": {}}
+
+        return Case(name, judge)
+
+    cases, log = [case(name) for name in "abcd"], tmp_path / "log.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(cases, log, 60)
+    assert rows(log)["b"] == {"case": "b", "outcome": "wrong", "reason": "the process ended"}
+    run(cases, log, 60)
+    assert called == [*"abcd"] and [row["outcome"] for row in rows(log).values()] == [
+        "right",
+        "wrong",
+        "right",
+        "right",
+    ]
+    assert [c.name for c in sampled(cases, 2, 0)] == [c.name for c in sampled(cases, 2, 0)] and len(cases) == 4
+
+
+TESTS = """
+from torch._inductor.utils import gone_from_torch, run_and_get_code
+import torch
+import unittest
+
+class TestCase(unittest.TestCase):
+    pass
+
+def check_model(self, model, example_inputs, kwargs=None):
+    raise AssertionError("the file's own")
+
+class CommonTemplate:
+    def test_right(self):
+        self.common(lambda x: (x.sin() + 1,), (torch.ones(3),))
+        self.assertEqual(gone_from_torch, "code of Inductor's")
+
+    def test_refused(self):
+        check_model(self, lambda x: x.dim(), (torch.ones(3),))
+
+    def test_code(self):
+        run_and_get_code(None)
+"""
+
+
+def test_inductors_tests_run_with_our_backend(tmp_path: Path) -> None:
+    source = tmp_path / "test" / "inductor" / "test_torchinductor.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(TESTS)
+    (tmp_path / "version.txt").write_text("2.99.0a0\n")
+    found = {case.name: case.judge() for case in inductor.cases(source)}
+    assert {name: row["outcome"] for name, row in found.items()} == {"test_right": "right", "test_refused": "refused"}
+    assert found["test_right"]["operators"] == 2 and inductor.version(source) == "torch 2.99.0a0"
+
+
+def test_counts_become_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.environment.RESULTS", tmp_path)
+    right = {"outcome": "right", "operators": 2}
+    found = [
+        {"case": "a", **right, "in_pytorch": {}},
+        {"case": "b", **right, "in_pytorch": {"aten.rand.default: it draws random numbers": 1}},
+        {"case": "c", "outcome": "refused", "reason": "data decides"},
+        {"case": "d", "outcome": "wrong", "reason": "result: at [0]"},
+        {"case": "e", "outcome": "no case", "reason": "fewer samples"},
+    ]
+    path = summary.write("opinfo", "torch 2", 9, {row["case"]: row for row in found})
+    assert list(summary.table_rows(tmp_path)) == [["opinfo", "torch 2", "4", "2", "1", "1", "1"]]
+    data = json.loads(path.read_text())
+    assert data["refusals"] == {"data decides": 1} and data["wrong"] == {"d": "result: at [0]"} and data["total"] == 9
+
+
+def test_the_page_is_current() -> None:
+    assert summary.PAGE.read_text() == summary.page(), "run: python -m benchmarks.tables"
