@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from transformers.exporters import DynamoConfig, DynamoExporter, ModelRunner, register_backend
 from transformers.exporters.metadata import ExportMetadata, load_treespec
 
 from pipeline.artifact.load import load
+from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.defaults import compile
 
@@ -23,9 +24,9 @@ class PipelineConfig(DynamoConfig):
     """The configuration of an export: that of ``DynamoConfig``, ``precision`` as for `pipeline.compile`, and the fields
     of `pipeline.CompilationSettings` that differ from the default ones."""
 
-    export_format: Any = FORMAT
+    export_format: Argument = FORMAT
     precision: str | None = None
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Argument] | None = None
 
 
 class PipelineExporter(DynamoExporter):  # type: ignore[misc]
@@ -36,7 +37,7 @@ class PipelineExporter(DynamoExporter):  # type: ignore[misc]
     program_suffix = ".trtp"
 
     def export_program(
-        self, model: Any, sample_inputs: Mapping[str, Any], config: PipelineConfig
+        self, model: Argument, sample_inputs: Mapping[str, Argument], config: PipelineConfig
     ) -> tuple[Compiled, ExportMetadata]:
         """Return the compiled program of a model, and what transformers records about its export."""
         exported, metadata = super().export_program(model, sample_inputs, config)
@@ -67,12 +68,12 @@ class PipelineRunner(ModelRunner):  # type: ignore[misc]
         return self._device
 
     @classmethod
-    def from_program(cls, program: Compiled, metadata: ExportMetadata, device: Any = None) -> PipelineRunner:
+    def from_program(cls, program: Compiled, metadata: ExportMetadata, device: Argument = None) -> PipelineRunner:
         """Return a runner; its results are on ``device``: by default the GPU, or without one the CPU."""
         default = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(program, metadata, torch.device(device or default))
 
-    def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Any) -> Any:
+    def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Argument) -> Argument:
         """Run the program; inputs are read in place, and results are new tensors."""
         given = {**self.metadata.in_constants, **kwargs}
         return self.module(**{name: given[name] for name in self._order if name in given})
