@@ -39,7 +39,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "aten/collectives.py",
         ),
     ),
-    "exports by transformers": (86, ("compat/transformers/exporters.py",)),
+    "exports by transformers": (90, ("compat/transformers/exporters.py",)),
     "language models of transformers": (3_490, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_260,
