@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from pipeline.artifact.epcontext import save_epcontext
+from pipeline.artifact.epcontext import write
 from pipeline.artifact.lora import with_lora
 from pipeline.artifact.program_op import Entry
-from pipeline.artifact.save import save
-from pipeline.compiled import Compiled, CompiledModule, Executor, Format, M, StrPath
+from pipeline.compiled import Compiled, CompiledModule, Executor, M
 from pipeline.profiling.measure import profile
 from pipeline.profiling.trace import write as write_trace
 from pipeline.records.profile import Profile
@@ -29,13 +28,6 @@ def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, 
     made = ProgramModule(compiled, executor, compiled.settings.evolve(**runtime))
     made.entry = Entry(made, compiled)
     return made
-
-
-def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
-    """Save the program in one of the formats."""
-    if format not in get_args(Format):
-        raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
-    (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
 
 
 def module_like(_: Compiled, model: M, made: CompiledModule) -> M:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, get_args
 
 import torch
 from attrs import evolve
 
 from pipeline.artifact.named_io import inputs_of, named_outputs
-from pipeline.compiled import Compiled
+from pipeline.artifact.save import INSIDE, save
+from pipeline.aten.types import Argument
+from pipeline.compiled import Compiled, Format, StrPath
 from pipeline.errors import ArtifactError, require
 from pipeline.program import Output, Port
 from pipeline.runtime.atomic import replacing
@@ -31,13 +33,19 @@ ELEMENTS: Final[Mapping[torch.dtype, str]] = {
 """ONNX's names of the dtypes that the provider takes as inputs and outputs."""
 IR_VERSION: Final = 10
 """The version of ONNX's format that introduced the youngest of these dtypes; newer runtimes read it."""
-INSIDE: Final = "inside"
 LARGEST: Final = (1 << 31) - (1 << 20)
 """The bytes of a plan that fits into an ONNX file: protobuf's messages have less than 2 GiB."""
 OPSET: Final = 21
 
 
-def save_epcontext(compiled: Compiled, path: str | os.PathLike[str], plan: str | os.PathLike[str] = "inside") -> None:
+def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
+    """Save the program in one of the formats."""
+    if format not in get_args(Format):
+        raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
+    (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
+
+
+def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) -> None:
     """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs.
 
     The plan is for the TensorRT that built it: the provider must have the same version.
@@ -150,7 +158,7 @@ def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> by
     require("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
-    def value(port: Port) -> Any:
+    def value(port: Port) -> Argument:
         shape = [size if isinstance(size, int) else str(size) for size in port.shape]
         return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_dtype(port)]), shape)
 

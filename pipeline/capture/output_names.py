@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
@@ -54,11 +55,12 @@ def _names(spec: Spec) -> list[str]:
     count = spec.num_leaves
     if count == 1 and not spec.num_children:
         return ["output"]
+    leaves = [torch.empty((1, 1, 1, 1), device="meta") for _ in range(count)]  # caches of transformers take no numbers
     try:
-        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(count)), spec))[0]]
-    except Exception:  # a type that was registered without keys, or that takes no numbers
-        return [f"output.{i}" for i in range(count)]
-    return [_dotted(path) for path in paths]
+        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(leaves, spec))[0]]
+    except Exception:  # a type that was registered without keys, or that takes no such tensors
+        paths = []
+    return [_dotted(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
 
 
 def _dotted(path: Sequence[Any]) -> str:

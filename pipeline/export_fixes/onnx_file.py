@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.naming import unlike
+from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, require
-from pipeline.export_fixes.onnx_wrong import wrong
+from pipeline.export_fixes.onnx_wrong import Proto, wrong
 from pipeline.inputs import Input
 
 SUFFIX = ".onnx"
-Proto: TypeAlias = Any
 
 
 def is_onnx(model: object) -> bool:
@@ -34,7 +34,7 @@ class OnnxFile:
     varies: str = ""
 
 
-def opened(model: Any, args: Sequence[Any], kwargs: object) -> tuple[Any, Sequence[Any]]:
+def opened(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
     """Return the module and inputs of an ONNX file; anything else as it is.
 
     Raises:
@@ -155,7 +155,9 @@ def _shape(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
     return torch.full((1,), sizes[0]) if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.int64)
 
 
-def _size(graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]) -> Any:
+def _size(
+    graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]
+) -> Argument:
     """Return a number, the size of an input that has this symbol, or None."""
     if isinstance(dim, int):
         return dim

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from attrs import frozen
 
-Proto: TypeAlias = Any
+from pipeline.aten.types import Argument
+
+Proto: TypeAlias = Argument
 
 
 @frozen
 class Node:
     """A node: its attributes, the names, dtypes and constant arrays of its inputs, and the dtype of its output."""
 
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, Argument]
     names: tuple[str, ...]
-    dtypes: tuple[np.dtype[Any] | None, ...]
-    output: np.dtype[Any] | None
-    arrays: tuple[Any, ...]
+    dtypes: tuple[np.dtype[Argument] | None, ...]
+    output: np.dtype[Argument] | None
+    arrays: tuple[Argument, ...]
 
     def word(self, name: str, default: str) -> str:
         """Return an attribute that is a word."""
@@ -78,7 +80,7 @@ WRONG: Final[Mapping[str, Callable[[Node], bool]]] = {
 """By the operator, whether a node is wrong."""
 
 
-def wrong(file: Proto, nodes: Any) -> Any:
+def wrong(file: Proto, nodes: Argument) -> Argument:
     """Return the first node of a file, with inferred dtypes, that onnx2fx converts wrongly, or None."""
     from onnx import helper, numpy_helper
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
 
 CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
-    "ONNX": (490, ("artifact/epcontext.py", "export_fixes/onnx_file.py", "export_fixes/onnx_wrong.py")),
+    "ONNX": (495, ("artifact/epcontext.py", "export_fixes/onnx_file.py", "export_fixes/onnx_wrong.py")),
     "reference executor": (1_690, ("runtime/reference/",)),
     "TorchScript": (
         1_710,
@@ -39,6 +39,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "aten/collectives.py",
         ),
     ),
+    "exports by transformers": (90, ("compat/transformers/exporters.py",)),
     "language models of transformers": (3_490, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_260,

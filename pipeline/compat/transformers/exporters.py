@@ -1,0 +1,87 @@
+"""Register ``pipeline`` with transformers' exporters (``transformers.exporters``): importing this module does so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.utils._pytree import tree_map_only
+from transformers.exporters.auto import register_backend
+from transformers.exporters.configs import DynamoConfig
+from transformers.exporters.exporter_dynamo import DynamoExporter
+from transformers.exporters.metadata import ExportMetadata, load_treespec
+from transformers.exporters.runners.base import ModelRunner
+
+from pipeline.artifact.load import load
+from pipeline.aten.types import Argument
+from pipeline.compiled import Compiled
+from pipeline.defaults import compile
+
+FORMAT: Final = "pipeline"
+
+
+@dataclass
+class PipelineConfig(DynamoConfig):
+    """The configuration of an export: that of ``DynamoConfig``, ``precision`` as for `pipeline.compile`, and the fields
+    of `pipeline.CompilationSettings` that differ from the default ones."""
+
+    export_format: Argument = FORMAT
+    precision: str | None = None
+    settings: Mapping[str, Argument] | None = None
+
+
+class PipelineExporter(DynamoExporter):
+    """Exports a model with transformers' patches, and compiles the result; `ExportedModel` saves it as ``.trtp``."""
+
+    export_format: Argument = FORMAT
+    config_class = PipelineConfig
+    program_suffix = ".trtp"
+
+    def export_program(
+        self, model: Argument, sample_inputs: MutableMapping[str, Argument], config: Argument
+    ) -> tuple[Argument, ExportMetadata]:
+        """Return the compiled program of a model, and what transformers records about its export."""
+        exported, metadata = super().export_program(model, sample_inputs, config)
+        return compile(exported, precision=config.precision, **(config.settings or {})), metadata
+
+    @classmethod
+    def save_program(cls, program: Argument, path: str | os.PathLike[str]) -> None:
+        """Save a program to a file."""
+        program.save(path)
+
+    @classmethod
+    def load_program(cls, path: str | os.PathLike[str]) -> Argument:
+        """Load the program of a file."""
+        return load(path)
+
+
+class PipelineRunner(ModelRunner):
+    """Runs a compiled program with the arguments of the model's ``forward``."""
+
+    def __init__(self, program: Compiled, metadata: ExportMetadata, device: torch.device) -> None:
+        super().__init__(metadata)
+        self.module, self._device = program.module(), device
+        self._order = load_treespec(str(metadata.in_spec)).child(1).context
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the results."""
+        return self._device
+
+    @classmethod
+    def from_program(cls, program: Compiled, metadata: ExportMetadata, device: Argument = None) -> PipelineRunner:
+        """Return a runner; its results are on ``device``: by default the GPU, or without one the CPU."""
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(program, metadata, torch.device(device or default))
+
+    def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Argument) -> Argument:
+        """Run the program; inputs on the runner's device are read in place, and results are new tensors there."""
+        given = {**self.metadata.in_constants, **kwargs}
+        ordered = {name: given[name] for name in self._order if name in given}
+        return self.module(**tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), ordered))
+
+
+register_backend(PipelineExporter, PipelineRunner)
