@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -34,6 +34,18 @@ def data_and_tensor_parallel(rank: int, folder: Path) -> None:
     torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
 
 
+class Whole(nn.Module):
+    """A module whose results all ranks have."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: DTensor) -> torch.Tensor:
+        """Gather the result."""
+        return self.inside(x).redistribute(placements=[Replicate(), Replicate()])
+
+
 def shards_over_both_dims(rank: int, folder: Path) -> None:
     ranks, whole = square(), nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4)).eval()
 
@@ -44,7 +56,7 @@ def shards_over_both_dims(rank: int, folder: Path) -> None:
 
     model, x = distribute_module(copy.deepcopy(whole), ranks, shard), torch.randn(3, 16)
     given = distribute_tensor(x, ranks, [Replicate(), Replicate()])
-    compiled = COMPILE(model, (given,))
+    compiled = COMPILE(Whole(model), (given,))
     compiled.save(folder / f"both{rank}.trtp")
     dist.barrier()
     found = run(pipeline.load(folder / f"both{rank}.trtp"))(given)
