@@ -77,9 +77,13 @@ def as_local(
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         yield Local(args, kwargs)
         return
-    from torch.distributed.tensor import DTensor
-
     from pipeline.distributed.collectives import traced
+
+    if "torch.distributed.tensor" not in sys.modules:  # then nothing is a DTensor
+        with traced():
+            yield Local(args, kwargs)
+        return
+    from torch.distributed.tensor import DTensor
 
     given, form = tree_flatten((tuple(args), dict(kwargs or {})))
     wholes = [value if isinstance(value, DTensor) else None for value in given]
@@ -152,7 +156,7 @@ def _places(model: nn.Module) -> list[Place]:
 
 @contextmanager
 def _over_local_tensors(
-    model: nn.Module, places: Sequence[Place], wholes: Mapping[object, Argument], notes: Local
+    model: nn.Module, places: Sequence[Place], wholes: Mapping[tuple[object, ...], Argument], notes: Local
 ) -> Iterator[None]:
     local: dict[int, Argument] = {}
     for each in places:

@@ -31,7 +31,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "sharded models": (
-        690,
+        720,
         (
             "distributed/",
             "runtime/ranks.py",
