@@ -69,7 +69,7 @@ ELSEWHERE: Final = MappingProxyType(
         "num_avg_timing_iters": "optimization_level says how long the builder may look for kernels",
         "enable_weight_streaming": "weight_streaming_budget, in bytes, builds and runs engines that stream weights",
         "dynamically_allocate_resources": f"{_NONE}: a worker's scratch memory is kept; execution_contexts bounds it",
-        "use_distributed_mode_trace": f"{_NONE}: programs run on one GPU",
+        "use_distributed_mode_trace": f"{_NONE}: sharded models are compiled as they are (docs/sharded.md)",
         **dict.fromkeys(("inputs", "arg_inputs", "kwarg_inputs", "args", "kwargs", "dynamic_shapes"), _INPUTS),
         **dict.fromkeys(("sparse_weights", "engine_capability", "enable_cross_compile_for_windows"), _NONE),
         **dict.fromkeys(("tiling_optimization_level", "l2_limit_for_tiling"), _NONE),

@@ -77,7 +77,7 @@ def capture(
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
     model, args = opened(model, args, kwargs)
     with one_export, tracing_for(settings.device, settings.compute_capabilities):
-        with as_local(model, args, kwargs) as local:
+        with as_local(model, args, kwargs, settings.device) as local:
             if isinstance(model, ExportedProgram):
                 exported, notes = model, checked(model, args, kwargs, dynamic_shapes, profiles, settings.device)
             else:

@@ -31,12 +31,13 @@ copy of its result."""
 @contextmanager
 def traced() -> Iterator[None]:
     """Return a context for exports, in which collectives are operators and DTensors leave no trace of their own."""
-    with _places().taken("sharded"):
+    with _places("torch.distributed.tensor" in sys.modules).taken("sharded"):
         yield
 
 
 @cache
-def _places() -> Places:
+def _places(_: bool) -> Places:
+    """Return what is replaced, with and without DTensor's modules."""
     why = "calls a process group, and torch.export knows operators only"
     rows = [Replacement(torch.distributed, name, _operator(own), why, "sharded") for name, own in IN_PLACE.items()]
     why = "stops at a DTensor that is made inside: its placements are no nodes"

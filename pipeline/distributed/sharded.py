@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import torch
 from attrs import evolve, field, frozen
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -67,16 +68,22 @@ class Local:
 
 
 @contextmanager
-def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> Iterator[Local]:
+def as_local(
+    model: object, args: Sequence[object], kwargs: Mapping[str, object] | None, device: str | None = None
+) -> Iterator[Local]:
     """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors
     outside of calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         yield Local(args, kwargs)
         return
-    from torch.distributed.tensor import DTensor
-
     from pipeline.distributed.collectives import traced
+
+    if "torch.distributed.tensor" not in sys.modules:  # then nothing is a DTensor
+        with traced():
+            yield Local(args, kwargs)
+        return
+    from torch.distributed.tensor import DTensor
 
     given, form = tree_flatten((tuple(args), dict(kwargs or {})))
     wholes = [value if isinstance(value, DTensor) else None for value in given]
@@ -85,13 +92,14 @@ def as_local(model: object, args: Sequence[object], kwargs: Mapping[str, object]
         if not isinstance(model, nn.Module):
             yield Local(args, kwargs)
             return
+        places = _places(model)
         _check_wrappers(model)
+        _check_device(places, device)
         own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
         positional, named = tree_unflatten(own, form)
         local = Local(positional, named, layouts)
-        with _over_local_tensors(
-            model, _places(model), dict(zip(local_paths(given, form), wholes, strict=True)), local
-        ):
+        by_path = dict(zip(local_paths(given, form), wholes, strict=True))
+        with _over_local_tensors(model, places, by_path, local):
             yield local
 
 
@@ -108,6 +116,14 @@ def _check_wrappers(model: nn.Module) -> None:
         for kind in type(each).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
                 raise CaptureError(f"the model is of {kind.__name__}, {WRAPPERS[kind.__name__]}", UNWRAPPED)
+
+
+def _check_device(places: Sequence[Place], device: str | None) -> None:
+    """Raise a CaptureError if a sharded module is to be captured for another device than its mesh's."""
+    found = next((each.whole.device_mesh.device_type for each in places), None)
+    if device is not None and found is not None and torch.device(device).type != found:
+        why = f"the model is sharded over a mesh of {found}, and is captured as on {device}"
+        raise CaptureError(why, f"shard it over a mesh of {device}, a rank a device, or leave device out")
 
 
 def layout_of(tensor: Argument) -> Layout:
@@ -140,7 +156,7 @@ def _places(model: nn.Module) -> list[Place]:
 
 @contextmanager
 def _over_local_tensors(
-    model: nn.Module, places: Sequence[Place], wholes: Mapping[object, Argument], notes: Local
+    model: nn.Module, places: Sequence[Place], wholes: Mapping[tuple[object, ...], Argument], notes: Local
 ) -> Iterator[None]:
     local: dict[int, Argument] = {}
     for each in places:

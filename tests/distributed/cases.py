@@ -236,6 +236,8 @@ def what_is_refused(rank: int, folder: Path) -> None:
     for model, why in refused.items():
         with pytest.raises(pipeline.CaptureError, match=why):
             COMPILE(model.eval(), (torch.randn(3),))
+    with pytest.raises(pipeline.CaptureError, match="a mesh of cpu, and is captured as on cuda"):
+        pipeline.capture(sharded(BY_ROWS_AND_COLUMNS)[1], (torch.randn(2, 4, 16),), device="cuda")
 
 
 def a_rank_that_ends(rank: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Collectives, refused: programs run on one GPU."""
+"""Collectives, refused: they run between engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from pipeline.compat.torch_tensorrt.blocks import Block, refused
 
-WHY: Final = "a program runs on one GPU, and TensorRT-RTX has no collective layers that run"
+WHY: Final = "collectives run between engines, in torch.distributed's process groups"
 INSTEAD: Final = "leave the collective to PyTorch: an operator without a converter runs there"
 
 
