@@ -29,7 +29,7 @@ class OnnxFile:
     """The module of a file, which takes the inputs by position and returns the outputs in a dict by name; its weights
     are buffers. ``inputs`` describes the inputs, None where a size varies, which ``varies`` then names."""
 
-    module: torch.fx.GraphModule
+    module: torch.nn.Module
     inputs: tuple[Input | None, ...]
     varies: str = ""
 
@@ -184,10 +184,13 @@ def _input(port: Proto) -> Input | None:
     return None if _open(port) else Input(shape=_dims(port), dtype=DTYPE_MAP[port.type.tensor_type.elem_type])
 
 
-def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.fx.GraphModule:
-    """Return the module with its outputs in a dict."""
+def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
+    """Return a module with the graph's code and tensors, which returns a dict: torch.export makes an immutable one of
+    the dict that a GraphModule returns."""
     (values,) = module.graph.output_node().args
     rows = zip(names, values if isinstance(values, Sequence) else [values], strict=True)
     module.graph.output_node().args = (dict(rows),)
     module.recompile()
-    return module.eval()
+    made: torch.nn.Module = type("OnnxModel", (torch.nn.Module,), {"forward": type(module).forward})()
+    made._buffers, made._parameters, made._modules = module._buffers, module._parameters, module._modules
+    return made.eval()

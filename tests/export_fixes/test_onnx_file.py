@@ -107,7 +107,7 @@ def test_a_file_computes_what_onnx_says(name: str, tmp_path: Path) -> None:
     compiled = pipeline.compile(tmp_path / "m.onnx", args)
     assert len(compiled.engines) == 1 and not compiled.coverage.fallback
     found = compiled(*map(torch.from_numpy, given))
-    assert [*found] == [port.name for port in file.graph.output]
+    assert type(found) is dict and [*found] == [port.name for port in file.graph.output]
     assert [output.name for output in compiled.program.outputs] == [*found]
     for ours, theirs in zip(found.values(), expected, strict=True):
         tolerance = 1e-2 if name == "float16" or torch.cuda.is_available() else 1e-5

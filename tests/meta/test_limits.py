@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
 
 CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
-    "ONNX": (495, ("artifact/epcontext.py", "export_fixes/onnx_file.py", "export_fixes/onnx_wrong.py")),
+    "ONNX": (505, ("artifact/epcontext.py", "export_fixes/onnx_file.py", "export_fixes/onnx_wrong.py")),
     "reference executor": (1_690, ("runtime/reference/",)),
     "TorchScript": (
         1_710,
