@@ -23,7 +23,7 @@ from pipeline.capture.inline import inlined, wraps
 from pipeline.capture.mutation import with_functional_parts, without_mutation
 from pipeline.capture.undeclared_writes import without_undeclared_writes
 from pipeline.errors import CaptureError
-from pipeline.export_fixes import exporting, has_transforms, is_told, undoing
+from pipeline.export_fixes import exporting, has_transforms, is_determined_by_sizes, undoing
 from pipeline.shapes.environment import expression, in_words
 from pipeline.shapes.from_export import ONE_SIZE
 
@@ -92,7 +92,7 @@ def _has_own_size(node: torch.fx.Node) -> bool:
 
 def _is_unread(node: torch.fx.Node) -> bool:
     """Return whether the export has a new symbol for a number that sizes determine."""
-    return is_told(node) and bool(_unbacked(node))
+    return is_determined_by_sizes(node) and bool(_unbacked(node))
 
 
 def _unbacked(node: torch.fx.Node) -> set[object]:
