@@ -52,8 +52,7 @@ def functional(
 def _traced_again(
     exported: ExportedProgram, lost: Sequence[torch.fx.Node]
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace
-    read wrongly."""
+    """Return torch's functionalization; ``lost``: nodes whose sizes the first trace read wrongly."""
     varying = _varying_sizes(exported)
     with torch.no_grad(), exporting(), _hidden_bindings(lost):
         retraced = exported.run_decompositions({})
@@ -102,8 +101,7 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Return a context for tracing the nodes again: their records of the symbols that they introduced are hidden, since
-    these change."""
+    """Return a context that hides which symbols the nodes introduced, so that they can be traced again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:
