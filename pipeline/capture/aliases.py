@@ -129,7 +129,6 @@ def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """Return the storage of a tensor, also of a fake one; None for a sparse one, which has several, and for one that
-    ``torch.func`` wraps."""
+    """Return the storage of a plain or fake tensor; None for sparse ones and for wrappers of ``torch.func``."""
     has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
     return int(tensor.untyped_storage()._cdata) if has_storage else None

@@ -31,7 +31,7 @@ READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.a
 HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements of one that is contiguous()"
 
 
-def without_gaps(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
     """Return the module with ``as_strided`` of tensors without gaps replaced; the module itself if it has none.
 
     Raises:

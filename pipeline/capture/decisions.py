@@ -10,8 +10,7 @@ from pipeline.program import Program
 
 
 def with_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Return a program whose last outputs say, for each place, whether a call decides otherwise. They are none
-    of its own."""
+    """Return the program with a last output for each place: whether a call decides otherwise there."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)

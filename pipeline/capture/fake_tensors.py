@@ -30,8 +30,7 @@ def quietly(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
-    """Return a context in which data-dependent sizes belong to no node: otherwise torch would look for those of a
-    discarded trace in the next one."""
+    """Return a context in which torch forgets the data-dependent sizes of discarded traces."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 

@@ -23,7 +23,7 @@ from pipeline.capture.inline import inlined, wraps
 from pipeline.capture.mutation import with_functional_parts, without_mutation
 from pipeline.capture.undeclared_writes import without_undeclared_writes
 from pipeline.errors import CaptureError
-from pipeline.export_fixes import exporting, has_transforms, is_told, undoing
+from pipeline.export_fixes import exporting, has_transforms, is_determined_by_sizes, undoing
 from pipeline.shapes.environment import expression, in_words
 from pipeline.shapes.from_export import ONE_SIZE
 
@@ -52,8 +52,7 @@ def functional(
 def _traced_again(
     exported: ExportedProgram, lost: Sequence[torch.fx.Node]
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace
-    read wrongly."""
+    """Return torch's functionalization; ``lost``: nodes whose sizes the first trace read wrongly."""
     varying = _varying_sizes(exported)
     with torch.no_grad(), exporting(), _hidden_bindings(lost):
         retraced = exported.run_decompositions({})
@@ -92,7 +91,7 @@ def _has_own_size(node: torch.fx.Node) -> bool:
 
 def _is_unread(node: torch.fx.Node) -> bool:
     """Return whether the export has a new symbol for a number that sizes determine."""
-    return is_told(node) and bool(_unbacked(node))
+    return is_determined_by_sizes(node) and bool(_unbacked(node))
 
 
 def _unbacked(node: torch.fx.Node) -> set[object]:
@@ -102,8 +101,7 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Return a context for tracing the nodes again: their records of the symbols that they introduced are hidden, since
-    these change."""
+    """Return a context that hides which symbols the nodes introduced, so that they can be traced again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:

@@ -1,5 +1,4 @@
-"""Inline regions that torch.export sets apart, such as ``torch.no_grad()`` and ``torch.autocast(enabled=False)``, if
-they change nothing."""
+"""Inline regions of torch.export, such as ``torch.no_grad()``, if they change nothing."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
-    """Return the graph of a region that changes nothing, and what it is called with; None if it changes something, or
-    holds graphs that it needs by name."""
+    """Return the graph and inputs of a region that can be inlined; None for other regions."""
     name = node.target.name()  # type: ignore[union-attr]
     if name == "wrap_with_set_grad_enabled":
         _, body, *args = node.args

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument
 from pipeline.capture.aliased_buffers import check_views
-from pipeline.capture.as_strided import without_gaps
+from pipeline.capture.as_strided import without_as_strided
 from pipeline.capture.functional import functional
 from pipeline.errors import CaptureError, source_line
 from pipeline.export_fixes import GENERATOR, ExportNotes
@@ -43,7 +43,7 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
-    graph_module = without_gaps(graph_module, examples)
+    graph_module = without_as_strided(graph_module, examples)
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
     read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
@@ -142,8 +142,7 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """Return the outputs. What is changed and returned is one value in the graph; ``target`` then names what was
-    changed."""
+    """Return the outputs; ``target`` names what an output changes, if it is returned as well."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

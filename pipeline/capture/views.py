@@ -43,8 +43,7 @@ class View:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """Return the viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no
-        rule."""
+        """Return ``before`` with ``value`` written to the view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 
 

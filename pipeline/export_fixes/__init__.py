@@ -9,7 +9,7 @@ from pipeline.export_fixes.exporter import export
 from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.input_checks import check_values
 from pipeline.export_fixes.interrupts import interruptible, undoing
-from pipeline.export_fixes.known_numbers import is_told
+from pipeline.export_fixes.known_numbers import is_determined_by_sizes
 from pipeline.export_fixes.notes import ExportNotes
 from pipeline.export_fixes.onnx_file import opened
 from pipeline.export_fixes.patch_contexts import exporting, tracing, tracing_for
@@ -25,7 +25,7 @@ __all__ = [
     "exporting",
     "has_transforms",
     "interruptible",
-    "is_told",
+    "is_determined_by_sizes",
     "opened",
     "requested",
     "signature_of",

@@ -26,7 +26,7 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 """Operators that change at most where values lie, and their dtype."""
 
 
-def is_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
+def computes_the_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
     """Return whether both calls of a model compute the same; `AGAIN` marks the copied inputs of each.
 
     What the first call left behind is the same for the second only if it depends on no input.

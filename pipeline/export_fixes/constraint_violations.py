@@ -19,7 +19,7 @@ from pipeline.export_fixes.interrupts import set_to
 _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
 
 
-def kept_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
+def collected_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
     """Return a context in which an export finishes although ranges are too wide; the list receives the errors."""
     return set_to(_kept, [])
 

@@ -115,8 +115,8 @@ def place_of(file: str, line: int) -> str:
 def _error_place(error: Exception) -> str:
     """Return the model's line at which an error was raised, as text; empty if unknown or already in the message."""
     found = deciding(error)
-    is_told = found is None or Path(found[0].co_filename).name in str(error)
-    return "" if found is None or is_told else f" at {place_of(found[0].co_filename, found[1])}"
+    is_in_message = found is None or Path(found[0].co_filename).name in str(error)
+    return "" if found is None or is_in_message else f" at {place_of(found[0].co_filename, found[1])}"
 
 
 def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:

@@ -25,14 +25,14 @@ from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes import example_guards as decisions
 from pipeline.export_fixes import input_checks as checks
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way
-from pipeline.export_fixes.constraint_violations import kept_violations
+from pipeline.export_fixes.constraint_violations import collected_violations
 from pipeline.export_fixes.error_attribution import BRANCHES, blamed
 from pipeline.export_fixes.example_guards import has_values, with_outputs
-from pipeline.export_fixes.fake_device_copy import attributes, is_elsewhere, shown_on
+from pipeline.export_fixes.fake_device_copy import attributes, fake_copy_on, is_elsewhere
 from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.known_values import tracked
 from pipeline.export_fixes.model_state import noted, state_kept, watched
-from pipeline.export_fixes.modelopt import quantizers_whole
+from pipeline.export_fixes.modelopt import exported_quantizers
 from pipeline.export_fixes.notes import ExportNotes
 from pipeline.export_fixes.patch_contexts import by_the_example, exporting, exporting_by
 from pipeline.export_fixes.requests import Request, requested
@@ -154,7 +154,7 @@ def _export(
     def is_taken(exported: ExportedProgram) -> bool:
         return _relaxed(exported, model, args, kwargs, shapes)
 
-    with kept_violations() as violations:
+    with collected_violations() as violations:
         exported, error = _first(export, is_taken, shapes, way, violations)
         derived = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
         ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
@@ -220,7 +220,7 @@ def _exported(
     place = checks.places(model, (args, kwargs), device)
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
-        model, positional, named = shown_on(device, model, positional, named)
+        model, positional, named = fake_copy_on(device, model, positional, named)
     watch = nullcontext() if way == "bytecode" else watched(model, way == "example")
     quiet = warnings.catch_warnings()
     with (
@@ -229,7 +229,7 @@ def _exported(
         exporting(),
         untouched(model),
         _strategy_context(way, model),
-        quantizers_whole(),
+        exported_quantizers(),
         watch,
     ):
         warnings.simplefilter("ignore")

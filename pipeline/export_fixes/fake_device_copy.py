@@ -30,7 +30,7 @@ def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
-def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
+def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
     """Return a copy of the model, and of its inputs, with fake tensors on the device. Tensors that are neither
     parameters nor buffers stay where they are, unless ``model.to(device)`` moves them, too: by an ``_apply`` of a
     module's own.

@@ -24,7 +24,7 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
 
 
 @contextmanager
-def levels_left() -> Iterator[None]:
+def transforms_left() -> Iterator[None]:
     """Return a context that leaves the transforms which a failed export has entered."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
 

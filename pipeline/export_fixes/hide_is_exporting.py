@@ -17,7 +17,7 @@ TORCH: Final = folder_of("torch")
 OURS: Final = folder_of("pipeline")
 
 
-def of_torch_alone(own: Kernel) -> Kernel:
+def hidden_from_models(own: Kernel) -> Kernel:
     """Wrap `torch.compiler.is_compiling` and its like: torch's functions get the answer, the model gets False."""
 
     def asked() -> bool:

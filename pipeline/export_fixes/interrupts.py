@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from attrs import define
 
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.torch_state import dispatch_keys_kept, process_state, thread_state
+from pipeline.export_fixes.torch_state import dispatch_keys_restored, process_state, thread_state
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
         changes, process, handled = [_Change(thread_state())], process_state(), sys.exc_info()[1]
-        with dispatch_keys_kept():
+        with dispatch_keys_restored():
             try:
                 return copy_context().run(run, changes, *args, **kwargs)
             except BaseException as error:

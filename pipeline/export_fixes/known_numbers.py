@@ -223,7 +223,7 @@ def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
     return first and not ranked and not any(isinstance(a, torch.Tensor) for a in kwargs.values())
 
 
-def is_told(node: torch.fx.Node) -> bool:
+def is_determined_by_sizes(node: torch.fx.Node) -> bool:
     """Return whether sizes and constants alone determine the number that a node reads from a tensor."""
     if node.target not in READS_DATA:
         return False

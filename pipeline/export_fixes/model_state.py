@@ -28,9 +28,9 @@ from pipeline.aten.annotation_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.assigned_data import assignments
-from pipeline.export_fixes.call_twice import is_same_again, of_inputs
+from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs
 from pipeline.export_fixes.code_of_attributes import assigned_at, names_read
-from pipeline.export_fixes.constraint_violations import kept_violations
+from pipeline.export_fixes.constraint_violations import collected_violations
 from pipeline.export_fixes.interrupts import set_to, undoing
 from pipeline.export_fixes.restore_model_state import Space, others, within
 
@@ -129,8 +129,8 @@ class Kept:
             return
         self.twice, changes = True, self.changes
         try:
-            with kept_violations():
-                same = is_same_again(self.again(), self.structures)
+            with collected_violations():
+                same = computes_the_same_again(self.again(), self.structures)
         except Exception as error:
             log.debug("the model cannot be captured for two calls", exc_info=error)
             log.warning("a program does not keep %s from call to call", self.told(kept))

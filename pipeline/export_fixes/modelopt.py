@@ -23,7 +23,7 @@ _places: dict[Argument, Places] = {}
 
 
 @contextmanager
-def quantizers_whole() -> Iterator[None]:
+def exported_quantizers() -> Iterator[None]:
     """Return a context in which ModelOpt's quantizers are exported as operators, on every device."""
     module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
     if module is None or utilities is None:

@@ -21,7 +21,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 _stay: ContextVar[bool] = ContextVar("weights stay", default=False)
 
 
-def weights_stay() -> AbstractContextManager[bool]:
+def unmoved_weights() -> AbstractContextManager[bool]:
     """Return a context in which only what modules hold beside parameters, buffers and other modules moves."""
     return set_to(_stay, True)
 

@@ -10,10 +10,10 @@ import torch
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.export_fixes import cuda_query_stubs, module_to_in_forward
-from pipeline.export_fixes.functorch import levels_left
+from pipeline.export_fixes.functorch import transforms_left
 from pipeline.export_fixes.known_values import is_tracked
 from pipeline.export_fixes.patching import Places
-from pipeline.export_fixes.restore_model_state import checks_left
+from pipeline.export_fixes.restore_model_state import distribution_checks_restored
 from pipeline.export_fixes.torch_patches import TABLE
 
 __all__ = ["by_the_example", "exporting", "exporting_by", "one_export", "tracing", "tracing_for"]
@@ -32,7 +32,7 @@ def tracing() -> Iterator[None]:
 @contextmanager
 def _restored() -> Iterator[None]:
     """Return a context that restores torch's settings, some of which a failed export leaves changed."""
-    with levels_left(), checks_left():
+    with transforms_left(), distribution_checks_restored():
         yield
 
 
@@ -61,7 +61,7 @@ def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
 @contextmanager
 def moving() -> Iterator[None]:
     """Return a context in which modules move what they hold beside parameters, buffers and other modules."""
-    with _places.taken("export"), module_to_in_forward.weights_stay():
+    with _places.taken("export"), module_to_in_forward.unmoved_weights():
         yield
 
 

@@ -65,7 +65,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def checks_left() -> Iterator[None]:
+def distribution_checks_restored() -> Iterator[None]:
     """Return a context after which distributions check their arguments as they did before, by default. The first
     function that Dynamo compiles turns these checks off; the next one outside does so again, as it would have without
     ours."""

@@ -340,7 +340,7 @@ TABLE: Final = (
         Replacement(
             torch.compiler,
             name,
-            hide_is_exporting.of_torch_alone,
+            hide_is_exporting.hidden_from_models,
             "tells a model that it is exported, which then may go a way that fails",
             during="called",
         )

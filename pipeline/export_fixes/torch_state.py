@@ -29,7 +29,7 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 """What says for the whole process that something is traced, and what it is where nothing is."""
 
 
-def dispatch_keys_kept() -> AbstractContextManager[object]:
+def dispatch_keys_restored() -> AbstractContextManager[object]:
     """Return a context that restores this thread's dispatch keys."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return torch._C._ForceDispatchKeyGuard(included, excluded)

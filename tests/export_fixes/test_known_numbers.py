@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import pipeline
 from pipeline import Compiled
-from pipeline.export_fixes.known_numbers import LARGEST, RATIOS, Ratio, is_told
+from pipeline.export_fixes.known_numbers import LARGEST, RATIOS, Ratio, is_determined_by_sizes
 from pipeline.stages.unbuilt import unbuilt
 from tests.shapes.test_sizes import Calls
 from tests.zoo.before import older_than
@@ -130,7 +130,7 @@ def test_numbers_of_large_floats_are_data(most: int, known: bool) -> None:
     model = Calls(lambda x: x.sum() * strides(x, torch.tensor(3), torch.ceil).item())
     program = pipeline.capture(model.eval(), (EXAMPLE,), dynamic_shapes=((rows,),))
     read = [node for node in program.graph.nodes if "item" in str(node.target) or "_local_scalar" in str(node.target)]
-    assert known == all(is_told(node) or not is_unknown(node.meta["val"]) for node in read)
+    assert known == all(is_determined_by_sizes(node) or not is_unknown(node.meta["val"]) for node in read)
 
 
 def is_unknown(number: Any) -> bool:

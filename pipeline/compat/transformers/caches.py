@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 from pipeline.compat.transformers.recurrences import States, WithStates, over_states
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
-from pipeline.export_fixes.restore_model_state import checks_left
+from pipeline.export_fixes.restore_model_state import distribution_checks_restored
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or a part or output of one: its attributes depend on its class."""
@@ -343,7 +343,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
     name = cache_name(model)
     try:
-        with torch.no_grad(), checks_left(), over_states(model):
+        with torch.no_grad(), distribution_checks_restored(), over_states(model):
             found = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
     except PipelineError:
         raise

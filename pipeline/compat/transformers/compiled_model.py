@@ -30,8 +30,8 @@ from pipeline.compat.transformers.multimodal import (
     embedded,
     fill,
     multimodal_inputs,
+    non_text_inputs,
     positions_of,
-    that_are_seen,
     tokens_of,
 )
 from pipeline.compat.transformers.saved import save_folder, save_model
@@ -164,7 +164,7 @@ class CompiledGeneration:
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
                 raise ValueError(f"{name} is {asked!r}, and {why}: leave it out")
-        if self.__dict__["_sight"] is None and "encoder" not in self.runners and (names := that_are_seen(kwargs)):
+        if self.__dict__["_sight"] is None and "encoder" not in self.runners and (names := non_text_inputs(kwargs)):
             why = "the model is compiled for text: pass encoder_example to compile_for_generation"
             raise ValueError(f"{', '.join(names)} given, and {why}")
         assistant = kwargs.get("assistant_model")
@@ -227,7 +227,7 @@ class CompiledGeneration:
             beside["encoder_mask"] = mask_of(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
         prompt = None
-        if self.__dict__["_sight"] is not None and (tokens.shape[1] > 1 or embeds or that_are_seen(kwargs)):
+        if self.__dict__["_sight"] is not None and (tokens.shape[1] > 1 or embeds or non_text_inputs(kwargs)):
             prompt = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
             places = places if prompt is None or prompt.places is None else prompt.places
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))

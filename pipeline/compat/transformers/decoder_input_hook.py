@@ -112,7 +112,7 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
     return found[0]
 
 
-def embeds_apart(model: Pretrained) -> bool:
+def embeds_ids_itself(model: Pretrained) -> bool:
     """Return whether a model's own code embeds some ids otherwise than by its table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
     with torch.no_grad(), suppress(Exception):  # a model that does not take ids alone has no such embeddings

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.modality_encoders import TowerCall, beside, noting, tower_calls
 from pipeline.compat.transformers.multimodal import first_logits
-from pipeline.compat.transformers.programs import hears_all
+from pipeline.compat.transformers.programs import is_like_whisper
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError, ExecutionError
 
@@ -106,7 +106,7 @@ class CompiledEncoder(torch.nn.Module):
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
-        if mask is None and attention_mask is not None and not hears_all(self) and not attention_mask.all():
+        if mask is None and attention_mask is not None and not is_like_whisper(self) and not attention_mask.all():
             raise ValueError("attention_mask hides a part of the encoder's input: a compiled encoder reads all of it")
         hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
         made = BaseModelOutput(last_hidden_state=hidden)

@@ -19,7 +19,7 @@ from pipeline.compat.transformers import verified_logits
 from pipeline.compat.transformers.attention import last_rows, one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
-from pipeline.compat.transformers.decoder_input_hook import embeds_apart
+from pipeline.compat.transformers.decoder_input_hook import embeds_ids_itself
 from pipeline.compat.transformers.encoder_parts import Kind, kinds_of, parts_of, tower_programs
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.experts import without_loops
@@ -32,7 +32,7 @@ from pipeline.compat.transformers.programs import (
     Encoded,
     Encoder,
     SeeingDecoder,
-    hears_all,
+    is_like_whisper,
     layers_of,
     sound_sizes,
 )
@@ -232,7 +232,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
     sight = sight_of(samples)
     if isinstance(step, SeeingDecoder) and sight is not None:
-        step.kinds, step.apart = sight.ahead, bool(sight.by_layer) or embeds_apart(model)
+        step.kinds, step.apart = sight.ahead, bool(sight.by_layer) or embeds_ids_itself(model)
     for sample in samples:
         with over_states(step):
             check(step, sample, sizes.cache)
@@ -337,7 +337,7 @@ def _encoder_inputs(
     if example is not None:
         row = example[:1].to(model.device, model.dtype if example.is_floating_point() else None)
         return row.expand(batch, *row.shape[1:]).clone()
-    if not hears_all(encoder):
+    if not is_like_whisper(encoder):
         takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}"
         raise ValueError(f"{takes}: pass encoder_example, a tensor of their sizes")
     return torch.zeros(batch, *sound_sizes(model), dtype=model.dtype, device=model.device)

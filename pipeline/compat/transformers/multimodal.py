@@ -251,7 +251,7 @@ def _let_reach(shell: Pretrained, model: Pretrained) -> None:
         config._attn_implementation_internal = "eager"  # masks are tensors
 
 
-def that_are_seen(given: Mapping[str, Pretrained]) -> list[str]:
+def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
     """Return the names of inputs that are no text: pixels and features are floats."""
     return [name for name, value in given.items() if name not in OF_TEXT and any(_floats(value))]
 

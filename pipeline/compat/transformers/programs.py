@@ -27,7 +27,7 @@ def takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def hears_all(encoder: Pretrained) -> bool:
+def is_like_whisper(encoder: Pretrained) -> bool:
     """Return whether an encoder is like Whisper's: it takes features of one length, and no mask."""
     return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
