@@ -170,7 +170,7 @@ class CaptureError(PipelineError):
     """torch.export could not capture the model; the message names the model and quotes torch.export."""
 
     __module__ = "pipeline"
-    advice = "torch.export.export(model, args) alone shows the same; an ExportedProgram can be compiled as well"
+    advice = "model(*args) fails too if inputs do not fit; torch.export.export(model, args) alone shows the rest"
 
 
 class ShapeError(PipelineError, ValueError):

@@ -67,7 +67,7 @@ def _structure_error(
     expected = names if len(names) == positional.num_children else [""] * positional.num_children
     missing, extra = [k for k in keywords if k not in kwargs], [k for k in kwargs if k not in keywords]
     close = [did_you_mean(word, [*names, *keywords], "") for word in extra[:1]]
-    parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"no {', '.join(extra)}"] * bool(extra) + close
+    parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not known: {', '.join(extra)}"] * bool(extra) + close
     differ = ": " + "; ".join(filter(None, parts)) if missing or extra else ""
     called, compiled = _signature([""] * len(args), kwargs), _signature(expected, keywords)
     return f"called with {called}; the program was compiled for {compiled}{differ}"

@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
     "a container left out": ("in a dict", (), {}, "called with no positional inputs"),
     "no input": ("plain", (), {}, "compiled for 1 positional input"),
     "twice": ("default given", (X,), {"x": X}, "input x is given twice"),
-    "an unknown name": ("plain", (X,), {"y": X}, r"not known \['y'\]"),
+    "an unknown name": ("plain", (X,), {"y": X}, "not known: y"),
     "too many": ("plain", (X, 2.0, True, None), {}, "called with 4 positional inputs"),
 }
 

@@ -26,7 +26,7 @@ MODELS: Final[dict[str, Misuse]] = {
         lambda: C(torch.relu, (X,)),
         "the function relu cannot be compiled: pass an nn.Module whose forward",
     ),
-    "a name": (lambda: C("resnet50", (X,)), "a str cannot be compiled: pass the model itself; torch.export.load"),
+    "a name": (lambda: C("resnet50", (X,)), "a str cannot be compiled: pass the model itself, or FILE.onnx; torch.e"),
     "nothing": (lambda: C(None, (X,)), "None cannot be compiled: pass an nn.Module"),
     "weights": (lambda: C(NET.state_dict(), (X,)), "an OrderedDict cannot be compiled: these are tensors by name"),
     "the inputs first": (lambda: C(X, NET), "a Tensor cannot be compiled: the model comes first, then its inputs"),
@@ -112,7 +112,7 @@ INPUTS: Final[dict[str, Misuse]] = {
     "another dtype of an index": (lambda: C(nn.Embedding(9, 4), (X,)), "input input is float32, expected int64"),
     "another size": (
         lambda: C(NET, (torch.ones(4, 9),)),
-        "cannot capture Sequential: a and b must have same reduction",
+        "but got [4, 9] X [8, 4].\n  hint: model(*args) fails too if inputs do not fit",
     ),
     "ranges for no input": (
         lambda: C(NET, (X,), dynamic_shapes={"rows": {0: N}}),

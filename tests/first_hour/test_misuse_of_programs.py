@@ -34,7 +34,7 @@ CALLS: Final[dict[str, Misuse]] = {
         "called with no positional inputs and no keywords; the program was compiled for 1",
     ),
     "two inputs": (lambda: compiled()(X, X), "called with 2 positional inputs and no keywords"),
-    "another name": (lambda: compiled()(inputs=X), "no inputs; did you mean 'input'?"),
+    "another name": (lambda: compiled()(inputs=X), "not known: inputs; did you mean 'input'?"),
     "one of two": (lambda: pair()(X), "called with 1 positional input and no keywords; the program was compiled for 2"),
     "twice": (lambda: pair()(X, a=X, b=X), "input a is given twice, by position and by keyword"),
     "another default": (

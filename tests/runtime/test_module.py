@@ -117,7 +117,7 @@ def test_keyword_arguments_come_in_any_order() -> None:
     a, b = torch.randn(3), torch.randn(3)
     module = compiled(Sub(), (), kwargs={"a": a, "b": b})
     torch.testing.assert_close(module(b=b, a=a), a + 2 * b)
-    with pytest.raises(TypeError, match=r"missing \['b'\]"):
+    with pytest.raises(TypeError, match="missing b"):
         module(a=a)
 
 
