@@ -48,7 +48,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compat/__init__.py",
         ),
     ),
-    "capture": (2_315, ("capture/",)),
+    "capture": (2_320, ("capture/",)),
     "what persuades torch.export": (6_270, ("export_fixes/",)),
     "kernel faults": (1_600, ("quirks/",)),
     "converters": (6_020, ("converters/",)),
