@@ -19,7 +19,7 @@ import torch
 from benchmarks.suites.run import rows, run, sampled
 from benchmarks.suites.summary import write
 
-SUITES = ("opinfo", "inductor", "timm_models")
+SUITES = ("opinfo", "inductor", "timm_models", "onnx_nodes")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The servers of docs/serving.md answer as the program does, on stand-ins for libraries; the soak finds faults."""
+"""The servers of examples/serving answer as the program does, on stand-ins for libraries; the soak finds faults."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ import torch
 from benchmarks.soak import soak
 from tests.docs.test_examples import DOCS, blocks
 
-FILES = {
-    block.split(":")[0].removeprefix("# "): block
-    for block in blocks((DOCS / "serving.md").read_text(encoding="utf-8"), "py")
-    if block.startswith("# serve_")
-}
+FOLDER = DOCS.parent / "examples" / "serving"
 ROWS = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -99,7 +95,7 @@ def served(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for library in LIBRARIES:
         monkeypatch.setitem(sys.modules, library.__name__, library)
     names: dict[str, Any] = {"__name__": name}
-    exec(compile(FILES[name], name, "exec"), names)
+    exec(compile((FOLDER / name).read_text(encoding="utf-8"), name, "exec"), names)
     return names
 
 

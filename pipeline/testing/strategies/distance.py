@@ -40,7 +40,8 @@ def cross(draw: Draw, target: object) -> Call:
 
 @calls(aten.addbmm.default)
 def addbmm(draw: Draw, target: object) -> Call:
-    dtype, beta, alpha = map(draw, map(st.sampled_from, ((torch.float32, torch.int64), (1, 2, 0, 0.5), (3, 1.5))))
+    f, i = torch.float32, torch.int64
+    dtype, beta, alpha = draw(st.sampled_from([(i, 0.5, 1.5), (f, 2.0, 3.0), (f, 0.0, 1.5), (i, 1.0, 3.0)]))
     specs = [draw(tensors(shape, dtype)) for shape in (("n", 4), (2, "n", 3), (2, 3, 4))]
     return Call(target, tuple(specs), {"beta": beta, "alpha": alpha}, {"n": 3})
 
