@@ -27,6 +27,8 @@ ELSEWHERE = {
     "torch-tensorrt-names.md": "tables of names; what they replace is not installed",
     "demo.py": "ResNet-50 and BERT-base at full size",
 }
+NEEDS = {"docs/onnx.md.py": "onnx2fx"}
+"""What another environment may lack (`--packages`)."""
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
 COMMAND = "from pipeline.cli import main; assert main({words!r}) == 0"
 DRIVER = """
@@ -85,19 +87,30 @@ def environment(folder: Path, python: str, wheel: Path, packages: str | None) ->
         (site / "others.pth").write_text(packages)
         subprocess.run([*install, "--no-deps", "--force-reinstall", wheel], check=True)
     else:
-        subprocess.run([*install, "-c", ROOT / "constraints.txt", f"{wheel}[test,models]"], check=True)
+        subprocess.run([*install, "-c", ROOT / "constraints.txt", f"{wheel}[test,models,onnx]"], check=True)
         subprocess.run([*install, "--no-deps", "--force-reinstall", wheel], check=True)
     return inside
 
 
-def try_out(python: Path, empty: Path, names: list[str]) -> int:
-    """Run the scripts of these names, or all, in an empty folder with an empty home; return the exit status."""
+def lacks(python: Path, package: str) -> bool:
+    """Return whether an environment does not have a package."""
+    return subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False).returncode != 0
+
+
+def try_out(python: Path, empty: Path, names: list[str], *, shared: bool) -> int:
+    """Run the scripts of these names, or all, in an empty folder with an empty home; return the exit status.
+
+    shared: leave out those that need what another environment, whose packages are used, does not have.
+    """
     every = scripts()
     if unknown := {*names} - {*every}:
         sys.exit(f"there is no script {', '.join(sorted(unknown))}; there are {', '.join(every)}")
     shutil.copytree(ROOT / "examples", empty / "examples")
     (empty / "home").mkdir()
     chosen = [name for name in every if name in names or not names]
+    for name in [each for each in chosen if shared and each in NEEDS and lacks(python, NEEDS[each])]:
+        print(f"{name}: left out, {NEEDS[name]} is not installed")
+        chosen.remove(name)
     for name in chosen:
         (empty / name).parent.mkdir(exist_ok=True, parents=True)
         (empty / name).write_text(every[name], encoding="utf-8")
@@ -124,7 +137,8 @@ def main() -> int:
         (folder := Path(name) / "empty").mkdir()
         wheel = Path(chosen.wheel).absolute() if chosen.wheel else built(Path(name) / "dist")
         venv = Path(chosen.venv or Path(name) / "venv").absolute()
-        return try_out(environment(venv, chosen.python or sys.executable, wheel, chosen.packages), folder, chosen.names)
+        python = environment(venv, chosen.python or sys.executable, wheel, chosen.packages)
+        return try_out(python, folder, chosen.names, shared=bool(chosen.packages))
 
 
 if __name__ == "__main__":
