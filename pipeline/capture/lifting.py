@@ -11,6 +11,7 @@ from attrs import evolve
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputKind, OutputSpec
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.graphs import results
@@ -165,4 +166,7 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
     if spec.kind not in kinds:
         raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
     constant = not isinstance(value, torch.fx.Node)
+    if not constant and isinstance(result := value.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
+        place = source_line(value) or value.name
+        raise CaptureError(f"the model returns a bool that data decides ({place})", "return the tensor, not its item()")
     return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

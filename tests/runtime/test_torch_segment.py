@@ -149,6 +149,13 @@ def test_numbers_from_data_reach_every_segment(name: str) -> None:
         torch.testing.assert_close(run(given, torch.tensor(2)), model(given, torch.tensor(2)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32], ids=str)
+def test_a_bool_from_data_is_no_result(dtype: torch.dtype) -> None:
+    model = Numbers(lambda x, i: (x, i.item() if dtype == torch.bool else i.item() > 1))
+    with pytest.raises(pipeline.CaptureError, match=r"returns a bool that data decides.*test_torch_segment"):
+        pipeline.capture(model, (torch.ones(6), torch.tensor(3).to(dtype)))
+
+
 def test_random_numbers_are_drawn_in_the_order_of_eager() -> None:
     class Draws(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
