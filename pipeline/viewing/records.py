@@ -1,7 +1,7 @@
 """``ProgramView``: the view of a program, a record that is drawn, compared and written as JSON.
 
-docs/reports.md has the schema. A field that has its default is left out of the JSON; a new field with a default needs
-no new version of it.
+docs/reports.md says how to read it. A field that has its default is left out of the JSON; a new field with a default
+needs no new version of it.
 """
 
 from __future__ import annotations
