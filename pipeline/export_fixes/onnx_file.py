@@ -181,7 +181,8 @@ def _input(port: Proto) -> Input | None:
     """Return the description of an input of static sizes."""
     from onnx2fx.utils.dtype import DTYPE_MAP
 
-    return None if _open(port) else Input(shape=_dims(port), dtype=DTYPE_MAP[port.type.tensor_type.elem_type])
+    dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read` refuses an input without one
+    return None if _open(port) or dtype is None else Input(shape=_dims(port), dtype=dtype)
 
 
 def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
