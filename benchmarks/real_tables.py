@@ -158,7 +158,7 @@ def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in lines:
         if "environment" in row:
-            groups.setdefault(_group(row["environment"]), []).append(row)
+            groups.setdefault(group(row["environment"]), []).append(row)
     for name, rows in sorted(groups.items()):
         path = results / f"real-{name}.json"
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"real": []}
@@ -176,7 +176,7 @@ def key(row: dict[str, Any]) -> Key:
     return row["name"], row["dtype"], row.get("exact", False), row.get("torch_compile") or ""
 
 
-def _group(environment: dict[str, Any]) -> str:
+def group(environment: dict[str, Any]) -> str:
     """The GPU and the library."""
     versions = environment["versions"]
     library = next(name for name in ("tensorrt_rtx", "tensorrt") if name in versions)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import figures, real_tables
+from benchmarks import figures, real_tables, sharded_tables
 from benchmarks.environment import RESULTS
 from benchmarks.floors import floor_ms
 from benchmarks.markdown import filled, table
@@ -61,6 +61,7 @@ KINDS: Final = {
     "real": "models at the sizes of real checkpoints",
     "requests_per_second": "a server under load",
     "rows": "ways to run a model",
+    "sharded": "language models on two GPUs",
     "starts": "starting a process",
     "steps": "kernels of a token",
     "suite": "tests of others",
@@ -116,11 +117,13 @@ def speed(results: Path = RESULTS) -> str:
     """docs/benchmarks.md."""
     found = [data for data in figures.read(results) if not figures.earlier(data)]
     rows = [row for data in found for row in _measured(data)]
+    ranks = [row for data in found for row in sharded_tables.table_rows(data)]
     files = ([f"[{data['name']}]({DATA}/{data['name']}.json)", _kind(data), data["date"], _gpu(data)] for data in found)
     return "\n".join(
         [
             SPEED_HEAD,
             *table(SPEED_COLUMNS, rows),
+            *((sharded_tables.HEAD, *table(sharded_tables.COLUMNS, ranks)) if ranks else ()),
             FILES_HEAD,
             *table(["file", "measures", "date", "GPU"], files),
             "\n## Plots\n",
