@@ -271,7 +271,7 @@ REFUSED = {
         BlockError,
         "add_quantize",
     ),
-    "a collective": (lambda: impl.nccl_ops.nccl_gather(None), BlockError, "process groups; leave the collective to PyTorch"),
+    "a collective": (lambda: impl.nccl_ops.nccl_gather(None), BlockError, "process groups; leave"),
     "a dynamic range": (lambda: converter_utils.mark_as_int8_layer(None, (0, 1)), BlockError, "quantize the model"),
     "collectives": (lambda: converter_utils.load_tensorrt_llm_for_nccl(), BlockError, "runs there"),
     "a plugin": (lambda: impl.select.index_put_scatter_add_plugin(), BlockError, "index_put_converter"),
