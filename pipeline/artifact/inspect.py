@@ -69,11 +69,7 @@ def _lines(description: Description) -> Iterator[str]:
     yield _weights(description)
     if manifest.computed:
         yield f"constants are computed, the largest has {in_bytes(manifest.computed)}"
-    yield (
-        f"a call takes at most {in_bytes(manifest.call)} on the CPU"
-        if manifest.call
-        else "a call's memory is unbounded"
-    )
+    yield (f"a call takes at most {in_bytes(manifest.call)}" if manifest.call else "a call's memory is unbounded")
     yield from (f"in PyTorch: {fallback}" for fallback in manifest.fallbacks)
     yield from (f"needs the library {name}, imported before it is loaded" for name in manifest.libraries)
     if versions.gpu:
