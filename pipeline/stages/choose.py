@@ -81,11 +81,13 @@ class Choose:
         """Return the fastest form of a program."""
         if not _is_asked(compiled):
             return compiled
+        fastest = compiled
         try:
-            return self._fastest(compiled, self.before or STAGES)
+            fastest = self._fastest(compiled, self.before or STAGES)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
-            return compiled
+        _free_memory()
+        return fastest
 
     def _fastest(self, compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
         keys, least = Keys.of(compiled), _least(compiled)
@@ -118,6 +120,7 @@ class Choose:
         except Exception as error:
             log.info("the captured program does not run in PyTorch: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
+            _free_memory()
             ours, theirs = self.timer((compiled, other))
         captured = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
         rows = [(s, theirs[s.name.replace("engine", "torch", 1)].most) for s in compiled.partitioned.segments]
@@ -130,6 +133,11 @@ class Choose:
 
 def _least(compiled: Compiled) -> float:
     return LEAST if compiled.settings.torch_compile is None else LEAST_COMPILED
+
+
+def _free_memory() -> None:
+    """Return the memory of measured modules to the GPU: TensorRT does not take it from PyTorch's allocator."""
+    torch.cuda.empty_cache()
 
 
 def _suffices(times: Mapping[str, Pair], keys: Keys, least: float) -> bool:

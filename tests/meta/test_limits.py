@@ -68,7 +68,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_120, ("aten/",)),
     "sizes": (1_310, ("shapes/",)),
     "stages": (
-        3_560,
+        3_570,
         (
             "stages/",
             "compose/",

@@ -163,8 +163,11 @@ def test_a_captured_program_has_state_and_sizes() -> None:
 
 
 def test_a_captured_program_that_does_not_run_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = list[int]()
     times = Times({1: 1.5}, captured=None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(len(times.asked)))
     assert len(compiled(times, monkeypatch).engines) == 2 and len(times.asked) == 5
+    assert freed == [3, 5], "the forms that were measured leave their memory to TensorRT"
 
 
 def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
