@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 SPACE: Final = "_c10d_functional"
-"""The namespace of collectives as operators."""
+"""The namespace of collectives as operators. A file may call them only if `load` allows it: they send its tensors."""
 PURE_COLLECTIVES: Final = frozenset(
     ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast", "wait_tensor")
 )

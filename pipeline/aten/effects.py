@@ -17,10 +17,9 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from pipeline.aten.collectives import PURE_COLLECTIVES, SPACE
 from pipeline.aten.traits import Does, does
 
-SPACES: Final = ("aten", "prims", "pipeline", SPACE)
+SPACES: Final = ("aten", "prims", "pipeline")
 """The namespaces whose operators the rules decide. Any other namespace is refused unless the caller allows it."""
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -111,8 +110,6 @@ def decided(op: OpOverload[..., Any]) -> str | None:
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"
-    if op.namespace == SPACE:
-        return "" if schema.name.partition("::")[2] in PURE_COLLECTIVES else "is no collective that a program calls"
     short = schema.name.removeprefix("aten::").replace("::", ".")
     for reason, known in _COMPILED.items():
         if known.fullmatch(short):

@@ -175,6 +175,7 @@ def _is_asked(compiled: Compiled) -> bool:
     """Return whether the settings and the size of a program ask for measurements."""
     settings, segments = compiled.settings, compiled.partitioned.segments
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
+    asked = asked and compiled.program.sharding is None  # ranks that measure make other calls than those that do not
     plain = bool(compiled.engines) and all(segment.profile is None for segment in segments)
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= LARGE
     return asked and plain and large
