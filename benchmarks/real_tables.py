@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -184,7 +184,7 @@ def group(environment: dict[str, Any]) -> str:
     return f"{gpu}-{library}-{versions[library]}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, merge: Callable[[Sequence[Path]], list[Path]] = merge) -> int:
     """Merge the files that are named."""
     for path in merge([Path(each) for each in (sys.argv[1:] if argv is None else argv)]):
         print(f"written to {path}")

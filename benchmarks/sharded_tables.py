@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks.environment import RESULTS
-from benchmarks.real_tables import group
+from benchmarks.real_tables import group, main
 
 Key: TypeAlias = tuple[str, int, int, int, str]
 HEAD = """
@@ -60,12 +60,5 @@ def table_rows(data: dict[str, Any]) -> Iterator[list[str]]:
         yield [model, str(row["batch"]), str(row["prompt"]), row["method"], *times, *said]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Merge the files that are named."""
-    for path in merge([Path(each) for each in (sys.argv[1:] if argv is None else argv)]):
-        print(f"written to {path}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(merge=merge))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import nn
 
 import pipeline
@@ -15,6 +16,7 @@ from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost
 from pipeline.profiling.measurements import Forgotten, Measurements
+from pipeline.records.sharding import Sharding
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
@@ -178,6 +180,15 @@ def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch:
     monkeypatch.setattr(choose, "LARGE", 1 << 40)
     Choose(again := Times({}))(times.asked[0])
     assert len(again.asked) == 3
+
+
+def test_a_rank_of_a_sharded_model_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times({1: 1.5})
+    compiled(times, monkeypatch)
+    program, asked = times.asked[0], len(times.asked)
+    sharded = evolve(program.program, sharding=Sharding(0, 2))
+    one_of_two = evolve(program, partitioned=evolve(program.partitioned, program=sharded))
+    assert Choose(times)(one_of_two) is one_of_two and len(times.asked) == asked
 
 
 def test_a_small_program_is_not_measured() -> None:
