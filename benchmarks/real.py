@@ -191,7 +191,7 @@ def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
     return 1 if "failed" in found else 0
 
 
-def _shares(processes: int) -> dict[str, str]:
+def shares(processes: int) -> dict[str, str]:
     """Each process's threads: its share of the cores."""
     share = str(max(1, len(os.sched_getaffinity(0)) // processes))
     return {"OMP_NUM_THREADS": share, "TORCHINDUCTOR_COMPILE_THREADS": share}
@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     found = jobs(options, arguments)
     how = {name: getattr(options, name) for name in ("processes", "gpus", "seconds", "limit", "most")}
-    left = run(found, options.out, environment=_shares(options.processes), **how)
+    left = run(found, options.out, environment=shares(options.processes), **how)
     print(f"{len(found) - left} rows added, {left} left: {options.out}")
     return 1 if left else 0
 

@@ -114,6 +114,12 @@ class Decoder(torch.nn.Module):
         return images
 
 
+def vae_decoder() -> torch.nn.Module:
+    """The decoder of SDXL's autoencoder."""
+    made: torch.nn.Module = _made("AutoencoderKL", Decoder, **AUTOENCODER)()
+    return made
+
+
 def _made(name: str, wrap: Callable[[Any], torch.nn.Module] = lambda model: model, **fields: Any) -> Any:
     make = of_library("diffusers", name, **fields)
     return lambda: wrap(make())
@@ -149,7 +155,7 @@ ROWS = (
     _row(
         "sdxl-vae-decoder",
         "whole; latents 128² to 1,024², batch 1",
-        _made("AutoencoderKL", Decoder, **AUTOENCODER),
+        vae_decoder,
         {"latents": floats(1, 4, 128, 128)},
         convolutions=True,
         heavy=4,

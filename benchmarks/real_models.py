@@ -63,7 +63,7 @@ class Row:
 
     def built(self, device: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Inputs]:
         """The module in eval mode with its inputs, both made on the device in the dtype, the same every time."""
-        with torch.random.fork_rng(devices=[]), _defaults(device, dtype):
+        with torch.random.fork_rng(devices=[]), defaults(device, dtype):
             torch.manual_seed(0)
             model = Tensors(self.make()).eval().requires_grad_(False).to(device)
             inputs = {name: given.tensor() for name, given in self.inputs.items()}
@@ -74,16 +74,16 @@ class Row:
 
     def faked(self, device: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Inputs, FakeTensorMode]:
         """The same without data, for a machine that has no room for it: tensors of the mode that is returned too."""
-        with _defaults("meta", dtype):
+        with defaults("meta", dtype):
             model = Tensors(self.make()).eval().requires_grad_(False)
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _defaults(device, dtype):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, defaults(device, dtype):
             model._apply(lambda tensor: torch.empty_like(tensor, device=device))
             inputs = {name: given.tensor() for name, given in self.inputs.items()}
         return model, inputs, mode
 
 
 @contextlib.contextmanager
-def _defaults(device: str, dtype: torch.dtype) -> Iterator[None]:
+def defaults(device: str, dtype: torch.dtype) -> Iterator[None]:
     """Within it, tensors are made on the device and in the dtype if nothing else is said."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -152,7 +152,7 @@ def _compared(
     module = _compiled(model, inputs, device, report, turns, settings)
     with turns.held(), report.phase("first call"):
         result = module(**inputs)
-        _synchronize()
+        synchronize()
     seconds = report.found["seconds"]
     seconds["load"] = round(seconds.pop("module") + seconds.pop("first call"), 2)
     seconds["first result"] = round(sum(seconds[name] for name in ("compile", "load")), 2)
@@ -188,16 +188,18 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
     return round(max(a / max(b, least) for a, b in zip(ours, own, strict=True)), 3)
 
 
+def compiler(turns: Turns, device: str, **settings: Any) -> pipeline.Pipeline:
+    """What compiles with CUDA graphs; it measures when no other process uses the GPU."""
+    alone = partial(measured_segments, turn=partial(turns.held, alone=True))
+    return pipeline.default(cuda_graphs=device != "cpu", **settings).replace("choose", Choose(alone))
+
+
 def _compiled(
     model: torch.nn.Module, inputs: Inputs, device: str, report: Report, turns: Turns, settings: dict[str, Any]
 ) -> torch.nn.Module:
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
     with report.phase("compile"):
-        compile = pipeline.default(
-            use_fp32_acc=True if report.found["exact"] else None, cuda_graphs=device != "cpu", **settings
-        )
-        alone = partial(measured_segments, turn=partial(turns.held, alone=True))
-        compile = compile.replace("choose", Choose(alone))
+        compile = compiler(turns, device, use_fp32_acc=True if report.found["exact"] else None, **settings)
         compiled = compile.observed_by(ledger, _stages(report))(model, (), inputs)
     fallback = compiled.coverage.fallback
     counts, reasons = Counter(each.target for each in fallback), {each.target: each.reason for each in fallback[::-1]}
@@ -261,7 +263,7 @@ def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
     for call in calls.values():
         _repeated(call)
     start = time.perf_counter()
-    calls[OURS]()
+    next(iter(calls.values()))()
     torch.cuda.synchronize()
     count = min(AT_MOST, max(3, round(SECONDS / (time.perf_counter() - start))))
     times = in_turns(calls, rest=0, rounds=ROUNDS, warm_up=WARM_UP, count=count)
@@ -271,7 +273,8 @@ def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
     }
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.real_tables FILE.jsonl ...``: save results of ``benchmarks.real``, and their part
-of the report of models, which ``benchmarks.tables --note`` writes.
+"""``python -m benchmarks.real_tables FILE.jsonl ...``: save results of ``benchmarks.real`` and ``real_dynamic``, and
+their parts of the reports that ``benchmarks.tables --note`` writes.
 
-The lines of the files are put into ``benchmarks/results/real-GPU-LIBRARY.json``, one for each GPU and version of
-TensorRT; the newest line of a model and dtype takes the place of others.
+The lines of the files are put into ``benchmarks/results/real-GPU-LIBRARY.json`` (``sizes-…``), one for each GPU and
+version of TensorRT; the newest line of a model and dtype takes the place of others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
+OVER_STATIC = 1.1
+"""How many times a static program's time one for sizes that vary may take."""
 OURS, EAGER = "pipeline + graph", ("eager + graph", "eager")
 Key: TypeAlias = tuple[str, str, bool, str]
 HEAD = """## At real size
@@ -151,21 +153,61 @@ def _list(head: str, items: Iterator[str]) -> Iterator[str]:
     yield from ["", f"### {head}\n", *lines] if lines else []
 
 
+SIZES = """Each model is compiled once for a range of sizes, and once for each of five sizes in it, with CUDA graphs
+(`python -m benchmarks.real_dynamic`): milliseconds of both on the GPU, and their ratio, at most {most} of which is the
+target: {met} of {count} measured sizes have it. *Error* is the worst, ours by eager's in the same dtype, both measured
+against float32; *changing* how much longer an awaited call takes when the size changes at every call.
+"""
+
+
+def sizes(data: dict[str, Any]) -> str:
+    """What sizes that vary cost beside static programs."""
+    each = [size for row in data["sizes"] for size in row.get("sizes", []) if "ms" in size]
+    met = sum(_over_static(size) <= OVER_STATIC for size in each)
+    head = ["model, dtype", "of", *("size: varying, static, ratio",) * 5, "error", "static error", "changing"]
+    return "\n".join(
+        [
+            f"## Sizes that vary, on {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(SIZES.format(most=OVER_STATIC, met=met, count=len(each))),
+            *table(head, [_sizes(row) for row in data["sizes"]]),
+            *_list("Failed", map(_failure, (row for row in data["sizes"] if "failed" in row))),
+            *_list("What they are", (f"`{row['name']}`: {row['shapes']}" for row in data["sizes"])),
+            "",
+        ]
+    )
+
+
+def _over_static(size: dict[str, Any]) -> float:
+    """How many times the static program's time ours takes."""
+    return round(size["ms"]["dynamic"]["gpu_ms"] / size["ms"]["static"]["gpu_ms"], 2)
+
+
+def _sizes(row: dict[str, Any]) -> list[str]:
+    found, cells = row.get("sizes", []), [""] * 5
+    for place, size in enumerate(each for each in found if "ms" in each):
+        times, over = size["ms"], _over_static(size)
+        said = f"{over:.2f}" if over <= OVER_STATIC else f"**{over:.2f}**"
+        cells[place] = f"{size['size']}: {times['dynamic']['gpu_ms']:.3g}, {times['static']['gpu_ms']:.3g}, {said}"
+    worst = [_number(max((size[name] for size in found), default=None), 2) for name in ("ratio", "static_ratio")]
+    return [f"`{row['name']}`, {row['dtype']}", row["of"], *cells, *worst, _number(row.get("changing"), 2)]
+
+
 def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
     """Put the lines of these files into the results; lines of a process that was ended early say nothing of where."""
     written: list[Path] = []
     lines = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines() if line]
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in lines:
         if "environment" in row:
-            groups.setdefault(group(row["environment"]), []).append(row)
-    for name, rows in sorted(groups.items()):
-        path = results / f"real-{name}.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"real": []}
-        kept = {key(row): row for row in before["real"]}
+            groups.setdefault(("sizes" if "of" in row else "real", group(row["environment"])), []).append(row)
+    for (kind, name), rows in sorted(groups.items()):
+        path = results / f"{kind}-{name}.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {kind: []}
+        kept = {key(row): row for row in before[kind]}
         kept |= {key(row): {k: v for k, v in row.items() if k != "environment"} for row in rows}
         older = {name: before[name] for name in ("speeds", "note") if name in before}
-        found = {**rows[-1]["environment"], **older, "real": [kept[each] for each in sorted(kept)]}
+        found = {**rows[-1]["environment"], **older, kind: [kept[each] for each in sorted(kept)]}
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.real_models import Row, of_transformers
-from benchmarks.signals import ids, ones
+from benchmarks.signals import Given, ids, ones
 
 BERT = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 DEBERTA = {
@@ -36,7 +36,7 @@ MODERN = {
 }
 
 
-def text(tokens: int, batch: int, vocabulary: int) -> dict[str, object]:
+def text(tokens: int, batch: int, vocabulary: int) -> dict[str, Given]:
     """Token ids with a mask that hides nothing."""
     return {"input_ids": ids(vocabulary, batch, tokens), "attention_mask": ones(batch, tokens)}
 

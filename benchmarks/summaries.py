@@ -62,6 +62,7 @@ KINDS: Final = {
     "requests_per_second": "a server under load",
     "rows": "ways to run a model",
     "sharded": "language models on two GPUs",
+    "sizes": "sizes that vary, beside static programs",
     "starts": "starting a process",
     "steps": "kernels of a token",
     "suite": "tests of others",

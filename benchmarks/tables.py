@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, gpu_tables, plots, quantized_tables, summaries, token_tables, version_tables, zoo_tables
+from benchmarks import (
+    figures,
+    gpu_tables,
+    plots,
+    quantized_tables,
+    real_tables,
+    summaries,
+    token_tables,
+    version_tables,
+    zoo_tables,
+)
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 from benchmarks.suites import summary
@@ -259,6 +269,7 @@ SECTIONS = {
     "rows": gpu_tables.gpu,
     "compilations": gpu_tables.compilations,
     "dynamic": gpu_tables.dynamic,
+    "sizes": real_tables.sizes,
     "profiles": gpu_tables.profiles,
     "profile": gpu_tables.profile,
     "layers": gpu_tables.layers,

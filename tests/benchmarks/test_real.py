@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 
-from benchmarks import real, real_row, real_tables
+from benchmarks import real, real_dynamic, real_row, real_tables, tables
 from benchmarks.real_models import Row
 from benchmarks.signals import floats
 
@@ -173,6 +173,41 @@ def test_a_row_that_fails_says_where(tmp_path: Path) -> None:
     found = real_row.run(row, "float16", "cpu", report, real_row.Turns(tmp_path))
     assert found["failed"]["phase"] == "reference"
     assert found["failed"]["error"].startswith("RuntimeError: mat1 and mat2")
+
+
+SIZED = real_dynamic.Case("sized", "of a test", Small, lambda size: {"x": floats(2, 3, size, size)}, (6, 8, 10, 12, 16))
+
+
+def test_a_program_for_all_sizes_is_compared_with_one_for_each(tmp_path: Path) -> None:
+    report, case = real_row.Report(tmp_path / "row.json"), attrs.evolve(SIZED, multiple=2)
+    found = real_dynamic.one(case, "float16", "cpu", report, real_row.Turns(tmp_path))
+    assert "failed" not in found, found["failed"]
+    assert [size["size"] for size in found["sizes"]] == list(case.sizes)
+    assert all(0 < size[name] < 1e-3 for size in found["sizes"] for name in ("error", "static_error", "eager_error"))
+    assert (found["engines"], found["fallbacks"]) == (1, 0)
+    for number, size in enumerate(found["sizes"], 1):
+        size["ms"] = {"dynamic": {"gpu_ms": 1.0 + number / 20}, "static": {"gpu_ms": 1.0}}
+    out = tmp_path / "rows.jsonl"
+    early = {**found, "dtype": "bfloat16", "sizes": [], "failed": {"phase": "compile", "error": "it took too long"}}
+    out.write_text("".join(json.dumps(row) + "\n" for row in ({**found, "changing": 1.02}, early)))
+    (results := tmp_path / "results").mkdir()
+    [path] = real_tables.merge([out], results)
+    text = tables.page(results)
+    assert path.name.startswith("sizes-cpu-tensorrt_rtx-")
+    assert "2 of 5 measured sizes have it" in " ".join(text.split())
+    assert "| `sized`, float16 | batch | 6: 1.05, 1, 1.05 | 8: 1.1, 1, 1.10 | 10: 1.15, 1, **1.15** |" in text
+    assert "- `sized` in bfloat16, in compile: it took too long" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_a_size_that_changes_is_timed_beside_one_that_does_not() -> None:
+    passed = list[int]()
+    inputs = [{"x": 1}, {"x": 2}]
+    assert real_dynamic.in_turn(lambda x: passed.append(x), inputs) < 1
+    assert passed == [1, 2] * (3 + real_dynamic.TURNS)
+    del passed[:]
+    assert real_dynamic.alone(lambda x: passed.append(x), inputs) < 1
+    assert passed == [1] * (3 + real_dynamic.TURNS) + [2] * (3 + real_dynamic.TURNS)
 
 
 def test_errors_are_relative_to_each_output() -> None:
