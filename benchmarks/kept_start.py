@@ -1,42 +1,61 @@
-"""``python -m benchmarks.kept_start FOLDER``: load what ``benchmarks.gpu_start`` saved there, and run it on this GPU.
+"""``python -m benchmarks.kept_start FOLDER MODULE ...``: run what ``benchmarks.gpu_start`` saved there, on this GPU.
 
-It imports what a server does, torch and pipeline, and prints its seconds as JSON: imports; the inputs' way to the GPU,
-with what CUDA takes to begin; and from then on to the first result of the file.
+It prints seconds as JSON: importing torch and these modules; starting CUDA, with the inputs' way to the GPU; and what
+is ours: importing pipeline, loading the file, and the first result.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
+from typing import Any
 
 BEGUN = time.perf_counter()
 
 import torch  # noqa: E402
 
+if __name__ == "__main__":
+    for each in sys.argv[2:]:
+        importlib.import_module(each)
+TORCH = time.perf_counter()
+
 import pipeline  # noqa: E402
 
 IMPORTED = time.perf_counter()
+DEVICE = "cuda"
+
+
+def result_of(compiled: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of a program, or the first token of a language model."""
+    if isinstance(compiled, pipeline.Compiled):
+        return tuple(compiled.module()(**inputs).values())
+    return (compiled.generate(**inputs, max_new_tokens=1, min_new_tokens=1, do_sample=False),)
 
 
 def started(folder: str) -> dict[str, float]:
-    """Seconds by what they are for; all that follows the imports is in ``file_seconds``."""
-    inputs = torch.load(f"{folder}/inputs.pt")
+    """Seconds by what they are for; ``result_seconds`` are ours, of a process that has torch and CUDA."""
+    inputs, expected = torch.load(f"{folder}/inputs.pt"), torch.load(f"{folder}/result.pt")
     start = time.perf_counter()
-    here = {name: value.cuda() for name, value in inputs.items()}
+    here = {name: value.to(DEVICE) for name, value in inputs.items()}
     torch.cuda.synchronize()
     cuda = time.perf_counter()
-    compiled = pipeline.load(f"{folder}/model.pipeline")
+    compiled = pipeline.load(f"{folder}/model.trtp")
     loaded = time.perf_counter()
     with torch.no_grad():
-        compiled.module(executor="tensorrt", runtime_cache=f"{folder}/kernels")(**here)
+        result = result_of(compiled, here)
         torch.cuda.synchronize()
     end = time.perf_counter()
+    for found, wanted in zip(result, expected, strict=True):
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-2, atol=1e-2)
     return {
-        "file_seconds": end - start,
+        "torch_seconds": TORCH - BEGUN,
+        "import_seconds": IMPORTED - TORCH,
         "cuda_seconds": cuda - start,
         "load_seconds": loaded - cuda,
-        "import_seconds": IMPORTED - BEGUN,
+        "call_seconds": end - loaded,
+        "result_seconds": IMPORTED - TORCH + end - cuda,
     }
 
 

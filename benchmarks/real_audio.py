@@ -33,9 +33,10 @@ WAV2VEC2 = {
 MUSICGEN = {"hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 32, "ffn_dim": 8192}
 
 
-def whisper_encoder() -> torch.nn.Module:
+def whisper_encoder(layers: int = 32) -> torch.nn.Module:
     """Whisper's encoder alone."""
-    return hf.models.whisper.modeling_whisper.WhisperEncoder(hf.WhisperConfig(**WHISPER))  # type: ignore[no-any-return]
+    config = hf.WhisperConfig(**{**WHISPER, "encoder_layers": layers})
+    return hf.models.whisper.modeling_whisper.WhisperEncoder(config)  # type: ignore[no-any-return]
 
 
 def whisper_decoder() -> torch.nn.Module:

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,6 @@ class Case:
 
 def _layers(model: str, config: str, fields: Mapping[str, Any], **fewer: Any) -> Callable[[], torch.nn.Module]:
     return of_transformers(model, config, **{**fields, **fewer})
-
-
-def _whisper() -> torch.nn.Module:
-    import transformers as hf
-
-    config = hf.WhisperConfig(**{**real_audio.WHISPER, "encoder_layers": 4})
-    made: torch.nn.Module = hf.models.whisper.modeling_whisper.WhisperEncoder(config)
-    return made
 
 
 def _image(batch: int, size: int) -> dict[str, Given]:
@@ -157,7 +150,7 @@ CASES = (
     Case(
         "whisper-large-v3-encoder",
         "4 of 32 layers, 1,280 wide; 1,500 places",
-        _whisper,
+        partial(real_audio.whisper_encoder, 4),
         lambda size: {"input_features": floats(size, 128, 3000)},
         (1, 2, 4, 6, 8),
         heavy=2,
@@ -233,7 +226,11 @@ def _compare(case: Case, dtype: torch.dtype, device: str, report: Report, turns:
     for size in reversed(case.sizes):
         with report.phase(f"static {size}"):
             static_program, static = module(inputs[size])
-        found: dict[str, Any] = {"size": size, "static_engines": len(static_program.engines), "eager_error": max(eager[size])}
+        found: dict[str, Any] = {
+            "size": size,
+            "static_engines": len(static_program.engines),
+            "eager_error": max(eager[size]),
+        }
         with turns.held():
             own = errors(static(**inputs[size]), best[size])
         for name, each in (("", results[size]), ("static_", own)):

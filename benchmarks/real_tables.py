@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
+BY_TORCH = "\\*"
 OVER_STATIC = 1.1
 """How many times a static program's time one for sizes that vary may take."""
 OURS, EAGER = "pipeline + graph", ("eager + graph", "eager")
@@ -155,8 +156,9 @@ def _list(head: str, items: Iterator[str]) -> Iterator[str]:
 
 SIZES = """Each model is compiled once for a range of sizes, and once for each of five sizes in it, with CUDA graphs
 (`python -m benchmarks.real_dynamic`): milliseconds of both on the GPU, and their ratio, at most {most} of which is the
-target: {met} of {count} measured sizes have it. *Error* is the worst, ours by eager's in the same dtype, both measured
-against float32; *changing* how much longer an awaited call takes when the size changes at every call.
+target: {met} of {count} measured sizes have it. A \* marks what the stage `choose` runs in PyTorch. *Error* is the worst, ours by
+eager's in the same dtype, both measured against float32; *changing* how much longer an awaited call takes when the size
+changes at every call.
 """
 
 
@@ -188,7 +190,9 @@ def _sizes(row: dict[str, Any]) -> list[str]:
     for place, size in enumerate(each for each in found if "ms" in each):
         times, over = size["ms"], _over_static(size)
         said = f"{over:.2f}" if over <= OVER_STATIC else f"**{over:.2f}**"
-        cells[place] = f"{size['size']}: {times['dynamic']['gpu_ms']:.3g}, {times['static']['gpu_ms']:.3g}, {said}"
+        engines = {"dynamic": row["engines"], "static": size["static_engines"]}
+        both = (f"{times[name]['gpu_ms']:.3g}{'' if count else BY_TORCH}" for name, count in engines.items())
+        cells[place] = f"{size['size']}: {', '.join(both)}, {said}"
     worst = [_number(max((size[name] for size in found), default=None), 2) for name in ("ratio", "static_ratio")]
     return [f"`{row['name']}`, {row['dtype']}", row["of"], *cells, *worst, _number(row.get("changing"), 2)]
 

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks import environment, together, token_tables, tokens
+from benchmarks import environment, gpu_start, kept_start, together, token_tables, tokens
 from benchmarks.tokens import by_module
 from pipeline.aten.naming import module_path
 from pipeline.compat.transformers import compile_for_generation
@@ -60,6 +60,23 @@ def test_results_become_tables() -> None:
     page = token_tables.steps({**environment.environment(), "steps": steps})
     assert page.count(", a prompt of 9 tokens") == 1
     assert "| `mlp` | 22 | 400 | 800 | 2000 |" in page and "|  | 1 | 2 | 0 |  |" in page
+
+
+TINY = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 32}
+
+
+@pytest.mark.parametrize("model", gpu_start.MODELS)
+def test_a_file_gives_the_module_s_result(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``started`` compares them."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for module in (gpu_start, kept_start):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_start, "VIT_L", TINY)
+    monkeypatch.setattr(gpu_start, "model_of", lambda size, dtype, positions: families.model("llama", dtype))
+    monkeypatch.setattr(gpu_start, "WORDS", 60)
+    assert gpu_start.first(model, str(tmp_path))["model_seconds"] > 0
+    found = kept_start.started(str(tmp_path))
+    assert found["result_seconds"] == pytest.approx(sum(found[f"{k}_seconds"] for k in ("import", "load", "call")))
 
 
 @pytest.fixture
