@@ -154,11 +154,11 @@ def _list(head: str, items: Iterator[str]) -> Iterator[str]:
     yield from ["", f"### {head}\n", *lines] if lines else []
 
 
-SIZES = """Each model is compiled once for a range of sizes, and once for each of five sizes in it, with CUDA graphs
+SIZES = r"""Each model is compiled once for a range of sizes, and once for each of five sizes in it, with CUDA graphs
 (`python -m benchmarks.real_dynamic`): milliseconds of both on the GPU, and their ratio, at most {most} of which is the
-target: {met} of {count} measured sizes have it. A \* marks what the stage `choose` runs in PyTorch. *Error* is the worst, ours by
-eager's in the same dtype, both measured against float32; *changing* how much longer an awaited call takes when the size
-changes at every call.
+target: {met} of {count} measured sizes have it. A \* marks what the stage `choose` runs in PyTorch. *Error* is the
+worst, ours by eager's in the same dtype, both measured against float32; *changing* how much longer an awaited call
+takes when the size changes at every call.
 """
 
 
