@@ -13,7 +13,7 @@ from attrs import frozen
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import where
 from benchmarks.partitions import NODES, TARGETS
-from benchmarks.targets import CHANGING, COMPILING, HOST_US, Row, alone, groups, in_order, named
+from benchmarks.targets import COMPILING, HOST_US, Row, alone, groups, in_order, named
 
 
 @frozen
@@ -73,7 +73,7 @@ def everything(results: Path = RESULTS) -> list[Plot]:
 def of(data: dict[str, Any]) -> list[Plot]:
     """Those of one result; none for a kind that is told by tables only."""
     kinds: dict[str, Callable[[dict[str, Any]], Iterator[Plot]]]
-    kinds = {"rows": gpu, "compilations": compilations, "dynamic": dynamic, "growth": growth, "cutting": cutting}
+    kinds = {"rows": gpu, "compilations": compilations, "growth": growth, "cutting": cutting}
     return [plot for key, draw in kinds.items() if key in data for plot in draw(data)]
 
 
@@ -145,24 +145,6 @@ def compilations(data: dict[str, Any]) -> Iterator[Dots]:
 def _peer(rows: dict[str, Row]) -> float | None:
     seconds = rows.get("Torch-TensorRT", {}).get("compile_seconds")
     return None if seconds is None else round(COMPILING * seconds, 3)
-
-
-def dynamic(data: dict[str, Any]) -> Iterator[Dots]:
-    """A panel for each shape, and one for what changing it costs."""
-    rows = data["dynamic"]
-    shapes = next((row["shapes"] for row in rows if "failed" not in row), [])
-    panels = [
-        Panel(f"{shape['batch']} x {shape['sequence']}", "ms", _values(_shape(rows, index), "gpu_ms"))
-        for index, shape in enumerate(shapes)
-    ]
-    panels.append(Panel("shapes in turn", "times a call that is like the last", _values(rows, "ratio"), CHANGING))
-    title = f"GPU time of a call, {data['model']}, {data['dtype']}, by batch x sequence"
-    says = f"{CHANGING}, the target with a graph"
-    yield Dots(data["name"], title, tuple(row["method"] for row in rows), tuple(panels), says, where(data))
-
-
-def _shape(rows: list[Row], index: int) -> Iterator[Row]:
-    return (row if "failed" in row else row["shapes"][index] for row in rows)
 
 
 def growth(data: dict[str, Any]) -> Iterator[Lines]:

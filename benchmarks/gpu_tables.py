@@ -1,4 +1,4 @@
-"""The parts of the report of benchmarks that ``benchmarks.gpu`` and ``benchmarks.gpu_dynamic`` measured."""
+"""The parts of the report of benchmarks that ``benchmarks.gpu`` and others measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks import figures
 from benchmarks.markdown import failure, filled, table, where
-from benchmarks.targets import ALONE, CHANGING, COMPILED, TARGETS, Group, Row, Target, alone, groups, in_order, named
+from benchmarks.targets import ALONE, COMPILED, TARGETS, Group, Row, Target, alone, groups, in_order, named
 from benchmarks.turns import LOOP
 
 
@@ -244,39 +244,6 @@ def starts(data: dict[str, Any]) -> str:
 def _starting(row: Row) -> list[str]:
     most = STARTING.get(row["model"])
     return ["" if most is None else f"{most}: {'met' if row['result_seconds'] <= most else '**not met**'}"]
-
-
-DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for
-each shape, and how much longer a call takes when the shape changes at every call. The target for ours with graphs is
-{target}: {verdict}.
-"""
-
-
-def dynamic(data: dict[str, Any]) -> str:
-    """One engine for many shapes."""
-    ran = [row for row in data["dynamic"] if "failed" not in row]
-    shapes = [f"{s['batch']} x {s['sequence']}" for s in (ran[0]["shapes"] if ran else [])]
-    rows = [
-        [r["method"], *(f"{s['gpu_ms']:.3f} ({s['host_us']:.0f})" for s in r["shapes"]), f"{r['ratio']:.2f}"]
-        for r in ran
-    ]
-    rows += [_failed(row, len(shapes) + 2) for row in data["dynamic"] if "failed" in row]
-    text = DYNAMIC.format(**data, target=CHANGING, verdict=_changing(data["dynamic"]))
-    return "\n".join(
-        [
-            f"## Changing shapes on {data['machine']['gpu']}\n",
-            filled(where(data)),
-            filled(text),
-            *table(["method", *shapes, "changing"], rows),
-            "",
-            *map(figures.image, figures.of(data)),
-        ]
-    )
-
-
-def _changing(rows: list[Row]) -> str:
-    ratios = [row.get("ratio", math.inf) for row in rows if row["method"] == "pipeline + graph"]
-    return "not measured" if not ratios else "met" if max(ratios) <= CHANGING else "not met"
 
 
 PROFILES = """BERT and ViT in float16 with CUDA graphs: milliseconds on the GPU for each shape (and in multiples of an

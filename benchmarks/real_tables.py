@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
+from benchmarks.targets import CHANGING
 
 BY_TORCH = "\\*"
 OVER_STATIC = 1.1
@@ -158,7 +159,7 @@ SIZES = r"""Each model is compiled once for a range of sizes, and once for each 
 (`python -m benchmarks.real_dynamic`): milliseconds of both on the GPU, and their ratio, at most {most} of which is the
 target: {met} of {count} measured sizes have it. A \* marks what the stage `choose` runs in PyTorch. *Error* is the
 worst, ours by eager's in the same dtype, both measured against float32; *changing* how much longer an awaited call
-takes when the size changes at every call.
+takes when the size changes at every call, at most {changing} of which is the target.
 """
 
 
@@ -171,7 +172,7 @@ def sizes(data: dict[str, Any]) -> str:
         [
             f"## Sizes that vary, on {data['machine']['gpu']}\n",
             filled(where(data)),
-            filled(SIZES.format(most=OVER_STATIC, met=met, count=len(each))),
+            filled(SIZES.format(most=OVER_STATIC, met=met, count=len(each), changing=CHANGING)),
             *table(head, [_sizes(row) for row in data["sizes"]]),
             *_list("Failed", map(_failure, (row for row in data["sizes"] if "failed" in row))),
             *_list("What they are", (f"`{row['name']}`: {row['shapes']}" for row in data["sizes"])),
@@ -189,12 +190,16 @@ def _sizes(row: dict[str, Any]) -> list[str]:
     found, cells = row.get("sizes", []), [""] * 5
     for place, size in enumerate(each for each in found if "ms" in each):
         times, over = size["ms"], _over_static(size)
-        said = f"{over:.2f}" if over <= OVER_STATIC else f"**{over:.2f}**"
         engines = {"dynamic": row["engines"], "static": size["static_engines"]}
         both = (f"{times[name]['gpu_ms']:.3g}{'' if count else BY_TORCH}" for name, count in engines.items())
-        cells[place] = f"{size['size']}: {', '.join(both)}, {said}"
+        cells[place] = f"{size['size']}: {', '.join(both)}, {_at_most(over, OVER_STATIC)}"
     worst = [_number(max((size[name] for size in found), default=None), 2) for name in ("ratio", "static_ratio")]
-    return [f"`{row['name']}`, {row['dtype']}", row["of"], *cells, *worst, _number(row.get("changing"), 2)]
+    changing = _at_most(row["changing"], CHANGING) if "changing" in row else ""
+    return [f"`{row['name']}`, {row['dtype']}", row["of"], *cells, *worst, changing]
+
+
+def _at_most(value: float, most: float) -> str:
+    return f"{value:.2f}" if value <= most else f"**{value:.2f}**"
 
 
 def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:

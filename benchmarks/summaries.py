@@ -45,7 +45,6 @@ KINDS: Final = {
     "compilations": "seconds to compile",
     "counts": "the GPU tests",
     "cutting": "partitioning large programs",
-    "dynamic": "calls whose shapes change",
     "few_rows": "matmuls of few rows",
     "gains": "what each pass gains",
     "growth": "what our stages cost",

@@ -268,7 +268,6 @@ def tests(data: dict[str, Any]) -> str:
 SECTIONS = {
     "rows": gpu_tables.gpu,
     "compilations": gpu_tables.compilations,
-    "dynamic": gpu_tables.dynamic,
     "sizes": real_tables.sizes,
     "profiles": gpu_tables.profiles,
     "profile": gpu_tables.profile,

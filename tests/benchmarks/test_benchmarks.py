@@ -24,7 +24,6 @@ from benchmarks import (
     figures,
     gpu,
     gpu_compile,
-    gpu_dynamic,
     gpu_profile,
     gpu_tables,
     improvements,
@@ -192,32 +191,10 @@ def test_a_target_is_not_met_where_it_was_not_measured() -> None:
     ]
 
 
-def test_gains_and_changing_shapes_become_tables() -> None:
+def test_gains_become_tables() -> None:
     row = {"model": "vit", "passes": "all but simplify_masks", "layers": 5, "gpu_ms": 2.0, "over_all": 1.25}
     assert "| vit | all but simplify_masks | 5 | 2.000 | 1.250 |" in tables.gains({**SOME, "gains": [row]})
     assert ", earlier\n" in tables.gains({**SOME, "name": "improvements-before", "gains": [row]})
-    shape = {"batch": 2, "sequence": 64, "gpu_ms": 0.5, "host_us": 12.0}
-    rows = [{"method": "pipeline", "shapes": [shape], "ratio": 1.05}]
-    data = {"name": "gpu-dynamic", **environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows}
-    text = gpu_tables.dynamic(data)
-    assert "| method | 2 x 64 | changing |" in text
-    assert "| pipeline | 0.500 (12) | 1.05 |" in text
-    rows.append({"method": "eager", "failed": "a | b"})
-    text = gpu_tables.dynamic(data)
-    assert "| eager | failed: a / b |  |" in text
-
-
-def test_a_method_is_measured_at_each_shape_and_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    times = {key: {"gpu_ms": 4.0 * i} for i, key in enumerate(map(str, gpu_dynamic.SHAPES))}
-    monkeypatch.setattr(
-        gpu_dynamic, "in_turns", lambda calls: {key: calls[key]() is not None and times[key] for key in calls}
-    )
-    inputs = [{"x": torch.full((2,), float(i))} for i in range(4)]
-    row = gpu_dynamic.measured(lambda x: x * 2, inputs, [[each["x"] * 2 + 1] for each in inputs])
-    assert [shape["gpu_ms"] for shape in row["shapes"]] == [0, 4, 8, 12]
-    assert [round(shape["relative_error"], 3) for shape in row["shapes"]] == [1.0, 0.333, 0.2, 0.143]
-    assert row["ratio"] == round(row["in_turn_ms"] / row["alone_ms"], 3)
 
 
 def test_kernels_become_tables() -> None:

@@ -53,17 +53,7 @@ def result(*rows: dict[str, Any]) -> dict[str, Any]:
 RUN = result(
     *map(row, TIMES), row("raw engine", "vit"), row("pipeline + graph", "vit", **FAILED), row("eager", "vit", 8)
 )
-SHAPE = {"batch": 2, "sequence": 64, "gpu_ms": 0.5, "host_us": 12.0}
-CHANGING = {
-    **MACHINE,
-    "name": "gpu-dynamic-mine",
-    "model": "bert",
-    "dtype": "float16",
-    "dynamic": [
-        {"method": "pipeline + graph", "shapes": [SHAPE], "ratio": 1.05},
-        {"method": "eager", **FAILED},
-    ],
-}
+COMPILED = {**MACHINE, "name": "gpu-compile-mine", "compilations": [row("eager"), row("pipeline", **FAILED)]}
 
 
 def test_the_plots_are_current() -> None:
@@ -165,19 +155,6 @@ def test_a_target_is_for_its_models_and_a_peer_that_failed_is_no_measure() -> No
     assert group[0] == "bert" and math.isclose(value, 1.25 / 9)
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "1.1: met."), (1.11, "1.1: not met.")])
-def test_changing_shapes_have_a_plot_and_a_target(ratio: float, verdict: str) -> None:
-    first, second = CHANGING["dynamic"]
-    data = {**CHANGING, "dynamic": [{**first, "ratio": ratio}, second]}
-    text = gpu_tables.dynamic(data)
-    assert verdict in " ".join(text.split())
-    assert "| eager | failed after 7 s: RuntimeError: a / b |  |" in text
-    [plot] = figures.of(data)
-    assert isinstance(plot, figures.Dots)
-    assert [panel.values for panel in plot.panels] == [(0.5, "failed"), (ratio, "failed")]
-    assert f"![{plot.title}](../plots/gpu-dynamic-mine.svg)" in text
-
-
 def test_growth_is_milliseconds_of_an_operator() -> None:
     chains = [{"nodes": 10, "milliseconds_per_node": 0.5}, {"nodes": 20, "milliseconds_per_node": 0.6}]
     cut = [{"partitioner": "default", "refused": 0.1, "seconds": {"1000": 0.05, "10000": 0.8}}]
@@ -228,7 +205,7 @@ EXTREMES = figures.Dots(
 
 
 @DRAWS
-@pytest.mark.parametrize("plot", [*figures.of(RUN), *figures.of(CHANGING), EXTREMES], ids=lambda plot: plot.name)
+@pytest.mark.parametrize("plot", [*figures.of(RUN), *figures.of(COMPILED), EXTREMES], ids=lambda plot: plot.name)
 def test_drawing_is_small_the_same_every_time_and_text_is_text(plot: figures.Plot, tmp_path: Path) -> None:
     folders = (tmp_path / "a", tmp_path / "b")
     for folder in folders:
@@ -244,8 +221,8 @@ def test_drawing_is_small_the_same_every_time_and_text_is_text(plot: figures.Plo
 
 @DRAWS
 def test_only_what_is_stale_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "gpu-dynamic-mine"
-    (tmp_path / f"{name}.json").write_text(json.dumps(CHANGING))
+    name = "gpu-compile-mine"
+    (tmp_path / f"{name}.json").write_text(json.dumps(COMPILED))
     for anew, drawn in ((False, 1), (False, 0), (True, 1)):
         assert plots.refresh(anew, tmp_path, tmp_path) == 0
         assert capsys.readouterr().out.count(f"written to {tmp_path / name}.svg") == drawn

@@ -190,13 +190,14 @@ def test_a_program_for_all_sizes_is_compared_with_one_for_each(tmp_path: Path) -
         size["ms"] = {"dynamic": {"gpu_ms": 1.0 + number / 20}, "static": {"gpu_ms": 1.0}}
     out = tmp_path / "rows.jsonl"
     early = {**found, "dtype": "bfloat16", "sizes": [], "failed": {"phase": "compile", "error": "it took too long"}}
-    out.write_text("".join(json.dumps(row) + "\n" for row in ({**found, "changing": 1.02}, early)))
+    out.write_text("".join(json.dumps(row) + "\n" for row in ({**found, "changing": 1.12}, early)))
     (results := tmp_path / "results").mkdir()
     [path] = real_tables.merge([out], results)
     text = tables.page(results)
     assert path.name.startswith("sizes-cpu-tensorrt_rtx-")
     assert "2 of 5 measured sizes have it" in " ".join(text.split())
     assert "| `sized`, float16 | batch | 6: 1.05, 1\\*, 1.05 | 8: 1.1, 1, 1.10 | 10: 1.15, 1, **1.15** |" in text
+    assert "| **1.12** |" in text
     assert "- `sized` in bfloat16, in compile: it took too long" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
