@@ -292,6 +292,7 @@ def parser() -> argparse.ArgumentParser:
         "--limit", type=float, default=280, help="seconds for one model, whose row has the sizes until then"
     )
     made.add_argument("--engines", action="store_true", help="without the stage that may run a program in PyTorch")
+    made.add_argument("--retry", action="store_true", help="run models again that failed")
     made.add_argument("--child", nargs=2, metavar=("NAME", "REPORT"), help=argparse.SUPPRESS)
     return made
 
@@ -311,7 +312,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.real_dynamic: --out names the file for the rows", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    command, before = (sys.executable, "-m", "benchmarks.real_dynamic", *arguments, "--child"), finished(options.out)
+    command, before = (
+        (sys.executable, "-m", "benchmarks.real_dynamic", *arguments, "--child"),
+        finished(options.out, not options.retry),
+    )
     jobs = [Job(name, options.dtype, (*command, name), case.heavy) for name, case in cases.items()]
     jobs = [job for job in jobs if job.key not in before]
     how = {name: getattr(options, name) for name in ("processes", "gpus", "seconds", "limit")}
