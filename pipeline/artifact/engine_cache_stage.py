@@ -216,7 +216,7 @@ def _renamed_engine(wanted: Sequence[Wanted], place: int, source: int, engine: E
 
 def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
     if len(ours) != len(theirs):
-        raise CorruptEntryError("it belongs to another network")
+        raise CorruptEntryError("the entry belongs to another network")
     return renames(ours, theirs)
 
 

@@ -39,7 +39,7 @@ OPSET: Final = 21
 
 
 def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
-    """Save the program in one of the formats."""
+    """Save a program as ``.trtp`` or for ONNX Runtime, as `Compiled.save` documents."""
     if format not in get_args(Format):
         raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
     (save_epcontext if format == "epcontext" else save)(compiled, path, weights)

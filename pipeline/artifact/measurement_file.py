@@ -33,7 +33,7 @@ BYTES: Final = 16 << 20
 
 def _time(_: object, field: object, value: Any) -> None:
     if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time: expected milliseconds, at least 0")
 
 
 @frozen

@@ -197,7 +197,7 @@ def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of the parameters that are passed themselves, by either name of those that have two."""
+    """Return the names of parameters that share memory with the new weights, all names of tied ones."""
     pairs = ((parameters[name], tensor) for name, tensor in given.items() if name in parameters)
     same = {id(old) for old, new in pairs if _is_the_same(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}

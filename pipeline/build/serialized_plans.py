@@ -202,7 +202,7 @@ def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
 
 @contextmanager
 def _repeating(act: Callable[[], object]) -> Iterator[None]:
-    """While entered, repeat an action every 10 ms: it drops pages of weights that TensorRT reads in one long step."""
+    """Return a context that repeats an action every 10 ms: it drops pages of weights that TensorRT has read."""
     done = threading.Event()
 
     def run() -> None:

@@ -64,7 +64,7 @@ def _inner(node: Node) -> Iterator[Node]:
 
 
 def _strange(node: Node) -> str:
-    return obstacle(node) if _name(node) in _WRITTEN else f"{qualified_name(node.target)} is not written out"
+    return obstacle(node) if _name(node) in _WRITTEN else f"{qualified_name(node.target)} cannot be expanded"
 
 
 def _of_condition(node: Node) -> str:
@@ -91,7 +91,7 @@ def _branch_only_reason(node: Node) -> str:
     if node.op != "call_function" or _name(node):
         return ""
     why, name = why_apart(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
-    return f"{name} in a branch of it {why}: it must not run where that branch does not" * bool(why)
+    return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 
 def _of_scan(node: Node) -> str:

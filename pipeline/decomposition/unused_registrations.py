@@ -76,7 +76,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Yield the converters among these whose operator is in the model."""
+        """Yield an entry for each of these converters whose operator the model calls: the reason why it is unused."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -84,7 +84,7 @@ class _Search:
                 yield Unreached(name, *self.why(declaration, found))
 
     def decompositions(self, left: frozenset[Any]) -> Iterator[Unreached]:
-        """Yield the decompositions of these operators that are in the model."""
+        """Yield an entry for each unused decomposition of these operators, if the model calls the operator."""
         for op in sorted(left, key=str):
             found = self.found(op)
             if found is not None:

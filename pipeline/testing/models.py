@@ -358,7 +358,7 @@ class _Run:
         return got, want
 
     def best(self) -> object:
-        """Return the results in float64; None if an operator does not take it beside another dtype."""
+        """Return the results in float64; None if an operator does not accept float64 together with other dtypes."""
         try:
             return self.exact(*self.doubles[0], **self.doubles[1])
         except (RuntimeError, ValueError):

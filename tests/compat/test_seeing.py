@@ -65,7 +65,7 @@ def test_beams_see_the_same(name: str) -> None:
 
 def test_a_model_that_sees_is_not_saved(tmp_path: Path) -> None:
     _, compiled, _ = made("gemma3")
-    with pytest.raises(pipeline.ArtifactError, match=r"sees or hears: .*\n  hint: .*cache_built_engines=True"):
+    with pytest.raises(pipeline.ArtifactError, match=r"takes images or sound: .*\n  hint: .*cache_built_engines=True"):
         compiled.save(tmp_path / "llm.trtp")
     assert not any(tmp_path.iterdir())
 

@@ -86,7 +86,7 @@ LONGEST = 3840
 
 LIMITS = (
     Limit("its dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
-    Limit("the head dim, is", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
+    Limit("attention needs a static one", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
     Limit(
         "TensorRT convolves floating-point tensors only",
         convolution(x("n", 2, 5, dtype=torch.float16), x(3, 2, 2, dtype=torch.float16)),
@@ -118,12 +118,12 @@ LIMITS = (
         call(aten.bitwise_or.Tensor, *[x(*[1] * 7, 3, dtype=LONG)] * 2),
     ),
     Limit(
-        "reads what the gradient needs",
+        "reads a result for the gradient",
         call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0,)),
         call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0, 1)),
     ),
     Limit(
-        "offsets go with a row of them",
+        "offsets need indices of rank 1",
         call(aten._embedding_bag.default, x(4, 3), indices(5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
         call(aten._embedding_bag.default, x(4, 3), indices(2, 5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
     ),
@@ -151,7 +151,7 @@ LIMITS = (
         call(aten.index_put.default, x(*[2] * 8), [indices(3)], x(1), True),
     ),
     Limit(
-        "dim 1 of its input, the channels, is",
+        "dim 1 of the input, the channels, is",
         _norm(x("n", 4, 6)),
         _norm(x(2, "n", 6)),
     ),
@@ -241,7 +241,7 @@ LIMITS = (
         call(aten.scatter_add.default, x(*[2] * 8), 1, indices(*[2] * 8), x(*[2] * 8)),
     ),
     Limit(
-        "others than there are would be undefined",
+        "the additional ones would be undefined",
         call(aten.resize.default, x("n", 3), [2, Size("n")]),
         call(aten.resize.default, x(4, 3), [2, 7]),
         "builds",

@@ -107,10 +107,10 @@ def within(m: Flow, y: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("flow", "why", "varies"),
     [
-        (looked_up, "aten.embedding.default in a branch of it reads or writes at positions", False),
-        (drawn, "aten.rand_like.default in a branch of it draws random numbers", False),
-        (divided, "in a branch of it divides by whole numbers that may be 0 elsewhere", False),
-        (hidden, "aten.rand_like.default in a branch of it draws random numbers", False),
+        (looked_up, "aten.embedding.default in a branch reads or writes at indices", False),
+        (drawn, "aten.rand_like.default in a branch draws random numbers", False),
+        (divided, "in a branch divides by integers that may be 0 if another branch is taken", False),
+        (hidden, "aten.rand_like.default in a branch draws random numbers", False),
         (by_size, "a size decides which branch runs", True),
         (long, "its 600 steps are 1800 operators, more than 1024", False),
         (literal, "is a tensor that its graph makes from numbers", False),
@@ -118,7 +118,7 @@ def within(m: Flow, y: Tensor) -> Any:
         (recurrence, "the number of its steps is a size that varies", True),
         (convolved, "control flow that torch.vmap does not make one call, of any number of rows", True),
         (repeated, "control flow: which of its graphs runs, and how often, is known only when it runs", False),
-        (within, "while_loop is not written out", False),
+        (within, "while_loop cannot be expanded", False),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -213,8 +213,8 @@ def _last_rows(
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """While entered, transformers' models with ``sdpa`` attention use `attention`. Those with ``eager`` experts (a loop
-    whose number of iterations depends on data) use the grouped matmuls of other models. One thread at a time."""
+    """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of a
+    data-dependent length, are its grouped matmuls (`grouped_mm_experts_forward`). One thread at a time."""
     ours: list[tuple[Any, str, Callable[..., object]]] = [
         (ALL_ATTENTION_FUNCTIONS, "sdpa", attention),
         (ALL_EXPERTS_FUNCTIONS, "eager", grouped_mm_experts_forward),

@@ -349,7 +349,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
         raise
     except Exception as error:
         why = f"{type(model).__name__} cannot be called with a cache of transformers"
-        raise CaptureError(why, f"it says: {error}") from error
+        raise CaptureError(why, f"the call raised: {error}") from error
     if found is None:
         why = f"{type(model).__name__} returns no cache of keys and values"
         raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")

@@ -146,8 +146,8 @@ class SeeingDecoder(Decoder):
 
 @dataclass
 class Encoded(BaseModelOutput):
-    """The output of an encoder, with the additional fields of some: of those with experts (Switch Transformers,
-    NLLB-MoE) for training, and a mask of some for sound (Moonshine)."""
+    """An encoder's output with the fields that decoders of some models read: router outputs for training (Switch
+    Transformers, NLLB-MoE), and the attention mask of sound (Moonshine)."""
 
     attention_mask: None = None
     router_logits: None = None
