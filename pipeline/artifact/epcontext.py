@@ -192,7 +192,7 @@ def _relative(plan: Path, model: Path) -> str:
     if place == file:
         raise ArtifactError(f"{plan} is the ONNX file itself", 'pass another name, or "inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(f"weights={str(plan)!r} is no place for a plan", 'pass "inside", or the path of a file')
+        raise ArtifactError(f"weights={str(plan)!r} is not a path for a plan", 'pass "inside", or the path of a file')
     if not place.is_relative_to(file.parent):
         hint = "the provider reads files in it alone: save the plan there"
         raise ArtifactError(f"the plan {plan} is outside the folder of {model}", hint)

@@ -119,7 +119,7 @@ class MeasurementFile:
         except FileNotFoundError:
             return ()
         except (OSError, ArtifactError) as error:
-            log.warning("%s is no file of measurements (%s): delete it, or name another one", self.path, error)
+            log.warning("%s is not a file of measurements (%s): delete it, or name another one", self.path, error)
             return None
 
     def _opened(self) -> BinaryIO:

@@ -31,7 +31,7 @@ def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettin
     kernel_is_cast = weight.dtype == torch.bfloat16  # such a deconvolution is computed in float32
     if argument(node, "transposed") and argument(node, "groups") > 1 and kernel_is_cast:
         return Rejection(
-            "it is a transposed convolution in bfloat16 with groups, for which RTX 1.4 gave -5e16 instead of 0.7",
+            "it is a transposed convolution in bfloat16 with groups, for which RTX 1.4 returned -5e16 instead of 0.7",
             "use float16 or float32",
         )
     return True

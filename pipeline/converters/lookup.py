@@ -237,8 +237,8 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
         return verdict
     if verdict is None or isinstance(verdict, str):
         raise TypeError(
-            f"the validator {name} of {support.name} gave {verdict!r} for {node.name}: it returns True, or a reason as "
-            "pipeline.Rejection(reason, hint)"
+            f"the validator {name} of {support.name} returned {verdict!r} for {node.name}: expected True, or a reason "
+            "as pipeline.Rejection(reason, hint)"
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")

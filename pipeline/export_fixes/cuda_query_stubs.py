@@ -29,7 +29,7 @@ _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability th
 
 
 def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
-    """Return a context in which the answers are those of a GPU of this compute capability."""
+    """Return a context in which ``torch.cuda`` describes a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
     return set_to(_capability, (major, minor))
 
@@ -64,7 +64,7 @@ def attention(own: Kernel) -> Kernel:
 
 
 def constant(own: Kernel) -> Kernel:
-    """Copy the values that torch keeps beside a constant while it traces: they stay on the CPU."""
+    """Copy a constant as torch does while it traces, but leave the copied values on the CPU."""
 
     def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
         return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)

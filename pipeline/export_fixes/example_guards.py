@@ -76,9 +76,9 @@ class Decisions:
     """The conditions on data that the example decided while a model was traced.
 
     Attributes:
-        places: where, in the model, for each symbol of a number that data has: ``model.py:41, if x.sum() > 0:``.
-        beside: the symbols that each was compared with, and itself.
-        exact: places where a number that is no whole one was fixed.
+        places: the lines that branched on each data-dependent symbol: ``model.py:41, if x.sum() > 0:``.
+        beside: the symbols that each symbol was compared with, and itself.
+        exact: the lines where a float was fixed to the example's value.
     """
 
     places: dict[str, dict[str, None]] = field(factory=dict)

@@ -66,9 +66,9 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def distribution_checks_restored() -> Iterator[None]:
-    """Return a context after which distributions check their arguments as they did before, by default. The first
-    function that Dynamo compiles turns these checks off; the next one outside does so again, as it would have without
-    ours."""
+    """Return a context that restores the default of ``torch.distributions`` for checks of arguments. Dynamo turns these
+    checks off when it compiles its first function; it will do so again for the user's own first one, as if we had not
+    compiled."""
     before = Distribution._validate_args
 
     def restore() -> None:

@@ -73,7 +73,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
                 given = ", ".join(kind_of(each) for each in args)
                 raise TypeError(f"{cls.__name__} is given {given} by position: {positional}")
             if unknown := [name for name in fields if name not in names]:
-                raise TypeError(f"{unknown[0]!r} is no field of {cls.__name__}; {instead(unknown[0])}")
+                raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {instead(unknown[0])}")
             init(self, *args, **fields)
 
         cls.__init__ = checked  # type: ignore[misc]

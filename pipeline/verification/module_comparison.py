@@ -135,8 +135,8 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
 
 @contextmanager
 def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
-    """While entered, a module runs as at capture: without gradients, with its autocast. The random state is
-    restored."""
+    """Return a context in which a module runs as at capture: without gradients, under the same autocast. The random
+    state is restored at the end."""
     gpu = device.type == "cuda"
     with ExitStack() as around:
         around.enter_context(torch.no_grad())

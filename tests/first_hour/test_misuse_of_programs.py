@@ -208,7 +208,7 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: pipeline.verify("ignore"),
         "on_failure is one of 'raise', 'warn', 'heal', not 'ignore'",
     ),
-    "verified with a tensor": (lambda: pipeline.verify(inputs=X), "that gives one, as [(x,)], not a Tensor"),
+    "verified with a tensor": (lambda: pipeline.verify(inputs=X), "that returns one, as [(x,)], not a Tensor"),
     "verified by a factor below 1": (lambda: pipeline.verify(multiple=-1), "multiple is a number at least 1, not -1"),
     "bisected by a number": (lambda: pipeline.bisect(NET, (X,), compile=3), "compile is an int, expected a pipeline"),
     "bisected in no builds": (
@@ -298,7 +298,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     ),
     "a validator without a result": (
         lambda: converted(good, capability_validator=lambda node, settings: None),
-        "gave None for relu: it returns True, or a reason as pipeline.Rejection(reason, hint)",
+        "returned None for relu: expected True, or a reason as pipeline.Rejection(reason, hint)",
     ),
     "not declared, registered": (
         lambda: R.override(print),

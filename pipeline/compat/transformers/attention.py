@@ -150,7 +150,7 @@ def attend(
 
 @contextmanager
 def attending(tower: torch.nn.Module, name: str) -> Iterator[None]:
-    """While entered, a tower's layers compute attention by `attend`, registered with transformers under this name."""
+    """Return a context in which a tower's attention is `attend`, registered with transformers under this name."""
     ALL_ATTENTION_FUNCTIONS.register(name, attend)
     with attention_by(tower, name):
         yield
@@ -163,8 +163,8 @@ rows."""
 
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
-    """While entered, layers of a step that share keys and values compute the last row only, if only its logits are
-    wanted, for any number of tokens. transformers branches on the number of tokens before and after these layers."""
+    """Return a context in which layers of a step that share keys and values compute the last row only, if only its
+    logits are requested, for any number of tokens. transformers itself branches there on the number of tokens."""
     asked = [each for each in step.modules() if hasattr(type(each), SLICES)]
     handles = [each.register_forward_hook(_as_many, with_kwargs=True) for each in asked]
     for each in asked:

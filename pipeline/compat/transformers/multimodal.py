@@ -158,7 +158,7 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
             made = model.generate(**example, generation_config=how)
     except Exception as error:
         why = f"{type(model).__name__} cannot generate for encoder_example"
-        raise CaptureError(why, f"pass what its processor gives for a prompt; it says: {error}") from error
+        raise CaptureError(why, f"pass a processor output for a prompt; the call raised: {error}") from error
     found: torch.Tensor = made.logits[0]
     return found
 
