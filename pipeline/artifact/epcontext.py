@@ -153,8 +153,8 @@ def _ports(compiled: Compiled) -> list[Port]:
 
 
 def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
-    """Return the ONNX file with a plan, or the relative path of one. ``source`` is left out: the provider compares it
-    with the name that an application registered it by."""
+    """Return an ONNX model with a plan, or with the plan's relative path. Its node has no attribute ``source``, which
+    would have to equal the name under which the application registers the provider."""
     require("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 

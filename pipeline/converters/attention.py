@@ -30,7 +30,7 @@ LONG = 1024
 def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Attention without dropout, of a known head dim."""
     if argument(node, "dropout_p"):
-        return Rejection("its dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
+        return Rejection("dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the head dim, the last of the query, is {query.shape[-1]}; attention needs a static one")

@@ -71,7 +71,7 @@ def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     """The pair's scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
-        return Rejection("its scale is computed, and TensorRT takes constants only")
+        return Rejection("the scale is computed; TensorRT takes constants only")
     return _has_dtype(node) and builds(node, settings)
 
 
@@ -92,11 +92,11 @@ def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
-        return Rejection(f"its rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
+        return Rejection(f"the rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
     return (
         _has_dtype(node) and builds(node, settings)
         if value.shape[-1] % size == 0
-        else Rejection(f"its blocks of {size} do not divide its last dim, {value.shape[-1]}")
+        else Rejection(f"blocks of {size} do not divide the last dim, {value.shape[-1]}")
     )
 
 

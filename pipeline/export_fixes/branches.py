@@ -143,7 +143,7 @@ def noting(own: Kernel) -> Kernel:
         for choice in trace.choices:
             if written & choice.memory:
                 why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
-                raise CaptureError(why, "write to a clone: which of two tensors is written is for data to decide")
+                raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
         before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
         made = {_memory(tensor) for tensor in _tensors(result)} - before
         for branch in trace.open:

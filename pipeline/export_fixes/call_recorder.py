@@ -89,7 +89,7 @@ class Calls:
             raise self.refused
         if self.example is None:
             why = f"{self._name} was not called while its calls were recorded"
-            raise CaptureError(why, "call what calls it inside of the with block; calls of other methods do not count")
+            raise CaptureError(why, "call forward inside of the with block; calls of other methods do not count")
         first = self.seen[0]
         for other in self.seen[1:]:
             self._check_alike(first, other)

@@ -83,8 +83,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return the shape and memory layout of an attention's result: a kernel stores the heads of each position together,
-    plain attention the positions of each head. A graph below autograd has the layout of its run."""
+    """Return an empty attention result in a GPU's memory layout: a kernel stores the heads of each position together,
+    plain attention the positions of each head. Below autograd, trace the operators that a GPU would run instead."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)

@@ -177,7 +177,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     """
     if decisions.exact:
         place = next(iter(decisions.exact))
-        raise CaptureError(f"Python has a number of data at {place}: a program would be for this number alone", HINT)
+        raise CaptureError(f"Python reads a float at {place}: a program would hold for this value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _Tensors(graph)
     for node in list(graph.nodes):
@@ -189,7 +189,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
                 found.setdefault(place, []).append(tensors.otherwise(node.args[0]))
     for symbol in sorted(decisions.places.keys() - seen):
         place = " or ".join(decisions.places[symbol])
-        raise CaptureError(f"what data decides at {place} cannot be checked in a call", HINT)
+        raise CaptureError(f"the condition on data at {place} cannot be checked in a call", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.any(each) for each in found.values()]

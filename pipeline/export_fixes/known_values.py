@@ -281,7 +281,7 @@ def _has_value(tensor: FakeTensor) -> bool:
 
 
 def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Return the memories that a call writes to: that of its fake, and that of its values before the call."""
+    """Return the storages that a call writes to: its first argument's, and that of the argument's known elements."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]

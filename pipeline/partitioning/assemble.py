@@ -231,7 +231,7 @@ class _Assembly:
     def _default_reason(self, node: Node) -> str:
         """Return why an operator runs in PyTorch if the partitioner stated no reason."""
         refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
-        return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it there"
+        return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it in PyTorch"
 
 
 def fallback(validated: Validated, node: Node, reason: str) -> Fallback:

@@ -85,7 +85,7 @@ def _two_layers(dropout: float) -> Call:
 LONGEST = 3840
 
 LIMITS = (
-    Limit("its dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
+    Limit("dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
     Limit("attention needs a static one", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
     Limit(
         "TensorRT convolves floating-point tensors only",
@@ -111,7 +111,7 @@ LIMITS = (
         call(aten.native_dropout.default, x("n", 9), 0.5, None),
         "values",
     ),
-    Limit("its dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
+    Limit("dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
     Limit(
         "one dim more than TensorRT's 8",
         call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
@@ -302,6 +302,6 @@ MODELS = (
     ),
     Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
     Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
-    Model("that is known only after it runs", lambda x: positive(x) + 1, (IMAGE,)),
+    Model("that is known only after the operator runs", lambda x: positive(x) + 1, (IMAGE,)),
     Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
 )

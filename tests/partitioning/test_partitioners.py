@@ -340,5 +340,5 @@ def test_what_a_partitioner_does_not_explain_has_a_reason_all_the_same() -> None
     compile = pipeline.default(torch_executed_ops=SORTS).until("validate")
     validated = compile(Stack().eval(), args=(X,))
     found = {f.node: f.reason for f in assemble(validated, [("torch", operators(validated))], {}).fallbacks}
-    assert found["linear"] == "the partitioner keeps it there"
+    assert found["linear"] == "the partitioner keeps it in PyTorch"
     assert "torch_executed_ops keeps" in found["sort"]

@@ -72,14 +72,14 @@ REFUSED: dict[str, Case] = {
     "an odd row": (quantized.dequantizes, lambda: dequantize("int4"), "a row has an odd number of int4 values"),
     "ragged blocks": (quantized.dequantizes, lambda: dequantize(block=(4, 1)), "blocks of 4 do not divide dim 0"),
     "float64": (quantized.dequantizes, lambda: dequantize(dtype=torch.float64), "the tensor is torch.float64"),
-    "a computed scale": (quantized.fake_quantizes, lambda: fake_quantize(computed=(1,)), "its scale is computed"),
+    "a computed scale": (quantized.fake_quantizes, lambda: fake_quantize(computed=(1,)), "the scale is computed"),
     "float64 again": (
         quantized.fake_quantizes,
         lambda: fake_quantize(dtype=torch.float64),
         "the tensor is torch.float64",
     ),
-    "a rank of 4": (quantized.quantizes_blocks, lambda: blocks(2, 2, 2, 16), "its rank is 4"),
-    "a ragged row": (quantized.quantizes_blocks, lambda: blocks(4, 24), "do not divide its last dim, 24"),
+    "a rank of 4": (quantized.quantizes_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
+    "a ragged row": (quantized.quantizes_blocks, lambda: blocks(4, 24), "do not divide the last dim, 24"),
 }
 
 

@@ -39,8 +39,8 @@ def sound_sizes(model: Pretrained) -> tuple[int, int]:
 
 
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """Return the pattern (`fnmatch`) of paths in ``step`` of the layers with most weights of a part; "" if there are
-    none."""
+    """Return the pattern (`fnmatch`) of the paths in ``step`` of a part's layers: those of its largest ``ModuleList``;
+    "" if it has none."""
     lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
     return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
