@@ -169,7 +169,7 @@ class Reader:
 
     def broken(self, why: str) -> ArtifactError:
         """Return the error for an altered file."""
-        return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy it again, or save it again")
+        return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
 
     def _directory(self) -> tuple[list[Entry], str]:
         at = self.size - _END.size - _COMMENT

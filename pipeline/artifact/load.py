@@ -339,7 +339,7 @@ def fitting(name: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         why = f"its parts do not fit each other ({type(error).__name__}: {error})"
-        raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy it again, or save it again") from None
+        raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy or save the file again") from None
 
 
 def engine_of(kept: SavedEngine, plan: Any) -> Engine:

@@ -176,7 +176,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
 
 
 def _graph_text(module: torch.nn.Module) -> str:
-    """Return a graph that another calls, as text."""
+    """Return the text of a graph that another graph calls."""
     return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
 
 

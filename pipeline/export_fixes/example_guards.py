@@ -150,7 +150,7 @@ def noting(_: Kernel) -> Kernel:
 
 
 def counting(own: Kernel) -> Kernel:
-    """Wrap `len`: a comparison of the result is a decision; the result is not the example's number."""
+    """Wrap `len` to return a data-dependent size as a symbol, not as the example's number: a comparison decides."""
 
     def length(value: Argument) -> Argument:
         rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None

@@ -118,17 +118,17 @@ def turns(x: Parts, rate: Tensor) -> Parts:
 
 
 def turns_over(x: Parts, period: Tensor) -> Parts:
-    """Return the angle of a number over a float64 constant."""
+    """Return the angle ``x / period``, in turns, for a float64 constant."""
     return turns(x, period.reciprocal())
 
 
 def turns_of(x: Tensor) -> Parts:
-    """Return the angle that a number is, in radians."""
+    """Convert an angle in radians to turns."""
     return turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
 
 
 def circle_of(x: Tensor) -> Parts:
-    """Return the circle of a number in radians."""
+    """Return the sine and cosine (`circle`) of an angle in radians."""
     return circle(turns_of(x))
 
 

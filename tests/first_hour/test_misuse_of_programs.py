@@ -50,7 +50,7 @@ CALLS: Final[dict[str, Misuse]] = {
     "another rank": (lambda: compiled()(torch.ones(8)), "input input has rank 1; compiled for 2"),
     "halves": (
         lambda: compiled()(X.half()),
-        "input input is float16, expected float32: it was compiled so\n  hint: cast it",
+        "input input is float16, expected float32: as in the compiled program\n  hint: cast it",
     ),
     "an array": (
         lambda: compiled()(X.numpy()),
