@@ -214,7 +214,7 @@ def _check_names(fields: Mapping[str, object], function: Callable[..., object]) 
 
 
 def _own(settings: object) -> str:
-    """Return how else what was passed as settings is given."""
+    """Return advice on how to pass a value that was passed as settings; empty without any."""
     if isinstance(settings, Mapping):
         return ", as pipeline.default(**settings)"
     return ", and inputs to pipeline.compile(model, args=…)" if isinstance(settings, Input | torch.Tensor) else ""

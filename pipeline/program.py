@@ -252,8 +252,9 @@ class Validated:
 class Segment:
     """A part of a program that runs in one place: an engine, or PyTorch.
 
-    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are part of the engine; those among
-    the inputs are read in place. ``profile``: a call must fit it. ``marks``: where faults are avoided, once marked.
+    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; those also
+    in ``inputs`` stay outside of the engine, which reads them in place. ``profile``: the index of the only optimization
+    profile that the segment runs in; None: all. ``marks``: how kernel faults are avoided; None before `avoid_faults`.
     """
 
     name: str

@@ -77,7 +77,7 @@ def _patterns(value: object) -> tuple[str, ...]:
         raise TypeError(f'refittable_weights takes a collection such as ("layers.0.*",), not {value!r}')
     given = sorted({*value})
     if wrong := [item for item in given if not isinstance(item, str)]:
-        raise TypeError(f"refittable_weights: {wrong[0]!r} is no name")
+        raise TypeError(f"refittable_weights: {wrong[0]!r} is not a str: expected names or patterns of parameters")
     return tuple(given)
 
 

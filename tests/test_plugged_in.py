@@ -52,8 +52,8 @@ def lookup(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
 
 CONVERTERS: dict[Callable[..., Any], str] = {
     foreign: "which is a tensor of another network",
-    inputs: "the converter gave the network an input or output",
-    outputs: "the converter gave the network an input or output",
+    inputs: "the converter added an input or output to the network",
+    outputs: "the converter added an input or output to the network",
     lookup: "KeyError: 'x'",
 }
 

@@ -65,7 +65,7 @@ def rule(kind: Any) -> Rule:
         return _mapping(*args)
     if origin is frozenset:
         return _set(*args)
-    raise TypeError(f"no rule for {kind}")
+    raise TypeError(f"the codec has no rule for values of type {kind}")
 
 
 def _record(kind: type) -> Rule:

@@ -163,18 +163,18 @@ class Reader:
         try:
             found, digest = self._directory()
         except (struct.error, UnicodeDecodeError, IndexError):
-            raise self.broken("its end is missing or was altered") from None
+            raise self.broken("the end of the file is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
         self.manifest = self._manifest(digest)
 
     def broken(self, why: str) -> ArtifactError:
         """Return the error for an altered file."""
-        return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy it again, or save it again")
+        return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
 
     def _directory(self) -> tuple[list[Entry], str]:
         at = self.size - _END.size - _COMMENT
         if at < 0:
-            raise self.broken("its end is missing")
+            raise self.broken("the end of the file is missing")
         end = _END.unpack(self.at(at, _END.size))
         digest = self.at(at + _END.size, _COMMENT).decode("ascii")
         start, length = end[6], end[5]
@@ -182,7 +182,7 @@ class Reader:
             at -= _LOCATOR.size + _END64.size
             start = _END64.unpack(self.at(max(at, 0), _END64.size))[9]
         if end[0] != 0x06054B50 or start + length != at or length > _MOST * 128:
-            raise self.broken("its end was altered")
+            raise self.broken("the end of the file was altered")
         entries = list(_entries(self.at(start, length)))
         self._check(entries, start, digest)
         return entries, digest
@@ -191,9 +191,9 @@ class Reader:
         """Compare every byte except the entries' data with the writer's output."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
-            raise self.broken("the names of its entries were altered")
+            raise self.broken("the names of entries were altered")
         if sum(entry.inflated or 0 for entry in entries) > MOST_TEXT:
-            raise self.broken(f"its text has more than {MOST_TEXT} bytes")
+            raise self.broken(f"text entries have more than {MOST_TEXT} bytes")
         offset = 0
         for entry in entries:
             header = entry.header()
@@ -201,13 +201,13 @@ class Reader:
                 raise self.broken(f"the header of entry {entry.name} was altered")
             offset = entry.end
         if offset != start or self.at(start, self.size) != tail(entries, digest):
-            raise self.broken("its directory was altered")
+            raise self.broken("the directory of entries was altered")
 
     def _manifest(self, digest: str) -> bytes:
         entry = self.entries[MANIFEST]
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.broken("its manifest was altered")
+            raise self.broken("the manifest was altered")
         return self._inflated(entry, data)
 
     def verify(self, name: str, digest: str) -> Entry:
@@ -219,7 +219,7 @@ class Reader:
 
     def _entry(self, name: str) -> Entry:
         if name not in self.entries:
-            raise self.broken(f"it has no entry {name}")
+            raise self.broken(f"the entry {name} is missing")
         return self.entries[name]
 
     def _altered_error(self, name: str) -> ArtifactError:

@@ -183,8 +183,8 @@ def wanted_engines(converted: Converted) -> Iterator[Wanted]:
 
 
 def _roles(program: Program, segment: Segment) -> dict[str, str]:
-    """Return, by binding, the program's input, size or output that it is, or its rank among the other inputs. A network
-    alone, whose inputs are in the order of their use, does not distinguish ``x - y`` from ``y - x``."""
+    """Return what each binding is in the program: an input, size or output, or else its rank among other inputs. The
+    network alone orders inputs by their use, so it does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -216,7 +216,7 @@ def _renamed_engine(wanted: Sequence[Wanted], place: int, source: int, engine: E
 
 def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
     if len(ours) != len(theirs):
-        raise CorruptEntryError("it belongs to another network")
+        raise CorruptEntryError("the entry belongs to another network")
     return renames(ours, theirs)
 
 

@@ -64,19 +64,19 @@ def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | 
         CorruptEntryError: the entry was truncated, altered, or saved under another key.
     """
     if size < _FOOT.size:
-        raise CorruptEntryError("it is too short")
+        raise CorruptEntryError("the entry is too short")
     length, digest, magic = _FOOT.unpack(_at(file, size - _FOOT.size, _FOOT.size))
     if magic != MAGIC or length > min(MOST, size - _FOOT.size):
-        raise CorruptEntryError("its end was altered")
+        raise CorruptEntryError("the entry's end was altered")
     text = _at(file, size - _FOOT.size - length, length)
     if hashlib.sha256(text).digest() != digest:
-        raise CorruptEntryError("its description was altered")
+        raise CorruptEntryError("the engine's description was altered")
     entry = _read(text)
     if entry.key != key:
-        raise CorruptEntryError(f"it was saved as {entry.key[:16]}…")
+        raise CorruptEntryError(f"the entry was saved under another key, {entry.key[:16]}…")
     plan = _plan(file, size - _FOOT.size - length)
     if hashlib.sha256(plan).hexdigest() != entry.digest:
-        raise CorruptEntryError("its plan was altered")
+        raise CorruptEntryError("the engine's plan was altered")
     return entry, plan
 
 
@@ -90,12 +90,12 @@ def _read(text: bytes) -> EngineEntry:
         found: EngineEntry = codec.read(json.loads(text), EngineEntry)
         return found
     except (MalformedError, ValueError, RecursionError) as error:
-        raise CorruptEntryError(f"its description is malformed: {error}") from None
+        raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
 
 
 def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:
     if not size:
-        raise CorruptEntryError("it has no plan")
+        raise CorruptEntryError("the entry has no plan")
     try:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both

@@ -39,7 +39,7 @@ OPSET: Final = 21
 
 
 def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
-    """Save the program in one of the formats."""
+    """Save a program as ``.trtp`` or for ONNX Runtime, as `Compiled.save` documents."""
     if format not in get_args(Format):
         raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
     (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
@@ -153,8 +153,8 @@ def _ports(compiled: Compiled) -> list[Port]:
 
 
 def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
-    """Return the ONNX file with a plan, or the relative path of one. ``source`` is left out: the provider compares it
-    with the name that an application registered it by."""
+    """Return an ONNX model with a plan, or with the plan's relative path. Its node has no attribute ``source``, which
+    would have to equal the name under which the application registers the provider."""
     require("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
@@ -192,7 +192,7 @@ def _relative(plan: Path, model: Path) -> str:
     if place == file:
         raise ArtifactError(f"{plan} is the ONNX file itself", 'pass another name, or "inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(f"weights={str(plan)!r} is no place for a plan", 'pass "inside", or the path of a file')
+        raise ArtifactError(f"weights={str(plan)!r} is not a path for a plan", 'pass "inside", or the path of a file')
     if not place.is_relative_to(file.parent):
         hint = "the provider reads files in it alone: save the plan there"
         raise ArtifactError(f"the plan {plan} is outside the folder of {model}", hint)

@@ -43,10 +43,10 @@ def inspect(path: str | os.PathLike[str]) -> Description:
             reader.verify(name, digest)
         sizes = {name: entry.size for name, entry in reader.entries.items()}
         if unlisted := sizes.keys() - {*manifest.entries, MANIFEST}:
-            raise reader.broken(f"its manifest does not list the entry {min(unlisted)}")
+            raise reader.broken(f"the manifest does not list the entry {min(unlisted)}")
         large = [*(engine.entry for engine in manifest.engines), *[KERNELS] * bool(manifest.kernels)]
         if lacking := [name for name in large if name not in sizes]:
-            raise reader.broken(f"it has no entry {lacking[0]}")
+            raise reader.broken(f"the entry {lacking[0]} is missing")
         return Description(os.fspath(path), reader.size, manifest, sizes, reader.manifest.decode())
 
 

@@ -83,7 +83,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     found = [each.load() for each in entry_points(group="pipeline.saved", name=str(data.get("library")))]
     if not found:
         why = f"{place} is a language model of {str(data.get('library'))[:40]}, which no entry point restores"
-        raise ArtifactError(why, "pip install . in the checkout adds those of pipeline")
+        raise ArtifactError(why, "pip install . in the checkout of pipeline adds its entry points")
     with fitting(str(place)):
         made: Compiled = found[0](compiled, data, lambda name: program(place.with_name(Path(name).name), operators))
     return made
@@ -185,7 +185,7 @@ class Loader:
     def digest(self, name: str) -> str:
         """Return the expected SHA-256 of an entry."""
         if name not in self.manifest.entries:
-            raise self.reader.broken(f"its manifest does not list the entry {name[:80]}")
+            raise self.reader.broken(f"the manifest does not list the entry {name[:80]}")
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
@@ -205,7 +205,7 @@ class Loader:
         return Kernels(self.manifest.kernels, self.reader.at(at.data, at.size))
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
-        """Return the function that returns saved tensors, from the file itself and the one of weights beside it."""
+        """Return the function that returns saved tensors, from the file itself and the separate file of weights."""
         kept, inside = self.manifest.weights, Source()
         if kept.entry:
             entry = self.verified[kept.entry].result()
@@ -278,7 +278,7 @@ class Loader:
         """Build the graph of the nodes of all entries, in the manifest's order."""
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
-            raise MalformedError("the nodes of its graph are not those that its manifest lists")
+            raise MalformedError("the nodes of the graph are not those that the manifest lists")
         return self.module([rows[name] for name in self.manifest.nodes], self.segments)
 
     def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedSegment]) -> torch.fx.GraphModule:
@@ -339,7 +339,7 @@ def fitting(name: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         why = f"its parts do not fit each other ({type(error).__name__}: {error})"
-        raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy it again, or save it again") from None
+        raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy or save the file again") from None
 
 
 def engine_of(kept: SavedEngine, plan: Any) -> Engine:

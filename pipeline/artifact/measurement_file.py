@@ -33,12 +33,12 @@ BYTES: Final = 16 << 20
 
 def _time(_: object, field: object, value: Any) -> None:
     if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time: expected milliseconds, at least 0")
 
 
 @frozen
 class Row:
-    """Milliseconds in TensorRT and in PyTorch (absent: it does not run there), where they were measured."""
+    """The milliseconds of ``key`` in TensorRT and in PyTorch (None: it does not run there), on a GPU with versions."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str
@@ -65,8 +65,8 @@ class Table:
 
 @frozen
 class MeasurementFile:
-    """The store in a file, which processes may share; None for the one in the user's cache folder. It is read and
-    written as a whole. A file that cannot be read is reported in the log, and stays as it is."""
+    """A store in a file that processes may share: the given one, or one in the user's cache folder. A file that cannot
+    be read is reported in the log, and left unchanged."""
 
     given: Path | None = None
 
@@ -76,19 +76,19 @@ class MeasurementFile:
         return self.given or cache_folder("measurements") / "measurements.json"
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
-        """Return what was measured on the current GPU; without one, or for another, on a GPU of the only compute
-        capability in ``targets``, or of any if they are empty, if the file has one kind of GPU."""
+        """Return the measurements of the current GPU. If it is none of the ``targets``, or there is none: those of the
+        only kind of GPU in the file that has the target's compute capability; empty if there are several kinds."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
         rows = [row for row in self._rows() or () if row.place[2:] == (LIBRARY, release())]
         rows = [r for r in rows if (r.gpu == name if here else not targets or {r.capability} == {*targets})]
         if len({row.gpu for row in rows}) > 1:
-            log.warning("%s has measurements of several kinds of GPU, none of which is here", self.path)
+            log.warning("%s has measurements of several other kinds of GPU: none is used", self.path)
             return {}
         return {row.key: (row.engine_ms, row.torch_ms) for row in reversed(rows)}  # the first row of a key decides
 
     def save(self, found: Mapping[str, Pair]) -> None:
-        """Add measurements of the current GPU; those that the file has stay."""
+        """Add measurements of the current GPU under keys that the file does not have yet."""
         place = torch.cuda.get_device_name(), current_capability(), LIBRARY, release()
         try:
             if self.given is None:
@@ -119,7 +119,7 @@ class MeasurementFile:
         except FileNotFoundError:
             return ()
         except (OSError, ArtifactError) as error:
-            log.warning("%s is no file of measurements (%s): delete it, or name another one", self.path, error)
+            log.warning("%s is not a file of measurements (%s): delete it, or name another one", self.path, error)
             return None
 
     def _opened(self) -> BinaryIO:

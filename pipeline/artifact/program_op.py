@@ -70,7 +70,7 @@ class Entry:
 
 
 def _kind(port: Port) -> str:
-    """Return the kind of an input as the operator sees it: it is also passed constant tensors, and checks them."""
+    """Return the kind of an input of the operator. Constant tensors are inputs as well: each call checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 

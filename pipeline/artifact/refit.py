@@ -81,8 +81,8 @@ def remade(
         program: its program with other parameters, or other recipes for its constants.
         recipes: the recipe of each engine weight.
         changed: the engine weights whose values differ.
-        unknown: those whose values may differ: the new value is the model's own tensor, and torch does not count all
-            writes to it (``weight.data.add_(…)``). TensorRT may have folded them away, as it may unchanged ones.
+        unknown: the engine weights whose values may differ: they are the model's own tensors, and torch does not count
+            all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has folded one away.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
@@ -197,7 +197,7 @@ def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of the parameters that are passed themselves, by either name of those that have two."""
+    """Return the names of parameters that share memory with the new weights, all names of tied ones."""
     pairs = ((parameters[name], tensor) for name, tensor in given.items() if name in parameters)
     same = {id(old) for old, new in pairs if _is_the_same(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}

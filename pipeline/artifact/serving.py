@@ -162,7 +162,7 @@ def _weights(path: Path) -> list[tuple[Path, str]]:
     with opened(path) as file:
         kept = manifest_of(Reader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
-        raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save them inside it")
+        raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save the weights there")
     return [(path.parent / kept.file, kept.file)] if kept.file else []
 
 

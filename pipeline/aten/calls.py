@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class TooLargeError(PipelineError, OverflowError):
-    """A program would compute a number from sizes that fills memory."""
+    """A program would compute an integer from sizes that has too many bits to fit in memory."""
 
 
 MOST_BITS: Final = 4096

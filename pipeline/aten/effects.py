@@ -96,7 +96,7 @@ def refusal(target: object, spaces: Iterable[str] = ()) -> str:
     spaces: namespaces of other libraries whose operators the caller allows.
     """
     if not isinstance(target, OpOverload):
-        return "is no operator of torch"
+        return "is not an operator of torch"
     if target.namespace not in SPACES:
         return "" if target.namespace in spaces else f"is of the library {target.namespace}, which is not allowed"
     known = decided(target)

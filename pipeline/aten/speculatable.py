@@ -39,9 +39,9 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
     if kind is Does.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
         return "reads data"
     if name in BY_POSITIONS and not _indexes_by_mask(args):
-        return "reads or writes at positions that may be valid only there"
+        return "reads or writes at indices that may be valid only in this branch"
     if name in _DIVIDES and _divides_by_integer_data(args, value):
-        return "divides by whole numbers that may be 0 elsewhere"
+        return "divides by integers that may be 0 if another branch is taken"
     return ""
 
 

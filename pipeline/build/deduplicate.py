@@ -45,7 +45,7 @@ def first_equal(
 
 
 def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
-    """Return the engine of a network as the engine of another with the same structure, under that one's names."""
+    """Return a network's engine for another network of the same structure, with the other's names."""
     return evolve(
         engine,
         name=name,

@@ -73,7 +73,7 @@ def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Futu
         hint = "pass an executor that has not been shut down, and whose workers live"
         raise BuildError(f"{job.order.name}: the executor refused the work: {error}", hint) from error
     if not isinstance(future, Future):
-        raise BuildError(f"{job.order.name}: the executor's submit() returned {kind_of(future)}, no Future", _NONE)
+        raise BuildError(f"{job.order.name}: the executor's submit() returned {kind_of(future)}, not a Future", _NONE)
     return future
 
 

@@ -40,10 +40,10 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
 
 @contextmanager
 def interruptible(monitor: Monitor) -> Iterator[None]:
-    """While it is entered in the main thread, Ctrl-C stops the build that the monitor watches; `KeyboardInterrupt`
-    follows.
+    """Return a context in which Ctrl-C, in the main thread, stops the build that the monitor watches; then
+    `KeyboardInterrupt` is raised.
 
-    Python would raise it inside the monitor's methods, where TensorRT drops it. A user's own handler is left alone.
+    Python would raise it inside the monitor's methods, and TensorRT would ignore it. A user's own handler stays.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -132,8 +132,8 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 @contextmanager
 def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
-    """While entered, a write to a full disk raises a `BuildError` with the space needed and left. ``written``: the
-    plan's file, or the number of bytes to write."""
+    """Return a context in which a write to a full disk raises a `BuildError` with the space needed and left.
+    ``written``: the plan's file, or the number of bytes to write."""
     try:
         yield
         if isinstance(written, PlanFile) and written.full is not None:
@@ -202,7 +202,7 @@ def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
 
 @contextmanager
 def _repeating(act: Callable[[], object]) -> Iterator[None]:
-    """While entered, repeat an action every 10 ms: it drops pages of weights that TensorRT reads in one long step."""
+    """Return a context that repeats an action every 10 ms: it drops pages of weights that TensorRT has read."""
     done = threading.Event()
 
     def run() -> None:

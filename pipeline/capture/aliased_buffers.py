@@ -49,14 +49,14 @@ def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str],
     """Raise an error if a model writes one of its tensors, at a line, and reads another that lies in the same memory.
 
     Raises:
-        CaptureError: it does: a program keeps each by itself, and the other would stay as it is.
+        CaptureError: it does: a program stores each separately, so the other would not change.
     """
     for name, line in written.items():
         for other in read:
             if other != name and overlap(tensors[name], tensors[other]):
                 writes = f"the model writes to {name}{line and f' ({line})'}"
                 why = f"{writes}, and reads {other}, which lies in the same memory"
-                raise CaptureError(f"{why}: a program keeps each by itself", f"make {other} in forward, of {name}")
+                raise CaptureError(f"{why}: programs store each separately", f"compute {other} from {name} in forward")
 
 
 def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:

@@ -1,8 +1,8 @@
 """Replace ``as_strided`` of contiguous tensors by views.
 
-It reads what lies in memory, not a tensor's elements: of ``x.mT`` it reads the rows of ``x``. A program's values have
-no memory, and those of engines lie otherwise than the example's, so each is read from the tensor that its memory
-is, with its dims in the order of memory.
+``as_strided`` reads a tensor's memory, not its elements: of ``x.mT`` it reads the rows of ``x``. An engine's results
+may have another memory layout than the example's. So the view reads the tensor that owns the memory (``x``), with its
+dims in the order of the example's strides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
     """Return the module with ``as_strided`` of tensors without gaps replaced; the module itself if it has none.
 
     Raises:
-        CaptureError: what lies in the memory that is read is not known.
+        CaptureError: the graph does not show the contents of the memory that is read.
     """
     _check_starts(module, examples)
     if not any(node.target in READS and not _is_plain(node) for node in module.graph.nodes):

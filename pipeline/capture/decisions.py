@@ -1,4 +1,4 @@
-"""Outputs of a program that say whether a call decides otherwise than the example."""
+"""Add outputs to a program that show whether a call takes another data-dependent branch than the example."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.program import Program
 
 
 def with_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with a last output for each place: whether a call decides otherwise there."""
+    """Return the program with its last outputs marked as decisions: whether a call takes another branch at a line."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)

@@ -28,7 +28,7 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
                 raise DtypeError(name, short(misfit.found), misfit.due, _told(node, misfit))
         if found:
             have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is expected"
-            raise CaptureError(f"the model cannot run: {have}", "cast in the model: eager refuses it as well")
+            raise CaptureError(f"the model cannot run: {have}", "cast the value in the model: eager fails as well")
     return program
 
 

@@ -93,9 +93,8 @@ class DynamoGraph(torch.nn.Module):
 
 
 def _graph_results(module: GraphModule, *args: Argument) -> Argument:
-    """Return the results of Dynamo's graph. Derivatives, which ``torch.func`` takes in it, are taken under no
-    ``no_grad``, and of weights without autograd's mark: what is computed from one that has it would be wrapped for the
-    derivative."""
+    """Return the results of Dynamo's graph. If it computes derivatives (``torch.func``), gradients are enabled, and
+    weights are detached: values computed from a weight that requires gradients would be wrapped for the derivative."""
     has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
     if has_derivatives:
         args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
@@ -188,7 +187,7 @@ def _is_free(value: object) -> bool:
 
 
 def _constant(value: Argument) -> Argument:
-    """A number that does not vary, or an object that is none: a mesh of devices."""
+    """Return a number that does not vary as an int; any other object, such as a device mesh, unchanged."""
     return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
@@ -197,7 +196,7 @@ def _hint(value: object) -> Argument:
 
 
 def _dims(node: Node, dims: dict[str, Argument]) -> object:
-    """torch.export's dims for an input; a symbol of Dynamo's is one dim, wherever it occurs."""
+    """Return torch.export's dims for an input; sizes that are one symbol of Dynamo's share a ``Dim``."""
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
     sizes = {dim: size for dim, size in enumerate(_sizes(node)) if isinstance(size, torch.SymInt)}

@@ -29,12 +29,12 @@ def checked(
     profiles: Sequence[Spec] | None,
     device: str | None,
 ) -> ExportNotes:
-    """Return the notes beside an export of the user's: the inputs that are passed with it, and their profiles.
+    """Return the notes for a user's ``ExportedProgram``: the inputs that are passed with it, and their profiles.
 
     Raises:
-        TypeError: what only `torch.export.export` can take is passed with it.
-        CaptureError: a tensor of it has no value.
-        ValueError: it was exported on another device, or inputs do not fit it.
+        TypeError: constants or ``dynamic_shapes`` are passed, which can only be given to `torch.export.export`.
+        CaptureError: a tensor of the ``ExportedProgram`` has no value.
+        ValueError: it was exported on another device, or the inputs do not fit it.
     """
     request = requested(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:
@@ -49,7 +49,7 @@ def checked(
 
 
 def _check_not_wrapped(exported: ExportedProgram) -> None:
-    """Raise an error if a tensor of an export has no value: it is fake, or what a derivative wrapped in the trace."""
+    """Raise an error if a tensor of an export has no value: it is fake, or wrapped for a derivative in the trace."""
     for name, value in (exported.state_dict | exported.constants).items():
         is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
         if is_wrapped or isinstance(value, FakeTensor):

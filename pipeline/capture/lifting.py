@@ -101,18 +101,18 @@ def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str
 
 
 def _held_object_reason(name: str, value: object) -> str:
-    """Why no program takes an object that a model holds."""
+    """Return why a program cannot contain an object that the model holds."""
     if isinstance(value, torch.Generator):
         return GENERATOR
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"the model holds {name}, a {kind}: programs take tensors, and no other objects of its own"
+    return f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
 
 
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's own tensors by their names; the placeholders that stay what one of them is; those that
-    change."""
+    """Return the model's tensors by name, the recipes of the placeholders that are constant, and the buffers of those
+    that the model mutates."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -127,7 +127,7 @@ def _lifted_tensors(
         tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
-            raise CaptureError(why, "make the model anew; torch.export leaves what a model keeps from a call fake")
+            raise CaptureError(why, "create the model again: torch.export leaves fake tensors in what a model keeps")
         parameters[target] = tensor
         if target in mutated:
             buffers[name] = target

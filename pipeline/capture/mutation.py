@@ -59,9 +59,9 @@ def without_mutation(
 
 
 def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with graphs without mutation where its operators run some (the branches of ``torch.cond``, the
-    steps of a scan); itself if they have none. A graph stays as it is where no rule covers a write, and what is mapped
-    over rows does, too: `torch.vmap` takes writes, and not what stands in for them."""
+    """Return the module with the graphs that its operators run (branches of ``torch.cond``, steps of a scan) free of
+    mutation; itself if none mutates. A graph stays unchanged if no rule covers one of its writes, or if a map runs it
+    for each row: `torch.vmap` handles writes, but not the operators that replace them."""
     made = None
     for node in module.graph.nodes:
         part = getattr(module, node.target, None) if node.op == "get_attr" else None

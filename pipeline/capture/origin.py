@@ -69,6 +69,6 @@ def origin_of(program: Program) -> Origin | None:
 
 
 def modes(model: Original) -> tuple[bool, ...]:
-    """Return whether each part of a module is in training; frozen TorchScript says nothing, and is not."""
+    """Return whether each part of a module is in training; frozen TorchScript has no such flag: False."""
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     return tuple(bool(getattr(part, "training", False)) for part in parts)

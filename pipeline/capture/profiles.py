@@ -15,8 +15,8 @@ from pipeline.shapes.lines import solved
 
 
 def with_profiles(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the ranges of its symbols in each profile. Pieces of a whole, whose sizes data has, are
-    tuned for as they fit the whole in that profile.
+    """Return the program with the ranges of its symbols in each profile. The data-dependent sizes of a split's pieces
+    are tuned so that they add up to the split dim in that profile.
 
     Raises:
         ValueError: a profile leaves no value for a size.

@@ -110,7 +110,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
-    """Return the graph with these results instead; what only others needed is left out."""
+    """Return the graph with only these results."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for node in module.graph.nodes:
@@ -121,7 +121,7 @@ def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
 
 
 class _Tail:
-    """A graph of views: of the arguments of Dynamo's graph, and of what the core gives."""
+    """A graph of views of the arguments of Dynamo's graph, and of the core's results."""
 
     def __init__(
         self, module: GraphModule, given: Sequence[Node], kept: Sequence[Node], returned: Sequence[Argument]

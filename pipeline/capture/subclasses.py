@@ -1,5 +1,5 @@
-"""Flatten parameters that consist of others, as torchao's quantized tensors consist of codes and scales: each part
-becomes a parameter of its own, named after its holder (``linear.weight.qdata``)."""
+"""Flatten parameters that are tensor subclasses, such as torchao's quantized tensors of values and scales: each inner
+tensor becomes a parameter, named after the outer one (``linear.weight.qdata``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a tensor consists of, by name; itself if it is a plain one, a rank's part of a DTensor."""
+    """Yield the inner tensors of a tensor subclass by name; a plain tensor itself; a DTensor's local tensor."""
     tensor = local_tensor(tensor)
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
@@ -33,15 +33,15 @@ def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors by name, with those that consist of others replaced by their parts."""
+    """Return tensors by name, with each tensor subclass replaced by its inner tensors."""
     return {name: part for outer, tensor in tensors.items() for name, part in inner(outer, tensor)}
 
 
 def flattened(program: Program, _: ExportNotes) -> Program:
-    """Return the program over plain tensors alone; itself if it has no others.
+    """Return the program with tensor subclasses replaced by their inner tensors; itself if it has none.
 
     Raises:
-        CaptureError: the export keeps one whole.
+        CaptureError: the exported graph does not access the inner tensors of a subclass.
     """
     if not any(map(is_traceable_wrapper_subclass, program.parameters.values())):
         return program
@@ -56,8 +56,8 @@ def flattened(program: Program, _: ExportNotes) -> Program:
     for name, tensor in kept.items():
         if is_traceable_wrapper_subclass(tensor):
             raise CaptureError(
-                f"{name} is {kind_of(tensor)}, which torch.export keeps whole: the graph does not tell what "
-                "its numbers are made of",
+                f"{name} is {kind_of(tensor)}, which torch.export does not flatten: the graph does not show how "
+                "its values are computed",
                 "quantize the model with NVIDIA ModelOpt, or with a configuration of torchao that is not a prototype "
                 "(docs/quantization.md), or make the parameter a plain tensor: .dequantize()",
             )

@@ -25,8 +25,8 @@ PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
 
 
 def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of conditions on the data that the program assumes: those that the model checks, and that a mask picks as
-    many elements as the model needs. Where it picks another number, eager raises an error."""
+    """Warn of conditions on the data that the program assumes: those that the model checks, and that a mask selects as
+    many elements as the model needs. For another number eager raises an error."""
     checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
     given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
     data: set[torch.fx.Node] = set()
@@ -37,9 +37,9 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
             place = line_of(node.meta).partition(",")[0] or node.name
             (checks if node.target in ASSERTS else picks)[place] = None
     if checks:
-        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(checks))
+        log.warning("the model checks its data at %s: engines assume that this holds", ", ".join(checks))
     if picks:
-        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
+        why = "the model needs a fixed number of masked elements at %s: engines assume it, and do not check it"
         log.warning(why, ", ".join(picks))
 
 

@@ -112,8 +112,8 @@ def _capture_line(error: CaptureError) -> str:
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """While entered, our own warnings are lines on stderr, and torch's are hidden. Exceptions have TensorRT's
-    messages."""
+    """Return a context in which our own warnings are lines on stderr, and torch's are hidden. TensorRT's messages are
+    not shown: exceptions contain them."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("pipeline: %(message)s"))

@@ -127,7 +127,7 @@ def _detail(row: SupportRow) -> str:
 
 def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
     whose = "our" if op in DECOMPOSITIONS else "torch's"
-    return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition takes it apart before conversion"
+    return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition replaces it before conversion"
 
 
 def _reason(op: str) -> str:

@@ -160,13 +160,13 @@ def input_value(port: Port, text: str) -> Any:
         try:
             return int(text)
         except ValueError:
-            raise UsageError(f"--input {port.name}: {text!r} is no integer") from None
+            raise UsageError(f"--input {port.name}: {text!r} is not an integer") from None
     try:
         array = np.load(text, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"--input {port.name}: {text!r} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
-        raise UsageError(f"--input {port.name}: {text!r} is no file that numpy.save wrote: {error}") from None
+        raise UsageError(f"--input {port.name}: {text!r} is not a file that numpy.save wrote: {error}") from None
     if not isinstance(array, np.ndarray):
         raise UsageError(f"--input {port.name}: {text!r} has several arrays; numpy.save writes one")
     try:

@@ -87,7 +87,7 @@ def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
     elif Path(spec).suffix == ".trtp":
         raise SourceError(f"{spec!r} is a saved program, compiled already: inspect, run, verify and report take it")
     else:
-        raise SourceError(f"{spec!r} is no model: {GRAMMAR}")
+        raise SourceError(f"{spec!r} is not a model: {GRAMMAR}")
     return source.with_inputs(inputs).checked()
 
 

@@ -103,7 +103,7 @@ def _version(options: argparse.Namespace, parser: argparse.ArgumentParser, chang
     if not (options.left or options.right):
         raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
-        raise UsageError(f"{options.spec!r} is no SPEC of a model; to compare two files or folders, give both")
+        raise UsageError(f"{options.spec!r} is not a SPEC of a model; to compare two files or folders, give both")
     own = parser.parse_args([options.spec, *(word for text in changes for word in _flag(text))])
     default = parser.parse_args([options.spec])
     asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}

@@ -30,14 +30,14 @@ LONG = 1024
 def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Attention without dropout, of a known head dim."""
     if argument(node, "dropout_p"):
-        return Rejection("its dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
+        return Rejection("dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
-        return Rejection(f"the last dim of its query, the head dim, is {query.shape[-1]}")
+        return Rejection(f"the head dim, the last of the query, is {query.shape[-1]}; attention needs a static one")
     asked = settings.faster_in_torch and not settings.require_full_compilation
     if asked and applies("slow-attention") and _is_long(node):
         return Rejection(
-            "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs for 375)",
+            "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs, not 375)",
             "faster_in_torch=False keeps it in TensorRT",
         )
     return True

@@ -24,14 +24,14 @@ def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettin
     """TensorRT convolves floating-point tensors, with a kernel of static shape."""
     weight = argument(node, "weight").meta["val"]
     if weight.dtype not in FLOATS:
-        return Rejection(f"its dtype is {weight.dtype}, TensorRT convolves floating-point tensors only")
+        return Rejection(f"the weight is {weight.dtype}, TensorRT convolves floating-point tensors only")
     for dim, size in enumerate(weight.shape):
         if isinstance(size, torch.SymInt):
-            return Rejection(f"dim {dim} of its kernel is {size}; TensorRT takes kernels of static shape only")
+            return Rejection(f"dim {dim} of the kernel is {size}; TensorRT takes kernels of static shape only")
     kernel_is_cast = weight.dtype == torch.bfloat16  # such a deconvolution is computed in float32
     if argument(node, "transposed") and argument(node, "groups") > 1 and kernel_is_cast:
         return Rejection(
-            "it is a transposed convolution in bfloat16 with groups, for which RTX 1.4 gave -5e16 instead of 0.7",
+            "for a transposed convolution in bfloat16 with groups RTX 1.4 returned -5e16 instead of 0.7",
             "use float16 or float32",
         )
     return True

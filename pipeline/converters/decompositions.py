@@ -43,7 +43,7 @@ def register_torch_trt_decomposition(
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
             f"registry is a dict, which gets the function, not {registry!r}: tables never change; "
-            "pipeline.DECOMPOSITIONS.register(function) gives a new one"
+            "pipeline.DECOMPOSITIONS.register(function) returns a new one"
         )
 
     def declare(function: F) -> F:

@@ -31,10 +31,10 @@ def _bags_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     """Only the bags are asked for, not what the gradient needs; bags times indices times columns: 2**31 - 1 at most."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
-            return Rejection(f"{user.name} reads what the gradient needs: an engine gives the bags only")
+            return Rejection(f"{user.name} reads a result for the gradient: an engine returns the bags only")
     weight, indices = argument(node, "weight").meta["val"], argument(node, "indices").meta["val"]
     if indices.dim() != 1:
-        return Rejection(f"the indices have rank {indices.dim()}, and offsets go with a row of them")
+        return Rejection(f"the indices have rank {indices.dim()}; offsets need indices of rank 1")
     return compared(node.meta["val"][0].shape[0], indices.shape[0], weight.shape[1])
 
 

@@ -52,7 +52,7 @@ class Refusal:
 
 
 class Lookup(Mapping[Any, Entry]):
-    """Converters by target, or by node, where the settings and the node itself decide.
+    """A lookup of converters by target, or by node: settings and the node's arguments then decide which accepts it.
 
     A key is a node (`lookup[node]` is the converter that accepts it, `node in lookup` whether one does) or a target
     (`lookup[target]` is its first candidate, `target in lookup` whether it has any). An operator packet or a name means
@@ -209,7 +209,7 @@ def _unallocated(support: ConverterSupport) -> Rejection | None:
     if CAPABILITIES.nonzero or not support.requires_output_allocator:
         return None
     return Rejection(
-        f"the size of its result is data, which the converter {support.name} leaves to an output allocator, and "
+        f"the result has a data-dependent size, which the converter {support.name} leaves to an output allocator, and "
         f"{CAPABILITIES.flavour} has no layer that needs one"
     )
 
@@ -237,8 +237,8 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
         return verdict
     if verdict is None or isinstance(verdict, str):
         raise TypeError(
-            f"the validator {name} of {support.name} gave {verdict!r} for {node.name}: it returns True, or a reason as "
-            "pipeline.Rejection(reason, hint)"
+            f"the validator {name} of {support.name} returned {verdict!r} for {node.name}: expected True, or a reason "
+            "as pipeline.Rejection(reason, hint)"
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")

@@ -57,7 +57,8 @@ def native_layer_norm(
 def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Each channel has its own weight, so their number must be known when the engine is built."""
     channels = argument(node, "input").meta["val"].shape[1]
-    return not isinstance(channels, torch.SymInt) or Rejection(f"dim 1 of its input, the channels, is {channels}")
+    reason = f"dim 1 of the input, the channels, is {channels}; normalization needs a static number of them"
+    return not isinstance(channels, torch.SymInt) or Rejection(reason)
 
 
 @converts(aten.group_norm.default, validator=channels_are_static)
@@ -96,7 +97,7 @@ def of_its_own_statistics(node: torch.fx.Node, settings: CompilationSettings) ->
     """Only with its own statistics: with running ones it is a batch norm, and is decomposed as such."""
     if argument(node, "use_input_stats"):
         return channels_are_static(node, settings)
-    return Rejection("it uses running statistics")
+    return Rejection("it uses running statistics, as a batch norm does")
 
 
 @converts(aten.instance_norm.default, validator=of_its_own_statistics)

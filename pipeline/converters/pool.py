@@ -67,7 +67,7 @@ def _dynamic(node: torch.fx.Node, why: str) -> Rejection:
     """Return the rejection that names the dim whose size must be static."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
-    return Rejection(f"dim {dim} of its input is {shape[dim]}; {why} needs static sizes")
+    return Rejection(f"dim {dim} of the input is {shape[dim]}; {why} needs static sizes")
 
 
 def _rounds_safely(windows: Windows) -> bool:
@@ -125,7 +125,7 @@ def _average_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool 
     there is one window for everything."""
     x = argument(node, "self").meta["val"]
     if not x.is_floating_point():
-        return Rejection(f"its input is {x.dtype}, TensorRT averages floating-point tensors only")
+        return Rejection(f"the input is {x.dtype}, TensorRT averages floating-point tensors only")
     windows = _windows(node, AVERAGE[node.target])
     if not windows.rounds_up or _takes_all(node, windows):
         return True

@@ -35,9 +35,9 @@ def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejecti
 def _has_type(type: str, settings: CompilationSettings) -> bool | Rejection:
     older = [c for c in settings.compute_capabilities if c[:1].isdigit() and _number(c) < FP4_FROM]
     if type == "fp4" and (older or not settings.compute_capabilities):
-        wanted = f"{', '.join(older)} is asked for" if older else "engines are built for older GPUs by default"
+        wanted = f"{', '.join(older)} is requested" if older else "engines are built for older GPUs by default"
         return Rejection(
-            f"it is in FP4, which GPUs from 12.0 on have, and {wanted}", 'pass compute_capabilities=("12.0",)'
+            f"FP4 needs a GPU of compute capability 12.0, and {wanted}", 'pass compute_capabilities=("12.0",)'
         )
     return True
 
@@ -51,27 +51,27 @@ def dequantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     tensor."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
-        return Rejection("its codes are computed, and TensorRT-RTX takes those of weights and of pairs only")
+        return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants, and pairs as a whole")
     type, shape, block = argument(node, "type"), node.meta["val"].shape, argument(node, "block")
     if TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type):
-        return Rejection(f"a row of its {type} codes is odd, and two of them are a byte")
+        return Rejection(f"a row has an odd number of {type} values, two of which are stored in a byte")
     sizes = scale.meta["val"].shape
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
-            return Rejection(f"its blocks of {each} do not divide dim {dim}, which is {size}")
+            return Rejection(f"blocks of {each} do not divide dim {dim} of the weight, which is {size}")
     return _has_dtype(node) and builds(node, settings)
 
 
 def _has_dtype(node: torch.fx.Node) -> bool | Rejection:
     dtype = node.meta["val"].dtype
-    return dtype in FLOATS or Rejection(f"its numbers are {dtype}, and TensorRT has codes for {FLOATS}")
+    return dtype in FLOATS or Rejection(f"the tensor is {dtype}; TensorRT quantizes only {FLOATS}")
 
 
 def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The pair's scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
-        return Rejection("its scale is computed, and TensorRT takes constants only")
+        return Rejection("the scale is computed; TensorRT takes constants only")
     return _has_dtype(node) and builds(node, settings)
 
 
@@ -92,11 +92,11 @@ def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
-        return Rejection(f"its rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
+        return Rejection(f"the rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
     return (
         _has_dtype(node) and builds(node, settings)
         if value.shape[-1] % size == 0
-        else Rejection(f"its blocks of {size} do not divide its last dim, {value.shape[-1]}")
+        else Rejection(f"blocks of {size} do not divide the last dim, {value.shape[-1]}")
     )
 
 

@@ -34,7 +34,7 @@ def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     """There must be no dropout between the layers."""
     drops = argument(node, "train") and argument(node, "dropout") and argument(node, "num_layers") > 1
     return not drops or Rejection(
-        "its dropout draws random numbers: an engine would draw others than eager does", "call model.eval() first"
+        "dropout draws random numbers: an engine would draw other numbers than eager", "call model.eval() first"
     )
 
 

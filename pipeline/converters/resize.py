@@ -106,7 +106,7 @@ def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings)
     float32."""
     x, how = node.all_input_nodes[0].meta["val"], _parameters(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.nearest:
-        return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
+        return Rejection(f"the input is {x.dtype}, TensorRT interpolates floating-point tensors only")
     rows = _rows(node)
     by_scales = _by_scales(rows, False)
     for dim, (before, after, scale) in enumerate(rows, 2):
@@ -114,10 +114,10 @@ def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings)
             continue
         if how.antialias:
             which, size = ("result", after) if isinstance(before, int) else ("input", before)
-            return Rejection(f"dim {dim} of its {which} is {size}; antialiasing needs static sizes")
+            return Rejection(f"dim {dim} of the {which} is {size}; antialiasing needs static sizes")
         if scale is not None and not by_scales and not scale.is_integer():
             return Rejection(
-                f"dim {dim} of its input is {before}, and TensorRT rounds its product with the scale {scale}",
+                f"dim {dim} of the input is {before}, and TensorRT rounds its product with the scale {scale}",
                 "give a size, or a scale such as 0.5, 1.5 or 2",
             )
     return True
@@ -155,7 +155,7 @@ def _factor(row: Row, tapped: bool) -> float:
 def of_four_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT samples planes, [N, C, H, W], not volumes."""
     dims = argument(node, "input").meta["val"].dim()
-    return dims == 4 or Rejection(f"its input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
+    return dims == 4 or Rejection(f"the input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
 
 
 @converts(aten.grid_sampler.default, aten.grid_sampler_2d.default, validator=of_four_dims)

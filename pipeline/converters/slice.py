@@ -107,7 +107,7 @@ def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
         return True
-    return Rejection(f"resizes {old} elements to {new}: others than there are would be undefined")
+    return Rejection(f"resizes {old} elements to {new}: the additional ones would be undefined")
 
 
 @converts(aten.resize.default, validator=no_larger)

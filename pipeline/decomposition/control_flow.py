@@ -50,7 +50,7 @@ def obstacle(node: Node) -> str:
         found = next(
             filter(None, (_inline_obstacle(n, graph) for graph in branches(node) for n in graph.graph.nodes)), ""
         )
-    return found or next((f"{each}, of {n.name} in its graph" for n in _inner(node) if (each := _strange(n))), "")
+    return found or next((f"{each}, of {n.name} in the inner graph" for n in _inner(node) if (each := _strange(n))), "")
 
 
 def _name(node: Node) -> str:
@@ -64,7 +64,7 @@ def _inner(node: Node) -> Iterator[Node]:
 
 
 def _strange(node: Node) -> str:
-    return obstacle(node) if _name(node) in _WRITTEN else f"{qualified_name(node.target)} is not written out"
+    return obstacle(node) if _name(node) in _WRITTEN else f"{qualified_name(node.target)} cannot be expanded"
 
 
 def _of_condition(node: Node) -> str:
@@ -73,9 +73,9 @@ def _of_condition(node: Node) -> str:
         return "a size decides which branch runs, and a branch may be valid for its sizes only"
     values = node.meta.get("val") or (None,)
     if not all(isinstance(value, torch.Tensor) for value in values):
-        return "its branches return numbers, not tensors"
+        return "the branches return numbers, not tensors"
     if _data_sizes(values) - _data_sizes([x.meta.get("val") for x in node.all_input_nodes]):
-        return "its branches return tensors of different sizes"
+        return "the branches return tensors of different sizes"
     return next(
         filter(None, (_branch_only_reason(inner) for graph in branches(node) for inner in graph.graph.nodes)), ""
     )
@@ -91,23 +91,23 @@ def _branch_only_reason(node: Node) -> str:
     if node.op != "call_function" or _name(node):
         return ""
     why, name = why_apart(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
-    return f"{name} in a branch of it {why}: it must not run where that branch does not" * bool(why)
+    return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 
 def _of_scan(node: Node) -> str:
     steps, body = _steps(node), branches(node)
     if not isinstance(steps, int):
-        return "the number of its steps is a size that varies"
+        return "the number of steps is a dynamic size"
     operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
-    return f"its {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
+    return f"the {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
 
 
 def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
     """Return why a node of a nested graph cannot become a node of the program; empty if it can."""
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-        return f"{node.name} in its graph writes in place"
+        return f"{node.name} in the inner graph writes in place"
     literal = node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), torch.Tensor)
-    return f"{node.name} is a tensor that its graph makes from numbers" * literal
+    return f"{node.name} is a tensor that the inner graph creates from numbers" * literal
 
 
 def _steps(node: Node) -> object:

@@ -75,8 +75,8 @@ def _groups(layout: Argument) -> Sequence[list[Node]]:
 
 
 def _can_merge(layout: Argument, product: Node) -> bool:
-    """Return whether only this matmul reads its quantized weight, the scales are per column, and the other factor is no
-    pair."""
+    """Return whether only this matmul reads its quantized weight, the scales are per column, and the other factor is
+    not a quantize/dequantize pair."""
     x, weight = product.args
     if not (layout.is_weight(weight) and len(weight.users) == 1) or layout.constant[x] or x.target in PAIRS:
         return False

@@ -33,12 +33,12 @@ def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> N
 
 
 def _called(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """A rule that calls a function of one number in the graph, where Python would run it."""
+    """Return a rule that adds a call of a function of one number to the graph, and does not run it."""
     return staticmethod(lambda x, *_: x.tracer.create_proxy("call_function", function, (x,), {}))
 
 
 class _Spelled(PythonReferenceAnalysis):
-    """Spells expressions as torch.export does: torch's own rules run ``trunc``, ``round`` and ``/`` at once."""
+    """Adds size expressions to a graph as torch.export does; the base class would run ``trunc``, ``round``, ``/``."""
 
     trunc_to_int, round_to_int = _called(math.trunc), _called(round)
     floor_to_int, ceil_to_int = _called(math.floor), _called(math.ceil)

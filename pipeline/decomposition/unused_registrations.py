@@ -76,7 +76,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Yield the converters among these whose operator is in the model."""
+        """Yield an entry for each of these converters whose operator the model calls: the reason why it is unused."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -84,7 +84,7 @@ class _Search:
                 yield Unreached(name, *self.why(declaration, found))
 
     def decompositions(self, left: frozenset[Any]) -> Iterator[Unreached]:
-        """Yield the decompositions of these operators that are in the model."""
+        """Yield an entry for each unused decomposition of these operators, if the model calls the operator."""
         for op in sorted(left, key=str):
             found = self.found(op)
             if found is not None:
@@ -117,11 +117,11 @@ class _Search:
         if declaration in self.refusals:
             return str(self.refusals[declaration].reason), self.refusals[declaration].hint
         if found.target is not declaration.key and found.target in self.ways.disabled:
-            return f"torch_disabled_decompositions leaves {qualified_name(found.target)} whole", ""
+            return f"torch_disabled_decompositions keeps {qualified_name(found.target)} from being decomposed", ""
         if found.target is not declaration.key:
             if declaration in self.claims.high.get(declaration.key, ()):
                 return f"it takes static shapes only, and {found.name} has sizes that vary", _DYNAMIC
-            return f"{qualified_name(found.target)}, which is made of it, is converted as a whole", hint
+            return f"{qualified_name(found.target)}, a composite that contains it, has a converter", hint
         if found.name not in self.verdicts:
             return self.why_gone(declaration), hint
         rejection = rejection_of(declaration.support, found, settings)
@@ -136,15 +136,15 @@ class _Search:
         """Return the reason why no call of an operator is left."""
         own = self.ways.own(declaration.key)
         if own is not None:
-            return f"the decomposition {function_name(own)} comes before it"
-        return "what the operator computes is made of constants, or is part of something larger"
+            return f"the decomposition {function_name(own)} is applied first"
+        return "its calls were folded into constants or merged into other operators"
 
     def why_passed(self, found: Node) -> str:
         """Return the reason why a converter does not get a call that it would accept."""
         verdict = self.verdicts[found.name]
         if verdict.choice is None:
             return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
-        return f"{verdict.choice.support.name} is asked before it, and takes {found.name}"
+        return f"{verdict.choice.support.name} comes before it, and accepts {found.name}"
 
     def entries(self, idle: list[object]) -> Iterator[Unreached]:
         """Yield the unused entries of ``torch_executed_ops``, with the model's composites of their operators."""
@@ -153,7 +153,7 @@ class _Search:
             name = f"{entry_name(entry)} in torch_executed_ops"
             if found is not None:
                 target = qualified_name(found.target)
-                yield Unreached(name, f"{target}, which is made of it, is one operator of the model", f"name {target}")
+                yield Unreached(name, f"the model calls {target}, a composite that contains it", f"name {target}")
             elif isinstance(entry, OpOverload | str):
                 yield Unreached(name, "the model does not call it", _CALLS)
             else:
@@ -166,9 +166,9 @@ class _Search:
         if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if op in self.ways.disabled:
-            return "torch_disabled_decompositions leaves the operator whole", "leave one of the two out"
+            return "torch_disabled_decompositions has the operator", "leave one of the two out"
         if op in self.claims.high:
             return "a HIGH converter of the operator comes before it", "leave one of the two out"
         if found.target is not op:
-            return f"{qualified_name(found.target)}, which is made of it, stays whole", ""
-        return "it gave NotImplemented, or the operator itself, for every call", ""
+            return f"{qualified_name(found.target)}, a composite that contains it, is not decomposed", ""
+        return "the decomposition returned NotImplemented or the operator itself for every call", ""

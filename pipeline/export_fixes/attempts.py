@@ -22,15 +22,15 @@ from pipeline.export_fixes import remembered
 from pipeline.export_fixes.runtime_asserts import is_caught
 
 Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
-"""How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is
-exported (`untold`). ``"comparing"``: as ``"python"``, and where several sizes are compared the example decides.
-``"anew"``: as ``"python"``, and the model forgets the shapes of its last call (`remembered`).
-``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int`` makes of sizes (not
-while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where ``torch.func`` has done
-its work. ``"example"``: as ``"python"``, with the branches of the example where data decides."""
+"""How torch.export traces. ``"python"``: it runs the model's Python code. The next three do so, too: ``"called"``:
+``torch.compiler.is_exporting()`` is False in the model; ``"comparing"``: the example decides comparisons of several
+sizes; ``"anew"``: the model forgets the shapes of its last call (`remembered`). ``"bytecode"``: Dynamo interprets the
+bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces, which would
+crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as ``"python"``, and
+data-dependent branches are taken as for the example."""
 
 Try: TypeAlias = tuple[Spec, Way]
-"""The dynamic shapes and the way of one export."""
+"""The dynamic shapes of one export, and how torch.export traces for it."""
 
 
 @frozen(eq=False)
@@ -41,10 +41,10 @@ class First:
         model: the model.
         shapes: the dynamic shapes.
         way: ``"python"``, or ``"example"``.
-        error: why it failed; None if it did not, but a number is fixed in its graph.
+        error: the error of the export; None if the export succeeded, but its graph fixes a number.
         by_inputs: whether the ranges are those of `Input` s, and not torch's own ``Dim`` s, which have names.
-        has_one_size: whether torch took a size that varies for a constant.
-        is_narrower: whether torch takes narrower ranges, and no dim is derived from another.
+        has_one_size: whether torch specialized a dynamic size to a constant.
+        is_narrower: whether torch accepts narrower ranges only, and no dim is derived from another.
     """
 
     model: torch.nn.Module
@@ -57,24 +57,24 @@ class First:
 
     @property
     def fails_for_the_model(self) -> bool:
-        """Whether the model's own code raised the error, and no range or data-dependent branch did."""
+        """Whether the model's own code raised the error, not a range or a data-dependent branch."""
         return self.way == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
     def reads_bytecode(self) -> bool:
-        """Whether Dynamo may trace: it is not tracing already, and no caught check of data was seen."""
+        """Whether Dynamo may trace: it is not tracing already, and the model caught no error of a check of data."""
         return self.way == "python" and CompileContext.try_get() is None and not is_caught()
 
 
 @frozen(eq=False)
 class Attempt:
-    """A row of the table.
+    """A way to repeat an export that failed: a row of `ATTEMPTS`.
 
     Attributes:
-        name: its name, in the log.
-        when: when it is tried, in words.
-        changes: what it changes, in words.
-        tries: the exports that it tries after the first one; none if it has no use there.
+        name: the name of the attempt in the log.
+        when: the failures for which the attempt is made, as text.
+        changes: the change to the export, as text.
+        tries: yields the shapes and the kind of trace of each export to try; none if the attempt cannot help.
     """
 
     name: str

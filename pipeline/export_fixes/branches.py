@@ -45,8 +45,8 @@ class Branch:
     """A branch that is being traced.
 
     Attributes:
-        memory: the memory that it allocates.
-        effect: the first operation in it that must not run unless the branch is taken, with the reason; or empty.
+        memory: the memory that the branch allocates.
+        effect: the branch's first operation that must not run unless the branch is taken, with the reason; or empty.
     """
 
     memory: set[StorageWeakRef] = field(factory=set)
@@ -55,7 +55,7 @@ class Branch:
 
 @define
 class Choice:
-    """The memory of a result that data chose, and the memory of the tensors of which eager returns one."""
+    """The memory of a result that `torch.where` selects, and of the two tensors of which eager returns one."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -63,7 +63,7 @@ class Choice:
 
 @define
 class Trace:
-    """The open branches of one trace, from the outer to the inner, and the choices that were made."""
+    """The branches being traced, from the outermost to the innermost, and the results selected so far."""
 
     open: list[Branch] = field(factory=list)
     choices: list[Choice] = field(factory=list)
@@ -78,14 +78,14 @@ def traced() -> AbstractContextManager[Trace]:
 
 
 def is_open(condition: object) -> bool:
-    """Return whether a condition is a tensor of one element whose value only a call has."""
+    """Return whether a condition is a tensor of one element whose value is unknown until the program runs."""
     if _trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
     return is_unknown(condition) and set(shape_of(condition)) <= {1}
 
 
 def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> Argument:
-    """Trace both branches, and return the results of one of them, which data chooses.
+    """Trace both branches, and return results that `torch.where` selects by the condition when the program runs.
 
     Raises:
         CaptureError: a branch is not pure, or the branches return values that `torch.where` cannot choose between.
@@ -143,7 +143,7 @@ def noting(own: Kernel) -> Kernel:
         for choice in trace.choices:
             if written & choice.memory:
                 why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
-                raise CaptureError(why, "write to a clone: which of two tensors is written is for data to decide")
+                raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
         before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
         made = {_memory(tensor) for tensor in _tensors(result)} - before
         for branch in trace.open:

@@ -37,14 +37,14 @@ class TensorKind:
 
 @frozen
 class Call:
-    """One call of a module: how its inputs are nested, and each value by its path; tensors by their kind."""
+    """One call of a module: the structure of its inputs, and each value by its path; tensors by dtype and rank."""
 
     spec: Spec
     values: Mapping[Path, Leaf]
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """Return the record of a call with these inputs: so many by position, the others by keyword."""
+        """Return the record of a call with these inputs; ``way``: the number of positional ones, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
 
@@ -53,8 +53,8 @@ class Call:
 class Calls:
     """The calls of a module that `recorded` has seen, in order.
 
-    ``compile(module, **calls.inputs)`` compiles the module for all of them. The first is the example, with its tensors;
-    of the others only the kinds of values are kept.
+    ``compile(module, **calls.inputs)`` compiles the module for all of them. The first call is the example, and its
+    tensors are kept; of later calls only types and shapes are.
     """
 
     module: torch.nn.Module
@@ -89,7 +89,7 @@ class Calls:
             raise self.refused
         if self.example is None:
             why = f"{self._name} was not called while its calls were recorded"
-            raise CaptureError(why, "call what calls it inside of the with block; calls of other methods do not count")
+            raise CaptureError(why, "call forward inside of the with block; calls of other methods do not count")
         first = self.seen[0]
         for other in self.seen[1:]:
             self._check_alike(first, other)

@@ -27,13 +27,13 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 
 
 def computes_the_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Return whether both calls of a model compute the same; `AGAIN` marks the copied inputs of each.
+    """Return whether a second call of a model computes the same function of its inputs as the first.
 
-    What the first call left behind is the same for the second only if it depends on no input.
+    If so, the second call uses nothing of the first call's inputs that the model has stored.
 
     Args:
-        exported: a program whose outputs are those of both calls, and the marks.
-        structures: the structures of the outputs of each.
+        exported: a program that makes both calls: it returns the outputs of both, and the inputs, copied by `AGAIN`.
+        structures: the structure of each call's outputs.
     """
     first, second = structures
     if first != second:
@@ -55,11 +55,11 @@ class _Values:
 
     Attributes:
         numbers: the number of each expression: an operator and the numbers of its arguments.
-        nodes: the number of each node by now; a write changes it.
-        of_inputs: the numbers that depend on inputs.
-        registered: the placeholders of parameters and buffers, and the numbers that they begin a call with.
-        inputs: those of inputs.
-        first: the nodes of the first call.
+        nodes: the current number of each node; a write to the node changes it.
+        of_inputs: the numbers of values that depend on inputs.
+        registered: the number of each parameter's and buffer's placeholder at the start of a call.
+        inputs: the number of each input's placeholder.
+        first: the number of each node at the end of the first call.
     """
 
     numbers: dict[Key, int] = field(factory=dict)
@@ -176,7 +176,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
 
 
 def _graph_text(module: torch.nn.Module) -> str:
-    """Return a graph that another calls, as text."""
+    """Return the text of a graph that another graph calls."""
     return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
 
 

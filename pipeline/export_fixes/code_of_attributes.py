@@ -42,8 +42,8 @@ def assigned_at(model: torch.nn.Module, place: str) -> str:
 
 
 def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
-    """Yield the code of the classes of a model's modules, and of objects that they hold, with that of the files that
-    these are from, and of functions that modules hold; torch's own is none of it."""
+    """Yield the code, except torch's own, that may read a model's attributes: of the classes of its modules and of the
+    objects in them, of the files that define these classes, and of functions in modules."""
     kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in others(model))))
     own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
     files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}

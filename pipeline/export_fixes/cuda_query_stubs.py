@@ -29,7 +29,7 @@ _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability th
 
 
 def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
-    """Return a context in which the answers are those of a GPU of this compute capability."""
+    """Return a context in which ``torch.cuda`` describes a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
     return set_to(_capability, (major, minor))
 
@@ -64,7 +64,7 @@ def attention(own: Kernel) -> Kernel:
 
 
 def constant(own: Kernel) -> Kernel:
-    """Copy the values that torch keeps beside a constant while it traces: they stay on the CPU."""
+    """Copy a constant as torch does while it traces, but leave the copied values on the CPU."""
 
     def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
         return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
@@ -83,8 +83,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return the shape and memory layout of an attention's result: a kernel stores the heads of each position together,
-    plain attention the positions of each head. A graph below autograd has the layout of its run."""
+    """Return an empty attention result in a GPU's memory layout: a kernel stores the heads of each position together,
+    plain attention the positions of each head. Below autograd, trace the operators that a GPU would run instead."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)

@@ -61,7 +61,7 @@ casts: the dtype is not at fault."""
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
     """Return the error for a failed export. It names the inputs of wrong device or dtype, if the export succeeds with
-    others.
+    another.
 
     Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
     """
@@ -233,7 +233,7 @@ def _is_shape(value: object) -> bool:
 
 
 def _is_of_numbers(value: object) -> bool:
-    """Return whether a value is a list or tuple of numbers, or of such."""
+    """Return whether a value is a list or tuple of numbers, also nested."""
     return _is_shape(value) or (isinstance(value, tuple | list) and bool(value) and all(map(_is_of_numbers, value)))
 
 

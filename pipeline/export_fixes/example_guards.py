@@ -76,9 +76,9 @@ class Decisions:
     """The conditions on data that the example decided while a model was traced.
 
     Attributes:
-        places: where, in the model, for each symbol of a number that data has: ``model.py:41, if x.sum() > 0:``.
-        beside: the symbols that each was compared with, and itself.
-        exact: places where a number that is no whole one was fixed.
+        places: the lines that branched on each data-dependent symbol: ``model.py:41, if x.sum() > 0:``.
+        beside: the symbols that each symbol was compared with, and itself.
+        exact: the lines where a float was fixed to the example's value.
     """
 
     places: dict[str, dict[str, None]] = field(factory=dict)
@@ -150,7 +150,7 @@ def noting(_: Kernel) -> Kernel:
 
 
 def counting(own: Kernel) -> Kernel:
-    """Wrap `len`: a comparison of the result is a decision; the result is not the example's number."""
+    """Wrap `len` to return a data-dependent size as a symbol, not as the example's number: a comparison decides."""
 
     def length(value: Argument) -> Argument:
         rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
@@ -177,7 +177,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     """
     if decisions.exact:
         place = next(iter(decisions.exact))
-        raise CaptureError(f"Python has a number of data at {place}: a program would be for this number alone", HINT)
+        raise CaptureError(f"Python reads a float at {place}: a program would hold for this value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _Tensors(graph)
     for node in list(graph.nodes):
@@ -189,7 +189,7 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
                 found.setdefault(place, []).append(tensors.otherwise(node.args[0]))
     for symbol in sorted(decisions.places.keys() - seen):
         place = " or ".join(decisions.places[symbol])
-        raise CaptureError(f"what data decides at {place} cannot be checked in a call", HINT)
+        raise CaptureError(f"the condition on data at {place} cannot be checked in a call", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.any(each) for each in found.values()]

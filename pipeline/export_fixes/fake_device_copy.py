@@ -31,9 +31,9 @@ def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
 
 
 def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
-    """Return a copy of the model, and of its inputs, with fake tensors on the device. Tensors that are neither
-    parameters nor buffers stay where they are, unless ``model.to(device)`` moves them, too: by an ``_apply`` of a
-    module's own.
+    """Return a copy of the model, and of its inputs, with fake tensors on the device. A tensor that is neither a
+    parameter nor a buffer stays on its device, unless ``model.to(device)`` would move it because its module
+    overrides ``_apply``.
 
     Raises:
         CaptureError: the module cannot be copied, or this torch knows no such device.
@@ -57,11 +57,11 @@ def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kw
 
 
 def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
-    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before; tensors of few
-    elements, such as strides, keep their numbers.
+    """Move tensors as the modules' overrides of ``_apply`` do, such as grids stored by an earlier call; tensors of few
+    elements, such as strides, keep their values.
 
     Raises:
-        CaptureError: one of them fails.
+        CaptureError: an override fails.
     """
     with torch.no_grad(), moving():
         for module in filter(_moves_more, shown.modules()):

@@ -1,7 +1,7 @@
 """Expand ``torch.nn.attention.flex_attention`` to the operators that it computes, which engines have.
 
-torch.export keeps it as a call with two graphs, of a score and of a mask for one query and one key. Below autograd,
-`torch.vmap` makes them graphs for all queries and keys; an attention whose scores stay what they are is one of
+torch.export keeps it as a call with two graphs: for the score, and for the mask of one query and one key. Below
+autograd `torch.vmap` extends the graphs to all queries and keys; if the scores are not modified, it becomes
 ``scaled_dot_product_attention`` with a mask.
 """
 
@@ -32,7 +32,7 @@ score."""
 
 
 def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
-    """Expand the operator while a graph is traced; other callers want only its shapes."""
+    """Expand the operator while a graph is traced; for other callers compute the result's shapes only."""
 
     def call(
         operator: object,

@@ -1,7 +1,7 @@
 """Export ``torch.vmap``, ``torch.func`` and forward-mode derivatives in a model.
 
-torch.export writes calls into its graph that enter and leave them, and operators between that mean something else than
-they say. Below autograd it writes what they come to.
+torch.export's graph has calls that enter and leave these transforms; operators between them act on wrapped tensors, so
+that the graph cannot be run as it is. Traced below autograd, the graph has the operators that the transforms call.
 """
 
 from __future__ import annotations

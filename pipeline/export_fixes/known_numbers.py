@@ -1,13 +1,12 @@
 """Rules for the largest element of tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
-torch creates a new symbol for each number that is read while it traces, and no engine can compute with that. A tensor
-of ints that is made from sizes and numbers has a largest element, an expression, which arithmetic and operators that
-move elements pass on; for a tensor with one element that is the number that is read.
+torch creates a new symbol for each number that Python reads from a tensor during a trace, and no engine can compute
+with that symbol. Instead the rules track the largest element of integer tensors made of sizes, as an expression,
+through arithmetic and operators that move elements; of a tensor with one element it is the number that is read.
 
-A tensor of one float that is made from known whole numbers has a `Ratio`. Rounded up or down it is whole again:
-``torch.ceil((n - 7) / 4).to(int)``. That holds as long as floats compute it right: where numbers are small enough that
-no rounding on the way reaches the next whole number. Other numbers computed from floats are left to torch, because
-Python computes in another precision.
+A tensor of one float made of known integers has a `Ratio`. Rounded up or down, it gives an integer again:
+``torch.ceil((n - 7) / 4).to(int)``. The rules apply if the numbers are small enough that float rounding cannot reach
+the next integer. Other numbers computed from floats are left to torch, because Python computes in another precision.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Track the known values beside fake tensors during an export.
 
-A fake has its elements (`FakeTensor.constant`), if it is made of what has one value in all calls: literals, buffers
-that the model never writes, inputs that are a `Constant`. Or it has its largest element (`FakeTensor.item_memo`, a
-`Ratio` for floats), an expression of sizes (`known_numbers`). Where Python reads a number of either, the graph is for
-this number. Writes clear both: torch does so where it runs the operator, and elements are written as well.
+A fake tensor has all its elements (`FakeTensor.constant`) if it is computed from values that are the same in all calls:
+literals, buffers that the model never writes, inputs that are a `Constant`. Or it has its largest element
+(`FakeTensor.item_memo`, a `Ratio` for floats) as an expression of sizes (`known_numbers`). The graph holds only for the
+numbers that Python reads from either. A write to the tensor clears both.
 
-Each value has the names of the buffers that it comes from: with another number there the graph would be another, so the
-program has those that were read. Elements lie on the CPU, whatever device their tensors are on: values of a buffer on a
-GPU and of a `Constant` may meet, and there may be no GPU.
+Each value has the names of the buffers that it was computed from. The program records the buffers whose numbers Python
+read, since other numbers would give another graph. Elements are on the CPU, whatever the tensor's device: values of a
+buffer on a GPU and of a `Constant` may be combined, and there may be no GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 FROM: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""
 RATIO: Final = "_pipeline_ratio"
-"""The attribute of fakes with the ratio that they have, behind the count of writes to them at which they have it."""
+"""The attribute of fakes with the count of writes to them and, valid only at that count, their `Ratio`."""
 
 FEW: Final = 64
 """The most elements of a tensor whose value is tracked."""
@@ -56,13 +56,13 @@ class Known:
     """The values known during an export.
 
     Attributes:
-        inputs: the values of inputs, by their places.
-        is_of_model: whether a model is exported, and not a graph traced again, which holds fakes.
-        names: the buffers whose number was read.
-        written: the buffers that the model writes: their number is another in each call.
-        storages: the buffers of each memory in which their fakes lie, and their values.
-        own: the model's names of each of its buffers, by the tensor's id. Dynamo has other names.
-        beside: fakes of tensors that the model holds beside its buffers, which torch forgets otherwise.
+        inputs: the values of inputs, by their index.
+        is_of_model: whether a model is exported; False while a graph is traced again, which contains fakes.
+        names: the buffers whose numbers Python read.
+        written: the buffers that the model writes, so that their numbers differ from call to call.
+        storages: the buffers in each storage: those of their fakes, and of their values.
+        own: the model's names of each buffer, by the tensor's id, since Dynamo renames them.
+        beside: fakes of the tensors that the model holds outside of its buffers, kept alive here.
     """
 
     inputs: Mapping[int, torch.Tensor] = field(factory=dict)
@@ -79,7 +79,7 @@ class Known:
         return MOST if self.inputs else FEW
 
     def start(self, written: frozenset[str] = frozenset()) -> None:
-        """Forget what is known of the last export."""
+        """Forget the values of the last export."""
         self.is_of_model, self.names, self.written = True, frozenset(), written
         self.storages.clear()
         self.beside.clear()
@@ -89,7 +89,7 @@ known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 
 def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
-    """Return a context in which the values of exported models, and of inputs at these places, are tracked."""
+    """Return a context that tracks values in exports; ``constants``: the inputs with one value, by index."""
     return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
@@ -281,7 +281,7 @@ def _has_value(tensor: FakeTensor) -> bool:
 
 
 def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Return the memories that a call writes to: that of its fake, and that of its values before the call."""
+    """Return the storages that a call writes to: its first argument's, and that of the argument's known elements."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
@@ -291,8 +291,8 @@ def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
 def _record_sources(
     state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, made: Any
 ) -> None:
-    """Record the buffers from which a call's results have their values, and the reads and writes. A write to a tensor
-    with a value counts as a read, since its views may be read."""
+    """Record the buffers that a call reads numbers from, writes, and computes known results from. A write of a known
+    value counts as a read of its buffers, since views of the written tensor may be read."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(made):  # torch has made no symbol for it
         state.names |= names
     valued = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]

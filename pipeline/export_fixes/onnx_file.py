@@ -69,7 +69,7 @@ def read(path: str | os.PathLike[str]) -> OnnxFile:
     try:
         file = _checked(os.fspath(path))
     except Exception as error:
-        raise CaptureError(f"{path} is no valid ONNX file: {error}", "export the model again") from error
+        raise CaptureError(f"{path} is not a valid ONNX file: {error}", "export the model again") from error
     versions = {opset.domain: opset.version for opset in file.opset_import}
     for node in _nodes(file.graph):
         if not onnx2fx.is_supported(node.op_type, node.domain, versions.get(node.domain, 1)):
@@ -77,7 +77,7 @@ def read(path: str | os.PathLike[str]) -> OnnxFile:
             raise CaptureError(f"{path}: onnx2fx does not convert the node {node.name!r} ({kind})", _OTHERWISE)
     for value in (*file.graph.input, *file.graph.output):
         if DTYPE_MAP.get(value.type.tensor_type.elem_type) is None:
-            raise CaptureError(f"{path}: {value.name} is no tensor of numbers", _OTHERWISE)
+            raise CaptureError(f"{path}: {value.name} is not a tensor of numbers", _OTHERWISE)
     if (node := wrong(file, _nodes(file.graph))) is not None:
         raise CaptureError(f"{path}: onnx2fx computes another result for {node.name!r} ({node.op_type})", _OTHERWISE)
     try:

@@ -1,8 +1,8 @@
 """Clear the shapes that a model remembers from its last call.
 
 ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of positions):
-after a call, torch.export takes the remembered sizes for the only ones. A call of another shape makes the grid anew;
-that this is the grid which is kept, `kept_state` checks, as of every model that keeps something.
+once the model was called, torch.export fixes sizes to the remembered ones. If the shape is cleared, the trace computes
+the grid; `model_state` checks, as for any state that a model keeps, that no result depends on an earlier call.
 """
 
 from __future__ import annotations

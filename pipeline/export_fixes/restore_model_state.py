@@ -35,16 +35,16 @@ PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
 MOST: Final = 1_000
 """The most elements of a container in which objects are looked for."""
 OBJECTS: Final = 10_000
-"""So many objects are looked at: a module may hold what holds a whole program (a trainer, a set of data)."""
+"""The most objects that are examined: a module may refer to a whole application (a trainer, a data set)."""
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context after which a model's modules hold what they held before, in attributes, and in lists, dicts and
-    sets that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
-    modules. What other objects hold is theirs, unless it is fake: then they hold what they held before, and a
-    ``functools.lru_cache`` is empty."""
+    """Return a context that restores a model's modules: their attributes, the lists, dicts and sets among these, and
+    the values of buffers of one element, to which torch writes during a trace if it reaches them other than through
+    modules. Objects in the modules keep their changes, unless these have fake tensors: then they are restored as well,
+    and a ``functools.lru_cache`` is cleared."""
     spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
     objects = [Space.of(vars(each)) for each in beside]
     caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
@@ -66,9 +66,9 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def distribution_checks_restored() -> Iterator[None]:
-    """Return a context after which distributions check their arguments as they did before, by default. The first
-    function that Dynamo compiles turns these checks off; the next one outside does so again, as it would have without
-    ours."""
+    """Return a context that restores the default of ``torch.distributions`` for checks of arguments. Dynamo turns these
+    checks off when it compiles its first function; it will do so again for the user's own first one, as if we had not
+    compiled."""
     before = Distribution._validate_args
 
     def restore() -> None:

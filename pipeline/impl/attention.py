@@ -323,7 +323,7 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
 
 
 def _count(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Count with a layer even if the size is static: TensorRT does not recognize a constant."""
+    """Return 0, 1, 2 … from a layer, also for a static size: TensorRT recognizes no causal mask made of a constant."""
     layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
     if not isinstance(size, int):
         layer.set_input(0, base.size_tensor(net, size))

@@ -100,7 +100,7 @@ def _decay(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
 
 
 def _back(net: Net, x: ITensor, places: int, length: Size) -> ITensor:
-    """Return the element so many places before along the last dim; 0 if there is none."""
+    """Return the element ``places`` positions earlier along the last dim; 0 if there is none."""
     return sampled(net, x, [3], [-places], [length], mode="FILL")
 
 

@@ -46,29 +46,29 @@ COSINE: Final = tuple(_TERMS[2::2])
 
 
 def same(x: Parts) -> Parts:
-    """Return the parts of a number as they are."""
+    """Return the parts unchanged."""
     return x
 
 
 def single(x: Tensor) -> Parts:
-    """Return a number rounded to float32."""
+    """Return a tensor as one part: rounded to float32."""
     return (x.float(),)
 
 
 def split_again(x: Parts) -> Parts:
-    """Return the two parts of a float32."""
+    """Return a coarse and a fine part in place of the only part, a float32."""
     return split(x[0])
 
 
 def split(x: Tensor) -> Parts:
-    """Return the coarse and the fine part of a number: all bits of a float32, 32 of an integer, 33 of a float64."""
+    """Return a tensor's coarse and fine part: all bits of a float32, 32 of an integer, 33 of a float64."""
     exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
     coarse = exact.to(torch.bfloat16).float()
     return coarse, (exact - coarse.to(exact.dtype)).float()
 
 
 def product(x: Parts, y: Parts) -> Parts:
-    """Return a product as an exact number of 16 bits and a remainder of at most 1/64 of it."""
+    """Return a product in two parts: an exact number of 16 bits, and a remainder of at most 1/64 of it."""
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
@@ -99,10 +99,10 @@ def minus(x: Parts, y: Parts) -> Parts:
 
 
 def turns(x: Parts, rate: Tensor) -> Parts:
-    """Return the product of a number and a float64 constant as an angle: turns without the integer part.
+    """Return an angle, the product of ``x`` and a float64 constant, in turns without the integer part.
 
-    The number is split into three parts of 8 bits, the turns per unit into two of 16 bits and a remainder: the products
-    are exact.
+    ``x`` is split into three parts of 8 bits, the turns per unit into two of 16 bits and a remainder: products are
+    exact.
     """
     middle = x[1].to(torch.bfloat16).float()
     rate = rate * (0.5 / math.pi)
@@ -118,17 +118,17 @@ def turns(x: Parts, rate: Tensor) -> Parts:
 
 
 def turns_over(x: Parts, period: Tensor) -> Parts:
-    """Return the angle of a number over a float64 constant."""
+    """Return the angle ``x / period``, in turns, for a float64 constant."""
     return turns(x, period.reciprocal())
 
 
 def turns_of(x: Tensor) -> Parts:
-    """Return the angle that a number is, in radians."""
+    """Convert an angle in radians to turns."""
     return turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
 
 
 def circle_of(x: Tensor) -> Parts:
-    """Return the circle of a number in radians."""
+    """Return the sine and cosine (`circle`) of an angle in radians."""
     return circle(turns_of(x))
 
 

@@ -82,7 +82,7 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 
 def _is_start(value: Any) -> bool:
-    """Return whether a value is the same for all positions of a row."""
+    """Return whether a value can be the start of a row's positions: a number, or a tensor with one element per row."""
     if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor):
         shape = shape_of(value.meta["val"])
         return not shape or shape[-1] == 1

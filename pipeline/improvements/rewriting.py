@@ -232,7 +232,7 @@ def improvement(
 
     Args:
         function: the function; None for use as ``@improvement(after="fuse_gelu")``.
-        after: of the passes of this package, the one that this pass follows.
+        after: the name of the pass of this package that this pass follows.
     """
     if function is None:
         return lambda function: Improvement(function.__name__, function, after)
@@ -240,7 +240,7 @@ def improvement(
 
 
 def alike(a: Node, b: Node) -> bool:
-    """Return whether two nodes have tensors of one dtype and shape, or else values that print alike."""
+    """Return whether two nodes have tensors of one dtype, device and shape, or else values that print alike."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.dtype == y.dtype and x.device == y.device and shape_of(x) == shape_of(y)

@@ -178,7 +178,7 @@ class _Values:
         return build
 
     def _move(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
-        """Return the parts of a value after a move."""
+        """Return the parts of a value after an operator that only moves elements."""
         parts = [dict(zip(_moved(node), each, strict=True)) for each in zip(*values, strict=True)]
         if does(node.target) is Does.CASTS:
             return tuple(values[0])

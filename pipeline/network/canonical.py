@@ -88,5 +88,5 @@ def _ranges(network: Network, tensors: _Numbering) -> Iterator[str]:
 
 
 def renames(ours: Iterable[str], theirs: Iterable[str]) -> FrozenDict[str, str]:
-    """Return the mapping from our names to theirs, in order, without names that are equal."""
+    """Return the mapping from the names in ``ours`` to those at the same positions in ``theirs``, if they differ."""
     return FrozenDict({our: their for our, their in zip(ours, theirs, strict=True) if our != their})

@@ -128,8 +128,8 @@ def _fusion(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> t
     if separate is not None:
         return False, f"{separate.name}, a kernel of its own, dequantizes it before {reader_kinds} reads it"
     if of == "weight":
-        return False, f"it was dequantized when the engine was built, for {reader_kinds}: the engine holds its numbers"
-    return False, f"its numbers are rounded, and {reader_kinds} reads them as numbers"
+        return False, f"TensorRT dequantized the weight during the build: {reader_kinds} reads floats"
+    return False, f"the values are rounded, but {reader_kinds} reads floats"
 
 
 def _readers(network: Network, tensor: str) -> list[Layer]:

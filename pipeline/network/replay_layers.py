@@ -40,7 +40,7 @@ def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
 
 
 def _add_layer_of_list(method: str, **arguments: Encode) -> Make:
-    """Return such a function for a layer whose inputs are one list."""
+    """Return a function that creates a layer whose method takes all inputs as one list."""
     return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
 

@@ -69,7 +69,7 @@ class _Assembly:
         self.named = {n.name: n for n in self.place}
         self.returned = [n for n in results(self.program.graph) if isinstance(n, Node)]
         if unknown := [name for name in reasons if name not in self.named]:
-            raise ValueError(f"reasons: {unknown[0]} is no operator of the program")
+            raise ValueError(f"reasons: {unknown[0]} is not an operator of the program")
         self.ports: dict[Node, Port] = {}
         self.home: dict[Node, int] = {}
         groups = [group for group in groups if group[1]]
@@ -96,7 +96,7 @@ class _Assembly:
     def _assign(self, name: str, at: int) -> None:
         node = self.named.get(name)
         if node is None or not is_operator(node):
-            raise ValueError(f"{name} is no operator of the program")
+            raise ValueError(f"{name} is not an operator of the program")
         if node in self.home:
             raise ValueError(f"{name} is in two segments")
         self.home[node] = at
@@ -231,7 +231,7 @@ class _Assembly:
     def _default_reason(self, node: Node) -> str:
         """Return why an operator runs in PyTorch if the partitioner stated no reason."""
         refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
-        return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it there"
+        return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it in PyTorch"
 
 
 def fallback(validated: Validated, node: Node, reason: str) -> Fallback:

@@ -60,7 +60,7 @@ def _next(
     saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
     if saved:
         given_up |= saved.keys()
-        return {i: f"beside PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
+        return {i: f"neighbours in PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
     small = dict(_too_small(units, in_torch, level, least))
     return small or dict(_too_many(units, in_torch, level, settings.max_engines))
 

@@ -35,13 +35,13 @@ def cut_between(
     keys: Sequence[str | None],
     updates: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
-    """Split the operators of one engine where those of another submodule begin, or after its cache updates.
+    """Split the operators of one engine between submodules, and within a submodule after its last cache update.
 
-    ``keys`` has each operator's submodule, or None. Operators before the first submodule stay with it, those after a
-    submodule with that one. ``updates`` are operators that update a cache. A submodule with such operators is cut after
-    the last of them, if more of it follows: TensorRT copies a cache before a matmul in the engine that updates it
-    (docs/tensorrt.md, "Numbers"). Operators that only change a crossing value, such as the scale of a query, go before
-    the cut, where an existing kernel computes them. Patterns that TensorRT fuses are not split.
+    ``keys`` has each operator's submodule; None: it stays with the submodule before it, or else with the first one.
+    ``updates`` are the operators that update a cache: TensorRT copies a cache before a matmul in the engine that
+    updates it (docs/tensorrt.md, "Numbers"), so later operators of the submodule get an engine of their own. Cheap
+    operators after the cut that rescale or cast a tensor from before it, such as a query, move before it: an existing
+    kernel computes them there. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
@@ -66,9 +66,9 @@ def cut_between(
 def _changing(
     flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
-    """Return the units after a cut that form chains of cheap operators on one crossing value and do not enlarge it.
-    Caches are not changed, and no unit moves before its dependencies. ``before``: the submodule's operators before the
-    cut."""
+    """Return the units after a cut that can move before it: chains of cheap operators on one tensor from there that do
+    not enlarge it. Caches are left alone, and no unit moves before its dependencies. ``before``: the submodule's
+    operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in behind:

@@ -54,11 +54,11 @@ def whole(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
     """Return the operators that must run in PyTorch because a part of their submodule does, with the reason; ``along``:
-    the guests of submodules."""
+    the result of `guests`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:
         reason = f"{key} stays whole, and {culprits[key]} runs in PyTorch"
-        return f"it goes with {flow.nodes[along[i]].name}: {reason}" if i in along else reason
+        return f"it is fused with {flow.nodes[along[i]].name}: {reason}" if i in along else reason
 
     return {i: why(i, key) for i, key in enumerate(keys) if key in culprits and i not in refused}

@@ -1,4 +1,4 @@
-"""Assemble measurements into a ``Profile``: medians over the runs, rows with their nodes, nodes with their shares."""
+"""Assemble measurements into a ``Profile``: median times of each layer and its nodes, and each node's part of them."""
 
 from __future__ import annotations
 

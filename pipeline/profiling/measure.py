@@ -240,8 +240,8 @@ def segment_costs(
 
 
 def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
-    """Return the costs of segments that share a graph's time as they do that of a call without; the same costs if there
-    is no graph."""
+    """Return the costs of segments in a CUDA graph: its time, divided as the time of a call without one; the same costs
+    if there is no graph."""
     total = sum(cost.gpu for cost in costs.values())
     if not times or not total:
         return costs

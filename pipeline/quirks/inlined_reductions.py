@@ -26,7 +26,7 @@ MATMULS = (Does.MULTIPLIES, Does.PROJECTS)
 
 
 def places(part: Part) -> Iterator[Place]:
-    """Yield the nodes that broadcast such sums into a reduction, with these inputs, and those to compute separately."""
+    """Yield the nodes that broadcast small sums into a reduction, with the sums' names, and nodes to separate."""
     reduced, few = _reduced(part.nodes), _few(part.nodes)
     for node in part.nodes:
         if node not in reduced:

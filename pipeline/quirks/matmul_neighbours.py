@@ -76,8 +76,8 @@ def _moves_last(node: torch.fx.Node) -> bool:
 
 
 def scaled(part: Part) -> Iterator[Place]:
-    """Yield the matmuls whose kernels may include a multiplication and be confused with others
-    (`factors-of-matmuls`): those of two computed tensors, and linear layers besides others with dynamic sizes."""
+    """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's
+    (`factors-of-matmuls`): of two computed tensors; or a linear layer, if another one has dynamic sizes."""
     varying = {x for x in part.nodes if does(x.target) is Does.PROJECTS and _varies(x)}
     for node in part.nodes:
         kind = does(node.target)

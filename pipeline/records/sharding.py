@@ -9,10 +9,10 @@ from pipeline.frozen import FrozenDict
 
 @frozen
 class Layout:
-    """How a DTensor lies on a mesh of ranks.
+    """The layout of a DTensor on a mesh of ranks.
 
-    ``ranks`` are the mesh's, in order, in the shape ``mesh``; ``names`` are those of its dims, or none. ``placements``
-    has for each dim of the mesh the dim that is sharded over it, or None: all ranks have the whole.
+    ``ranks``: the mesh's ranks, in order; ``mesh``: its shape; ``names``: names of its dims, if any. ``placements``:
+    for each dim of the mesh the dim of the tensor that is sharded over it, or None for a replicated tensor.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""What errors about arguments have in common: how a value is named, what a name is close to, what a class takes."""
+"""Word errors about arguments: name a value, suggest a similar name, refuse unknown fields and assignments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ C = TypeVar("C", bound=type)
 
 
 class _NeverChangesError(attrs.exceptions.FrozenInstanceError):
-    """attrs' own error takes no message."""
+    """An attribute of a frozen record was assigned; unlike attrs' own error, this one has a message."""
 
     def __init__(self, message: str) -> None:
         AttributeError.__init__(self, message)
 
 
 def kind_of(value: object) -> str:
-    """Return a value's type with its article, as a sentence has it: ``an int``, ``a Tensor``, ``None``."""
+    """Return a value's type with its article, for use in a sentence: ``an int``, ``a Tensor``, ``None``."""
     return "None" if value is None else article(type(value).__name__)
 
 
@@ -49,16 +49,16 @@ def in_bytes(number: int) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
-    """Return the question for a name that is close to a known one; empty if none is."""
+    """Return ``did you mean 'NAME'?`` with the known name most similar to this one; empty if none is similar."""
     close = difflib.get_close_matches(str(name), [*known], 1)
     return f"{before}did you mean {close[0]!r}?" if close else ""
 
 
 def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
-    """Decorate a class of attrs: a keyword that it does not have, or one position too many, says what to write.
+    """Decorate an attrs class: an unknown keyword, or too many positional arguments, raise a `TypeError` with advice.
 
-    instead: returns advice for an unknown name.
-    positional: says how the fields are given.
+    instead: returns the advice for an unknown name.
+    positional: the advice for positional arguments.
     """
 
     def decorate(cls: C) -> C:
@@ -73,7 +73,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
                 given = ", ".join(kind_of(each) for each in args)
                 raise TypeError(f"{cls.__name__} is given {given} by position: {positional}")
             if unknown := [name for name in fields if name not in names]:
-                raise TypeError(f"{unknown[0]!r} is no field of {cls.__name__}; {instead(unknown[0])}")
+                raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {instead(unknown[0])}")
             init(self, *args, **fields)
 
         cls.__init__ = checked  # type: ignore[misc]
@@ -83,7 +83,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
 
 
 def immutable(how: str) -> Callable[[C], C]:
-    """Decorate a frozen class of attrs: setting an attribute says how to get a changed copy."""
+    """Decorate a frozen attrs class: setting an attribute raises an error with ``how`` to get a changed copy."""
 
     def decorate(cls: C) -> C:
         def refuse(self: object, name: str, value: object) -> None:

@@ -26,8 +26,8 @@ def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda
         OSError: the file cannot be written; the message names it.
     """
     if path.exists() and not path.is_file():
-        kind, code = ("a folder: name a file in it", errno.EISDIR) if path.is_dir() else ("no file", errno.EINVAL)
-        raise OSError(code, f"what is to be written is {kind}", str(path))
+        kind, code = ("a folder: name a file in it", errno.EISDIR) if path.is_dir() else ("not a file", errno.EINVAL)
+        raise OSError(code, f"the path to write to is {kind}", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), mode)

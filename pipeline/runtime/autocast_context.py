@@ -43,8 +43,8 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _within(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """Call ``forward`` under autocast. It is an argument and no closure, so that copies of the module call their
-    own."""
+    """Call ``forward`` under autocast. ``forward`` is an argument, not a closure, so that a copy of the module calls
+    its own."""
     with autocast_in(dtypes):
         return forward(*args, **kwargs)
 

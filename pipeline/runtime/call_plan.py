@@ -151,7 +151,7 @@ def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
 
 
 class LayoutBuilder:
-    """Numbers a program's values."""
+    """A builder that numbers a program's values."""
 
     def __init__(self, program: Program, segments: Iterable[Segment]) -> None:
         self.program = program

@@ -115,7 +115,7 @@ def _check(port: Port, value: object) -> None:
         array = ": torch.from_numpy makes one of it" if type(value).__name__ == "ndarray" else ""
         raise TypeError(f"input {port.name} is {kind_of(value)}, expected a tensor{array}")
     elif port.dtype is not None and value.dtype != port.dtype:
-        raise DtypeError(port.name, short(value.dtype), short(port.dtype), "it was compiled so")
+        raise DtypeError(port.name, short(value.dtype), short(port.dtype), "as in the compiled program")
     elif value.layout != port.layout:
         raise TypeError(f"input {port.name} is {value.layout}, the program was compiled for {port.layout}")
     elif value.is_meta:

@@ -37,5 +37,5 @@ SegmentRunner: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
 
 
 def ignoring_turn(runner: Runner) -> SegmentRunner:
-    """Adapt a runner that needs no `Turn`."""
+    """Convert a runner that takes inputs only to a `SegmentRunner`, which also gets the arguments of the run."""
     return lambda inputs, turn: runner(inputs)

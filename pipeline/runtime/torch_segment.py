@@ -53,8 +53,8 @@ def torch_segment(
 def _cloned_where_shared(
     results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
 ) -> Sequence[object]:
-    """Return the results, and clone those at ``owned`` that share memory with an input, a constant or one another: they
-    are outputs of the program, whose graph may have a view for the model's copy. About 1 µs for each tensor."""
+    """Return the results; those at ``owned`` are outputs of the program, and cloned if they share memory with an input,
+    a constant or another result: the graph may have a view where the model copies. About 1 µs for each tensor."""
     seen = {*constants, *(_memory_of(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):

@@ -162,7 +162,7 @@ def _stride_gaps(graph: torch.fx.Graph) -> Iterator[Terms]:
 
 def _terms(difference: object) -> Terms | None:
     """Return the terms of a sum, reduced to lowest terms, with the first term by name positive; None for a number, or
-    if a coefficient is no integer."""
+    if a coefficient is not an integer."""
     found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()
     if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
         return None

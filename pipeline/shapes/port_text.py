@@ -12,7 +12,7 @@ from pipeline.shapes.environment import Range, Shape
 
 
 class PortLike(Protocol):
-    """What the text of a port has."""
+    """The attributes of a port that its text shows."""
 
     @property
     def name(self) -> str: ...
@@ -29,7 +29,7 @@ class PortLike(Protocol):
 
 
 class OutputLike(Protocol):
-    """What the text of an output has."""
+    """The attributes of an output that its text shows."""
 
     @property
     def name(self) -> str: ...

@@ -209,7 +209,7 @@ class _Conversion:
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 raise NetworkError(
-                    f"the converter gave {type(result).__name__}, the operator has {len(expected)} results"
+                    f"the converter returned {type(result).__name__}, the operator has {len(expected)} results"
                 )
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
@@ -243,11 +243,11 @@ class _Conversion:
         """Raise an error if a converter added inputs or outputs to the network, or returns another network's
         tensors."""
         if self.ends() != ends:
-            raise NetworkError("the converter gave the network an input or output: only segments have those")
+            raise NetworkError("the converter added an input or output to the network: only segments have those")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
         for tensor in tree_leaves(result):
             if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.made(tensor, first):
-                raise NetworkError(f"the converter gave {tensor.name!r}, which is a tensor of another network")
+                raise NetworkError(f"the converter returned {tensor.name!r}, which is a tensor of another network")
 
     def made(self, tensor: object, first: int) -> bool:
         """Return whether the network has the tensor; layers from this one on are searched first."""

@@ -29,7 +29,7 @@ def _pass(value: object) -> Improvement:
     if isinstance(value, Improvement):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no pass, and no name of one")
+        raise TypeError(f"{value!r} is neither a pass nor the name of one")
     known = {each.name: each for each in PASSES}
     if value in RENAMED:
         raise ValueError(f"the pass {value!r} is called {RENAMED[value]!r}")

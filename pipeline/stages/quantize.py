@@ -183,9 +183,9 @@ class _Quantizer:
     def why_not(self, node: Node) -> str:
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
-            return "its weight is computed"
+            return "the weight is computed"
         if not weight.meta["val"].is_floating_point():
-            return f"its weight is {weight.meta['val'].dtype}"
+            return f"the weight is {weight.meta['val'].dtype}"
         if any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
             return "exclude names it"
         if block_of(self.options.weights, node) is None:

@@ -149,14 +149,14 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
             continue
         if free_unbacked_symbols(value):  # values computed from inputs' sizes are known before the engine runs
-            yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python, from data")
+            yield Rejection(f"the argument {source.name} ({verdict.target}) is computed in Python, from data")
 
 
 def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
     """Yield a rejection for each new size of a result, unless the operator is known to create data-dependent sizes."""
     if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         for symbol in sorted(new_symbols(node)):
-            yield Rejection(f"its result has a size, {symbol}, that is known only after it runs")
+            yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
 
 
 def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:
@@ -215,7 +215,7 @@ def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]
         if any(map(_of_data, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
             yield Rejection(
-                f"its inputs have the sizes {words} in one dim, and only data makes them equal",
+                f"the inputs have the sizes {words} in one dim, which are equal only for some data",
                 "compute both from sizes of inputs; numbers that never change can be an input as pipeline.Constant",
             )
 

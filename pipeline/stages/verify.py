@@ -52,7 +52,7 @@ def _one_of(kind: object) -> Any:
 def _inputs(_: object, __: object, value: Given) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
         raise TypeError(
-            f"inputs are a list of calls, or a function of the sizes that gives one, as [(x,)], not {kind_of(value)}"
+            f"inputs are a list of calls, or a function of the sizes that returns one, as [(x,)], not {kind_of(value)}"
         )
 
 

@@ -138,7 +138,7 @@ def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
 
 
 def _with_sizes(call: Call, dynamic: bool | None) -> Call:
-    """Return the call, with fixed sizes if ``dynamic`` is False. Raise for no `Call`, or one without dynamic sizes."""
+    """Return the call, with fixed sizes if ``dynamic`` is False; raise an error if it is True and no size is named."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")

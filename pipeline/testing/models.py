@@ -269,7 +269,7 @@ def _check_blocks(partitioned: Partitioned) -> None:
     if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
         raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
-        raise ModelError("blocks", f"no reason is given for one of {list(partitioned.fallbacks)}")
+        raise ModelError("blocks", f"a node in PyTorch has no reason: {list(partitioned.fallbacks)}")
     _check_order(partitioned, program)
 
 
@@ -287,7 +287,7 @@ def _check_order(partitioned: Partitioned, program: Program) -> None:
     for segment in partitioned.segments:
         missing = {p.name for p in segment.inputs if p.kind == "tensor"} - known
         if missing:
-            raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before it is made")
+            raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before a segment computes it")
         known |= {p.name for p in segment.outputs}
 
 
@@ -358,7 +358,7 @@ class _Run:
         return got, want
 
     def best(self) -> object:
-        """Return the results in float64; None if an operator does not take it beside another dtype."""
+        """Return the results in float64; None if an operator does not accept float64 together with other dtypes."""
         try:
             return self.exact(*self.doubles[0], **self.doubles[1])
         except (RuntimeError, ValueError):

@@ -38,7 +38,7 @@ class CallError(PipelineError, ValueError):
 
 @frozen
 class Made:
-    """A call's program, and the operator's results that its outputs are."""
+    """The program of a call, and the sources of its inputs."""
 
     program: Program
     inputs: tuple[int | str, ...] = field()

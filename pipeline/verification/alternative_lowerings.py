@@ -49,7 +49,7 @@ def in_float32(program: Program, nodes: Sequence[str]) -> Program:
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     found = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not found:
-        raise NotPossibleError("nothing of it is in halves")
+        raise NotPossibleError("no node of it computes in float16 or bfloat16")
     for node in found:
         _widened(rewriting, node)
     return rewriting.finished()
@@ -69,13 +69,13 @@ def _widened(rewriting: Rewriting, node: Node) -> None:
 
 
 def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
-    """Let all users of a node, or of items of its result, read the new node in the old one's dtype."""
+    """Replace a node, or the items of its result, by the new one, cast to the old one's dtype, in all its users."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _as_before(rewriting, old, new))
         return
     for item in list(old.users):
         if item.target is not operator.getitem:
-            raise NotPossibleError(f"{item.name} reads all results of {old.name}")
+            raise NotPossibleError(f"{old.name} returns a tuple, and {item.name} reads it as a whole, not an item")
         index: Argument = item.args[1]
         made = (
             new[index] if isinstance(new, list | tuple) else rewriting.create(operator.getitem, (new, index), {}, item)

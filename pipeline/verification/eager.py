@@ -170,7 +170,7 @@ def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
 
 @contextmanager
 def products_in_tf32(on: bool) -> Iterator[None]:
-    """While entered, PyTorch's float32 matmuls on a GPU use TF32, as TensorRT's do, or (``on=False``) float32."""
+    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32, as TensorRT's do (``on``), or float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = on

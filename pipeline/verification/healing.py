@@ -92,7 +92,7 @@ class _Healing:
 def _reason(fault: Fault) -> str:
     others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
     failure = f": {fault.failures[0]}" if fault.failures else ""
-    return f"its engine is wrong{others}{failure}"
+    return f"the node's engine is wrong{others}{failure}"
 
 
 def _rows(fault: Fault, form: Form) -> Iterator[Healed]:

@@ -76,16 +76,16 @@ def original(program: Program) -> Original:
     """
     origin = origin_of(program)
     if origin is None:
-        raise NotComparableError("the program was captured from none, or loaded")
+        raise NotComparableError("the program was captured from an ExportedProgram, or loaded")
     if origin.changed:
         raise NotComparableError("a stage changed the graph before it was decomposed")
     model = origin.model
     if model is None:
-        raise NotComparableError("it does not exist any more")
+        raise NotComparableError("the module was deleted")
     if modes(model) != origin.modes:
-        raise NotComparableError("its parts, or whether they are in training, changed since it was captured")
+        raise NotComparableError("the module's parts, or their training mode, changed since it was captured")
     if _has_new_tensors(model, program):
-        raise NotComparableError("its weights are others than the program's")
+        raise NotComparableError("the module has other weights than the program")
     return model
 
 
@@ -117,11 +117,11 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
             returned = tree_leaves(module(*args, **kwargs))
     except Exception as error:  # it is the user's code, on inputs that it may refuse
         said = next(iter(worded(error).splitlines()), "")
-        raise NotComparableError(f"it raises {said} (inputs: {reference.sample.name})") from error
+        raise NotComparableError(f"the module raises {said} (inputs: {reference.sample.name})") from error
     outputs = results(program)
     due = sum(output.kind == "user" for output in outputs)
     if len(returned) != due:
-        raise NotComparableError(f"it returns {len(returned)} values, and the captured graph {due}")
+        raise NotComparableError(f"the module returns {len(returned)} values, the captured graph {due}")
     values, state = iter(returned), _state(module) if program.buffers else {}
     written = dict(zip((port.name for port in program.inputs), leaves, strict=True))
 
@@ -135,8 +135,8 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
 
 @contextmanager
 def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
-    """While entered, a module runs as at capture: without gradients, with its autocast. The random state is
-    restored."""
+    """Return a context in which a module runs as at capture: without gradients, under the same autocast. The random
+    state is restored at the end."""
     gpu = device.type == "cuda"
     with ExitStack() as around:
         around.enter_context(torch.no_grad())
@@ -159,9 +159,9 @@ def _copied(module: Original, program: Program) -> Original:
     """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         if program.buffers:
-            raise NotComparableError("it is TorchScript that writes to its buffers, and a call would change it")
+            raise NotComparableError("the module is TorchScript that writes to its buffers: a call would change it")
         return module
     try:
         return copied(module)
     except Exception as error:  # each of its attributes may refuse to be copied
-        raise NotComparableError(f"it cannot be copied: {next(iter(worded(error).splitlines()), '')}") from error
+        raise NotComparableError(f"copying the module fails: {next(iter(worded(error).splitlines()), '')}") from error

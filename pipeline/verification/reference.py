@@ -36,8 +36,8 @@ LATER: Final = ("smallest", "largest")
 class Reference:
     """The results of one sample, in the order of the program's outputs.
 
-    eager: results in the model's own dtypes. exact: results in ``against``; None if no wider dtype runs. bounds: the
-        bound of each output.
+    eager: results in the model's own dtypes. exact: results in ``against``, the widest dtype that runs; None if that is
+        the model's. bounds: the error bound of each output.
 
     float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
     """

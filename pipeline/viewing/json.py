@@ -33,9 +33,9 @@ def read(path: Path) -> ProgramView:
     try:
         data = json.loads(_text(path))
     except ValueError as error:
-        raise ArtifactError(f"{path} is no JSON: {error}", "`pipeline compile -o DIR` writes one") from None
+        raise ArtifactError(f"{path} is not JSON: {error}", "`pipeline compile -o DIR` writes one") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(f"{path} is no view of a program", "`pipeline compile -o DIR` writes one")
+        raise ArtifactError(f"{path} is not a view of a program", "`pipeline compile -o DIR` writes one")
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"{path} has the schema {data.get('schema')}; this version reads {SCHEMA}", "compile again")
     return _program(data.get("program"), path)
@@ -48,7 +48,7 @@ def _text(path: Path) -> str:
         return text
     found = _DATA.search(text)
     if found is None:
-        raise ArtifactError(f"{path} is no page of a program", "`pipeline report FILE -o PAGE.html` writes one")
+        raise ArtifactError(f"{path} is not a page of a program", "`pipeline report FILE -o PAGE.html` writes one")
     return found[1]
 
 

@@ -176,7 +176,7 @@ def test_no_more_text_is_deflated_than_a_file_may_have(
     pipeline.load(path)
     path.write_bytes(data)
     monkeypatch.setattr(zlib, "decompressobj", None)
-    with pytest.raises(pipeline.ArtifactError, match=f"its text has more than {text // 2} bytes"):
+    with pytest.raises(pipeline.ArtifactError, match=f"text entries have more than {text // 2} bytes"):
         pipeline.load(path)
 
 

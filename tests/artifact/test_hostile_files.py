@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
         of_operator(GELU, lambda r: r.update(kwargs={"dict": [["out", None]]})),
         "has no argument",
     ),
-    "a name is code": (of_operator(GELU, lambda r: r.update(name=EVIL)), "are not those that its manifest lists"),
+    "a name is code": (of_operator(GELU, lambda r: r.update(name=EVIL)), "are not those that the manifest lists"),
     "an input is code": (of_graphs(lambda g: g["nodes"][0].update(target=EVIL)), "does not exist, or has arguments"),
     "an input has a value": (
         of_graphs(lambda g: g["nodes"][0].update(args={"tuple": [1]})),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     "a layer reads its result": (in_a_circle, "needs its own result|nothing computes"),
     "a segment makes no such output": (
         lambda records: [s["outputs"][0].update(name="nobody") for s in records[MANIFEST]["segments"]],
-        "does not compute its output|are not those that its manifest|its parts do not fit",
+        "does not compute its output|are not those that the manifest|its parts do not fit",
     ),
     "a layer does not say what it does": (of_layer("ELEMENTWISE", attributes=[]), "does not say its op"),
     "a layer says it twice": (of_layer("ELEMENTWISE", attributes=[["op", "SUM"], ["op", "SUB"]]), "an attribute twice"),
@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     "a constant without a value": (of_layer("CONSTANT", weights=[]), "is a constant without a weight"),
     "an output that nothing makes": (
         lambda records: records[MANIFEST]["segments"][-1]["outputs"][0].update(name="linear_9"),
-        "nothing computes its output|are not those that its manifest|does not compute its output",
+        "nothing computes its output|are not those that the manifest|does not compute its output",
     ),
     "two layers make a tensor": (through_a_loop, "two tensors are called"),
     "a power of a power": (relation(tower(4)), "more than 8192 bits"),

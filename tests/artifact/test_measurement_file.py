@@ -98,7 +98,7 @@ def test_what_is_no_such_file_is_said_and_stays(
     kept = MeasurementFile(path)
     kept.save({"b" * 64: (1.0, None)})
     assert not kept.load(()) and path.read_text() == text
-    assert "is no file of measurements" in caplog.text and "delete it" in caplog.text
+    assert "is not a file of measurements" in caplog.text and "delete it" in caplog.text
 
 
 def test_the_settings_name_the_file(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

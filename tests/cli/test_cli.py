@@ -224,7 +224,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not what torch.export.save writes"),
     "no spec at all": (
         ["compile", "model.pb"],
-        "'model.pb' is no model: write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory",
+        "'model.pb' is not a model: write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory",
     ),
     "no such package": (["compile", "nowhere.models:net"], "there is no module 'nowhere'"),
     "no such module": (["compile", "tests.nowhere:net"], "there is no module 'tests.nowhere'"),
@@ -314,7 +314,7 @@ def test_support_tells_of_one_target(name: str, capsys: pytest.CaptureFixture[st
 
 def test_support_tells_what_is_taken_apart_and_what_is_not_supported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["support", "aten.addcmul.default"]) == 0
-    assert "decomposition takes it apart" in capsys.readouterr().out
+    assert "decomposition replaces it" in capsys.readouterr().out
     assert main(["support", "aten._fft_c2c"]) == 1
     assert "it runs in PyTorch: it has no converter" in capsys.readouterr().out
     assert main(["support", "randn"]) == 1

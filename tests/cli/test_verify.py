@@ -81,7 +81,7 @@ def test_what_is_healed_is_in_the_report(folder: Path, capsys: pytest.CaptureFix
     with planted(factor, "SOFTMAX"):
         assert main(["compile", f"{HERE}:model", "--verify=heal", "-o", "out"]) == 0
     (row,) = report(folder / "out")["healed"]
-    assert row["target"] == "aten.softmax.int" and row["action"] and "its engine is wrong" in row["reason"]
+    assert row["target"] == "aten.softmax.int" and row["action"] and "the node's engine is wrong" in row["reason"]
     assert "healed: " in capsys.readouterr().out
 
 

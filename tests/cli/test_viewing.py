@@ -101,7 +101,7 @@ def test_diff_of_two_versions_of_a_setting(folder: Path, capsys: pytest.CaptureF
         (["diff", "mixed_net:net"], "diff takes A and B"),
         (["diff", "mixed_net:net", "--left", "precision"], "write NAME=VALUE"),
         (["diff", "mixed_net:net", "--left", "none=3"], "--none"),
-        (["diff", "mixed_net.py", "--left", "precision=fp16"], "is no SPEC"),
+        (["diff", "mixed_net.py", "--left", "precision=fp16"], "is not a SPEC"),
         (["plan", "mixed_net:net", "-o", "none/x.html"], "there is no folder"),
         (["profile", "none.trtp"], "there is no file 'none.trtp'"),
         (["profile", "mixed_net.py", "--runs", "0"], "at least 1"),

@@ -65,7 +65,7 @@ def test_beams_see_the_same(name: str) -> None:
 
 def test_a_model_that_sees_is_not_saved(tmp_path: Path) -> None:
     _, compiled, _ = made("gemma3")
-    with pytest.raises(pipeline.ArtifactError, match=r"sees or hears: .*\n  hint: .*cache_built_engines=True"):
+    with pytest.raises(pipeline.ArtifactError, match=r"takes images or sound: .*\n  hint: .*cache_built_engines=True"):
         compiled.save(tmp_path / "llm.trtp")
     assert not any(tmp_path.iterdir())
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_said() -> None:
         compile_for_generation(families.model("t5"), encoder_example=given, **SIZES)
     with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM cannot generate for encoder_example"):
         compile_for_generation(llama, encoder_example=given, **SIZES)
-    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM does not give its language model embeddings"):
+    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM passes no embeddings to its language model"):
         compile_for_generation(llama, encoder_example={"input_ids": given["input_ids"]}, **SIZES)
     unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
     text = compile_for_generation(model, compile=unbuilt, executor="reference", **SIZES)

@@ -135,7 +135,7 @@ UNKNOWN = {
     "aten::hrdtanh(Tensor self) -> Tensor": "near it are\n.*aten::tanh",
     "aten::hardtanh": "near it are\n  aten::hardtanh",
     "mine::nothing(Tensor self) -> Tensor": "no operator has the schema 'mine::nothing",
-    "junk": "is no schema; 'aten::hardtanh",
+    "junk": "is not a schema; 'aten::hardtanh",
     "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "programs are free of writes",
 }
 
@@ -179,7 +179,7 @@ def test_an_evaluator_of_a_kind_takes_the_place_of_its_overloads() -> None:
 @pytest.mark.parametrize(
     "key, error, said",
     [
-        ("ListConstruct", ValueError, "is no kind of a TorchScript node; 'prim::ListConstruct'"),
+        ("ListConstruct", ValueError, "is not a kind of a TorchScript node; 'prim::ListConstruct'"),
         ("aten::ad", ValueError, "TorchScript has no aten::ad; near it are .*aten::add"),
         ("aten::add.itn", ValueError, "aten::add has no overload 'itn', but Tensor, Scalar"),
         ("prim::Print", TypeError, "the evaluator of prim::Print is a str, expected a function"),

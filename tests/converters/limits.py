@@ -85,8 +85,8 @@ def _two_layers(dropout: float) -> Call:
 LONGEST = 3840
 
 LIMITS = (
-    Limit("its dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
-    Limit("the head dim, is", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
+    Limit("dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
+    Limit("attention needs a static one", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
     Limit(
         "TensorRT convolves floating-point tensors only",
         convolution(x("n", 2, 5, dtype=torch.float16), x(3, 2, 2, dtype=torch.float16)),
@@ -111,19 +111,19 @@ LIMITS = (
         call(aten.native_dropout.default, x("n", 9), 0.5, None),
         "values",
     ),
-    Limit("its dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
+    Limit("dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
     Limit(
         "one dim more than TensorRT's 8",
         call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
         call(aten.bitwise_or.Tensor, *[x(*[1] * 7, 3, dtype=LONG)] * 2),
     ),
     Limit(
-        "reads what the gradient needs",
+        "reads a result for the gradient",
         call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0,)),
         call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0, 1)),
     ),
     Limit(
-        "offsets go with a row of them",
+        "offsets need indices of rank 1",
         call(aten._embedding_bag.default, x(4, 3), indices(5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
         call(aten._embedding_bag.default, x(4, 3), indices(2, 5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
     ),
@@ -151,7 +151,7 @@ LIMITS = (
         call(aten.index_put.default, x(*[2] * 8), [indices(3)], x(1), True),
     ),
     Limit(
-        "dim 1 of its input, the channels, is",
+        "dim 1 of the input, the channels, is",
         _norm(x("n", 4, 6)),
         _norm(x(2, "n", 6)),
     ),
@@ -241,7 +241,7 @@ LIMITS = (
         call(aten.scatter_add.default, x(*[2] * 8), 1, indices(*[2] * 8), x(*[2] * 8)),
     ),
     Limit(
-        "others than there are would be undefined",
+        "the additional ones would be undefined",
         call(aten.resize.default, x("n", 3), [2, Size("n")]),
         call(aten.resize.default, x(4, 3), [2, 7]),
         "builds",
@@ -302,6 +302,6 @@ MODELS = (
     ),
     Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
     Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
-    Model("that is known only after it runs", lambda x: positive(x) + 1, (IMAGE,)),
+    Model("that is known only after the operator runs", lambda x: positive(x) + 1, (IMAGE,)),
     Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
 )

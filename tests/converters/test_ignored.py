@@ -75,15 +75,15 @@ def refusing(node: Any, settings: Any) -> Any:
 WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "standard behind a built-in": (
         lambda: compiled(registry=registry(aten.relu.default, priority=ConverterPriority.STANDARD)),
-        "is asked before it.*HIGH",
+        "comes before it, and accepts.*HIGH",
     ),
     "standard within a composite": (
         lambda: compiled(registry=registry(aten.addmm.default, priority=ConverterPriority.STANDARD)),
-        "converted as a whole.*HIGH",
+        "a composite that contains it.*HIGH",
     ),
     "standard behind a decomposition": (
         lambda: compiled(_Hypot(), registry=registry(aten.hypot.default, priority=ConverterPriority.STANDARD)),
-        "comes before it",
+        "is applied first",
     ),
     "a validator that refuses": (
         lambda: compiled(registry=registry(aten.relu.default, capability_validator=refusing)),
@@ -136,7 +136,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a composite that is disabled": (
         lambda: compiled(registry=registry(aten.addmm.default), torch_disabled_decompositions={aten.linear.default}),
-        "leaves aten.linear.default whole",
+        "keeps aten.linear.default from being",
     ),
     "a setting for what is not there": (
         lambda: compiled(torch_executed_ops={aten.topk}),

@@ -38,7 +38,7 @@ HAND_MADE = {
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
     "depends on sizes, and stays in Python": "test_a_condition_on_sizes_is_refused",
     "that depends on data and has no bound": "tests/shapes/test_data_dependent.py",
-    "only data makes them equal": "tests/shapes/test_data_dependent.py",
+    "which are equal only for some data": "tests/shapes/test_data_dependent.py",
 }
 """Reasons for nodes that no call or model here leads to, each with its test, below or elsewhere."""
 

@@ -135,7 +135,7 @@ def test_other_files_are_refused_by_the_node(
     with pytest.raises(pipeline.CaptureError, match=r"unknown.onnx: .* node 'twist' \(local.Twist\)"):
         pipeline.capture("unknown.onnx")
     Path("text.onnx").write_text("no model")
-    with pytest.raises(pipeline.CaptureError, match="no valid ONNX file"):
+    with pytest.raises(pipeline.CaptureError, match="not a valid ONNX file"):
         pipeline.compile("text.onnx")
     with pytest.raises(FileNotFoundError, match=r"there is no file 'none.onnx'"):
         pipeline.compile("none.onnx")

@@ -162,7 +162,7 @@ def test_no_engine_makes_a_size_that_it_could_not_tell(name: str, monkeypatch: p
     monkeypatch.setattr(functional, "_has_own_size", lambda node: False)
     result = pipeline.default(min_block_size=1)(exported)
     (slice,) = (f for f in result.coverage.fallback if f.target == "aten.slice.Tensor")
-    assert "a size, u0, that is known only after it runs" in slice.reason
+    assert "a size, u0, that is known only after the operator runs" in slice.reason
     _agrees(result.module(executor="reference"), function, *(torch.randn(s) for s in SHAPES))
 
 

@@ -96,7 +96,7 @@ def test_places_that_are_no_files(compiled: pipeline.Compiled, tmp_path: Path) -
     with pytest.raises(OSError, match=r"there is no folder to write x\.trtp to"):
         compiled.save(tmp_path / "none" / "x.trtp")
     (tmp_path / "link").symlink_to("/dev/null")
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is not a file"):
         compiled.save(tmp_path / "link")
 
 

@@ -173,12 +173,12 @@ SETTINGS: Final[dict[str, Misuse]] = {
     "an executor by name": (lambda: D(build_executor="reference"), "is a concurrent.futures.Executor, such as Thread"),
     "a field that is misspelt": (
         lambda: S(min_blok_size=1),
-        "'min_blok_size' is no field of CompilationSettings; did yo",
+        "'min_blok_size' is not a field of CompilationSettings; did yo",
     ),
     "a field of Torch-TensorRT": (lambda: S(use_python_runtime=True), "there is one runtime, in Python"),
     "a field of nothing": (
         lambda: S(colour="red"),
-        "'colour' is no field of CompilationSettings; pipeline.CompilationS",
+        "'colour' is not a field of CompilationSettings; pipeline.CompilationS",
     ),
     "by position": (lambda: S(1), "is given an int by position: settings are given by name, as min_block_size=1"),
     "a field that is set": (
@@ -259,7 +259,7 @@ DESCRIBED: Final[dict[str, Misuse]] = {
     "a device by another name": (lambda: Input((4, 8), device="gpu"), "its name (cuda, cuda:1, cpu), not 'gpu'"),
     "a format": (
         lambda: Input((4, 8), format="nhwc"),
-        "'format' is no field of Input; programs take inputs of any strides",
+        "'format' is not a field of Input; programs take inputs of any strides",
     ),
     "a misspelt range": (lambda: Input(min_shape=(1,), optshape=(2,), max_shape=(4,)), "did you mean 'opt_shape'?"),
     "one profile": (

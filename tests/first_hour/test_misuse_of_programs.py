@@ -50,7 +50,7 @@ CALLS: Final[dict[str, Misuse]] = {
     "another rank": (lambda: compiled()(torch.ones(8)), "input input has rank 1; compiled for 2"),
     "halves": (
         lambda: compiled()(X.half()),
-        "input input is float16, expected float32: it was compiled so\n  hint: cast it",
+        "input input is float16, expected float32: as in the compiled program\n  hint: cast it",
     ),
     "an array": (
         lambda: compiled()(X.numpy()),
@@ -208,7 +208,7 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: pipeline.verify("ignore"),
         "on_failure is one of 'raise', 'warn', 'heal', not 'ignore'",
     ),
-    "verified with a tensor": (lambda: pipeline.verify(inputs=X), "that gives one, as [(x,)], not a Tensor"),
+    "verified with a tensor": (lambda: pipeline.verify(inputs=X), "that returns one, as [(x,)], not a Tensor"),
     "verified by a factor below 1": (lambda: pipeline.verify(multiple=-1), "multiple is a number at least 1, not -1"),
     "bisected by a number": (lambda: pipeline.bisect(NET, (X,), compile=3), "compile is an int, expected a pipeline"),
     "bisected in no builds": (
@@ -298,7 +298,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     ),
     "a validator without a result": (
         lambda: converted(good, capability_validator=lambda node, settings: None),
-        "gave None for relu: it returns True, or a reason as pipeline.Rejection(reason, hint)",
+        "returned None for relu: expected True, or a reason as pipeline.Rejection(reason, hint)",
     ),
     "not declared, registered": (
         lambda: R.override(print),

@@ -57,7 +57,7 @@ def test_fewer_bytes_cross_in_pytorch(case: str) -> None:
     model, target = MOVES[case]
     record = partitioned(model, X)
     reason = in_torch(record)[target]
-    assert reason.startswith("beside PyTorch: ")
+    assert reason.startswith("neighbours in PyTorch: ")
     assert reason.endswith(" fewer bytes cross between segments")
     assert len(record.engine_segments) == 2
     compiled = pipeline.default(**SETTINGS).replace("build", unbuilt)(model, (X,))

@@ -317,7 +317,7 @@ WRONG: dict[str, Any] = {
     "sort is in an engine, which cannot run it": lambda names: [("engine", names)],
     "linear is in two segments": lambda names: [("torch", names), ("engine", names[:1])],
     "linear is in no segment": lambda names: [("torch", names[1:])],
-    "nonsense is no operator of the program": lambda names: [("torch", [*names, "nonsense"])],
+    "nonsense is not an operator of the program": lambda names: [("torch", [*names, "nonsense"])],
     "softmax would run before relu, which it depends on": lambda names: [
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
@@ -332,7 +332,7 @@ def test_groups_that_make_no_segments_are_errors(message: str) -> None:
     validated = compile(Stack().eval(), args=(X,))
     with pytest.raises(ValueError, match=message):
         assemble(validated, WRONG[message](operators(validated)), {})
-    with pytest.raises(ValueError, match="reasons: nonsense is no operator"):
+    with pytest.raises(ValueError, match="reasons: nonsense is not an operator"):
         assemble(validated, [("torch", operators(validated))], {"nonsense": "it is not there"})
 
 
@@ -340,5 +340,5 @@ def test_what_a_partitioner_does_not_explain_has_a_reason_all_the_same() -> None
     compile = pipeline.default(torch_executed_ops=SORTS).until("validate")
     validated = compile(Stack().eval(), args=(X,))
     found = {f.node: f.reason for f in assemble(validated, [("torch", operators(validated))], {}).fallbacks}
-    assert found["linear"] == "the partitioner keeps it there"
+    assert found["linear"] == "the partitioner keeps it in PyTorch"
     assert "torch_executed_ops keeps" in found["sort"]

@@ -117,7 +117,7 @@ def test_what_goes_with_a_convolution_says_so_in_pytorch() -> None:
     reasons = {f.node: f.reason for f in record.fallbacks}
     whole = "body stays whole, and sigmoid runs in PyTorch"
     assert reasons["convolution_default_1"] == whole
-    assert reasons["relu"] == f"it goes with convolution_default_1: {whole}"
+    assert reasons["relu"] == f"it is fused with convolution_default_1: {whole}"
 
 
 def test_what_engines_refuse_ends_a_pattern() -> None:

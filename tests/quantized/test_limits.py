@@ -68,18 +68,18 @@ def blocks(*shape: int, size: int = 16) -> torch.fx.Node:
 
 Case = tuple[Callable[..., Any], Callable[[], torch.fx.Node], str]
 REFUSED: dict[str, Case] = {
-    "computed codes": (quantized.dequantizes, lambda: dequantize(computed=(0,)), "its codes are computed"),
-    "an odd row": (quantized.dequantizes, lambda: dequantize("int4"), "a row of its int4 codes is odd"),
-    "ragged blocks": (quantized.dequantizes, lambda: dequantize(block=(4, 1)), "its blocks of 4 do not divide dim 0"),
-    "float64": (quantized.dequantizes, lambda: dequantize(dtype=torch.float64), "its numbers are torch.float64"),
-    "a computed scale": (quantized.fake_quantizes, lambda: fake_quantize(computed=(1,)), "its scale is computed"),
+    "computed codes": (quantized.dequantizes, lambda: dequantize(computed=(0,)), "the quantized values are computed"),
+    "an odd row": (quantized.dequantizes, lambda: dequantize("int4"), "a row has an odd number of int4 values"),
+    "ragged blocks": (quantized.dequantizes, lambda: dequantize(block=(4, 1)), "blocks of 4 do not divide dim 0"),
+    "float64": (quantized.dequantizes, lambda: dequantize(dtype=torch.float64), "the tensor is torch.float64"),
+    "a computed scale": (quantized.fake_quantizes, lambda: fake_quantize(computed=(1,)), "the scale is computed"),
     "float64 again": (
         quantized.fake_quantizes,
         lambda: fake_quantize(dtype=torch.float64),
-        "its numbers are torch.float64",
+        "the tensor is torch.float64",
     ),
-    "a rank of 4": (quantized.quantizes_blocks, lambda: blocks(2, 2, 2, 16), "its rank is 4"),
-    "a ragged row": (quantized.quantizes_blocks, lambda: blocks(4, 24), "do not divide its last dim, 24"),
+    "a rank of 4": (quantized.quantizes_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
+    "a ragged row": (quantized.quantizes_blocks, lambda: blocks(4, 24), "do not divide the last dim, 24"),
 }
 
 
@@ -108,7 +108,7 @@ def test_what_is_within_the_limits_is_taken() -> None:
 @pytest.mark.usefixtures("builds_quantized")
 def test_fp4_is_for_gpus_that_have_it() -> None:
     refused = quantized.quantizes_blocks(blocks(4, 32), CompilationSettings(compute_capabilities=("8.9", "12.0")))
-    assert not refused and "8.9 is asked for" in refused.reason and "12.0" in refused.hint
+    assert not refused and "8.9 is requested" in refused.reason and "12.0" in refused.hint
     refused = quantized.quantizes_blocks(blocks(4, 32), CompilationSettings())
     assert not refused and "by default" in refused.reason
 

@@ -50,7 +50,7 @@ def plan(program: bytes) -> bytes:
         (BOTH, [True, True], "int8 by int8"),
         (INSIDE, [True, False], "dequantizes it inside"),
         (APART, [False, False], "a kernel of its own"),
-        (BUILT, [False, False], "when the engine was built"),
+        (BUILT, [False, False], "during the build"),
     ],
 )
 def test_what_became_of_a_weight_and_an_activation(program: bytes, fused: list[bool], words: str) -> None:

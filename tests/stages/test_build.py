@@ -275,7 +275,7 @@ def settled(result: Any = None, error: Exception | None = None, cancelled: bool 
 
 
 ODD: dict[str, tuple[Any, str]] = {
-    "no future": (None, r"the executor's submit\(\) returned None, no Future\n  hint: leave"),
+    "no future": (None, r"the executor's submit\(\) returned None, not a Future\n  hint: leave"),
     "no plan": (settled(3), "its worker returned an int instead of the job's result"),
     "cancelled": (settled(cancelled=True), "the executor cancelled it\n  hint: keep the executor open"),
     "failed": (settled(error=OSError("no disk")), "OSError in its worker: no disk\n  hint: leave"),

@@ -46,7 +46,7 @@ def test_passes_are_chosen_by_name() -> None:
         Improve().without("fuse_gelu").without("fuse_gelu")
     with pytest.raises(TypeError, match="collection"):
         Improve(passes="fuse_attention")
-    with pytest.raises(TypeError, match="3 is no pass"):
+    with pytest.raises(TypeError, match="3 is neither a pass"):
         Improve(passes=(3,))
 
 

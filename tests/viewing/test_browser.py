@@ -133,7 +133,7 @@ def test_errors_of_verify_and_quantization_are_told(driver: Any, tmp_path: Path)
         OutputAgreement("output", "largest", float("inf"), 1e-7, 4e-6),
     )
     program = view(fallbacks())
-    fused = ("fused: int8 weight, gemm multiplies int8 by int8", "not fused: int8 activation, its numbers are rounded")
+    fused = ("fused: int8 weight, gemm multiplies int8 by int8", "not fused: int8 activation, the values are rounded")
     nodes = tuple(
         evolve(node, fusion=dict(zip(("relu", "relu_1"), fused, strict=True)).get(node.name, ""))
         for node in program.nodes

@@ -105,8 +105,8 @@ def test_json_and_back(tmp_path: Path, seen: ProgramView) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no JSON"),
-        ("[]", "no view"),
+        ("{", "not JSON"),
+        ("[]", "not a view"),
         ('{"format": "pipeline program view", "schema": 99}', "schema 99"),
         ('{"format": "pipeline program view", "schema": 1, "program": {"title": 3}}', "expected a value of type str"),
     ],
@@ -169,5 +169,5 @@ def test_a_page_has_the_view_in_it(tmp_path: Path, seen: ProgramView) -> None:
     write(seen, tmp_path / "page.html")
     assert opened(tmp_path / "page.html") == seen
     (tmp_path / "other.html").write_text("<p>Another page</p>")
-    with pytest.raises(ArtifactError, match="is no page of a program"):
+    with pytest.raises(ArtifactError, match="is not a page of a program"):
         opened(tmp_path / "other.html")

@@ -41,7 +41,7 @@ class Call:
 
 @frozen(eq=False)
 class Item:
-    """A result of a call that has several."""
+    """One of the results of a call that returns several."""
 
     call: Call
     index: int

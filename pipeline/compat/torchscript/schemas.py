@@ -87,7 +87,7 @@ def _overloads(schema: object) -> tuple[str, list[Operator]]:
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
         example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
-        raise ValueError(f"{schema!r} is no schema; {example!r} is one")
+        raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
     packet = getattr(getattr(torch.ops, match[1]), match[2], None)
     names = packet.overloads() if isinstance(packet, OpOverloadPacket) else []
     return match[2], [getattr(packet, name) for name in names]

@@ -150,7 +150,7 @@ def attend(
 
 @contextmanager
 def attending(tower: torch.nn.Module, name: str) -> Iterator[None]:
-    """While entered, a tower's layers compute attention by `attend`, registered with transformers under this name."""
+    """Return a context in which a tower's attention is `attend`, registered with transformers under this name."""
     ALL_ATTENTION_FUNCTIONS.register(name, attend)
     with attention_by(tower, name):
         yield
@@ -163,8 +163,8 @@ rows."""
 
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
-    """While entered, layers of a step that share keys and values compute the last row only, if only its logits are
-    wanted, for any number of tokens. transformers branches on the number of tokens before and after these layers."""
+    """Return a context in which layers of a step that share keys and values compute the last row only, if only its
+    logits are requested, for any number of tokens. transformers itself branches there on the number of tokens."""
     asked = [each for each in step.modules() if hasattr(type(each), SLICES)]
     handles = [each.register_forward_hook(_as_many, with_kwargs=True) for each in asked]
     for each in asked:
@@ -213,8 +213,8 @@ def _last_rows(
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """While entered, transformers' models with ``sdpa`` attention use `attention`. Those with ``eager`` experts (a loop
-    whose number of iterations depends on data) use the grouped matmuls of other models. One thread at a time."""
+    """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of a
+    data-dependent length, are its grouped matmuls (`grouped_mm_experts_forward`). One thread at a time."""
     ours: list[tuple[Any, str, Callable[..., object]]] = [
         (ALL_ATTENTION_FUNCTIONS, "sdpa", attention),
         (ALL_EXPERTS_FUNCTIONS, "eager", grouped_mm_experts_forward),

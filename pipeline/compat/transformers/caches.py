@@ -129,7 +129,7 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class Captured(Cache):
-    """A cache whose masks do not depend on whether there is one token or several, which begin at ``start``."""
+    """A cache for captures: its masks are computed alike for one token and several. ``start``: the first's position."""
 
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
@@ -349,10 +349,10 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
         raise
     except Exception as error:
         why = f"{type(model).__name__} cannot be called with a cache of transformers"
-        raise CaptureError(why, f"it says: {error}") from error
+        raise CaptureError(why, f"the call raised: {error}") from error
     if found is None:
         why = f"{type(model).__name__} returns no cache of keys and values"
-        raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")
+        raise CaptureError(why, "pass a decoder; models such as BERT become one with is_decoder=True in their config")
     own = found.self_attention_cache if model.config.is_encoder_decoder else found
     return [_kept_by(model, layer) for layer in own.layers]
 

@@ -279,7 +279,7 @@ def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")
         if hasattr(assistant, "generate_with_fallback"):
-            raise ValueError("Whisper copies its cache, so that a compiled one cannot assist: pass it as it is")
+            raise ValueError("Whisper copies its cache, so a compiled one cannot assist: pass the uncompiled model")
     for each in (model, assistant):
         if isinstance(each, CompiledGeneration) and not goes_back(each.runners["decoder"]):
             name = type(each).__name__.removeprefix("Compiled")

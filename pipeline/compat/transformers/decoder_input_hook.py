@@ -46,8 +46,8 @@ def reaching(
     kinds: tuple[str, ...] = (),
     by_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """While entered, the language model also gets the inputs that a multimodal prompt has beside embeddings; ``ahead``
-    changes the masks of these kinds of layers."""
+    """Return a context in which the language model also gets the inputs that a multimodal prompt has beside embeddings;
+    ``ahead`` changes the masks of the kinds of layers that it names."""
 
     def give(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]

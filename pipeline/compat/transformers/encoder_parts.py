@@ -251,7 +251,7 @@ def _compare(found: Argument, want: Argument) -> None:
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
         if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
-            raise ValueError(f"parts by themselves differ from all of them, by {off:.1e}")
+            raise ValueError(f"the outputs of single parts differ from those of the whole call, by {off:.1e}")
 
 
 def _tensors(outputs: Argument) -> list[torch.Tensor]:

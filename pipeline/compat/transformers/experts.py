@@ -1,6 +1,6 @@
-"""The experts of Switch Transformers without the loop that transformers has, whose turns data decides.
+"""Replace the experts of Switch Transformers, which transformers runs in a loop with a data-dependent number of steps.
 
-Other mixtures of experts have grouped matmuls of transformers' own (`pipeline.compat.transformers.attention.one_form`).
+For other mixtures of experts transformers has grouped matmuls (`pipeline.compat.transformers.attention.one_form`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SWITCH: Final = "SwitchTransformersExperts"
 
 @contextmanager
 def without_loops(step: torch.nn.Module) -> Iterator[None]:
-    """While entered, each such expert of a step computes all rows, and those that chose it are taken."""
+    """Return a context in which each Switch expert of a step computes all rows; a mask selects those routed to it."""
     found = [each for each in step.modules() if type(each).__name__ == SWITCH]
     for each in found:
         each.__dict__["forward"] = partial(_all_rows, each)
@@ -31,8 +31,8 @@ def without_loops(step: torch.nn.Module) -> Iterator[None]:
 
 
 def _all_rows(experts: Pretrained, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return [n, width], what the experts compute of the rows [n, width] that chose them. ``chosen`` [n, 1, count] is
-    1 at the expert of a row, if that has room, else 0; ``weights`` are [n, 1]."""
+    """Return the experts' outputs [n, width] for rows [n, width]. ``chosen`` [n, 1, count] is 1 at the expert of a row,
+    if that has capacity left, else 0; ``weights`` are [n, 1]."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
         made = experts[f"expert_{i}"](rows) * weights

@@ -124,7 +124,7 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
         raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
         why = f"model is {kind_of(model)}: compile_for_generation takes a language model of transformers"
-        raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained gives)")
+        raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained returns)")
     warn_untested("transformers")
     own = set(signature(compile_for_generation).parameters) - {"settings"}
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
@@ -179,7 +179,7 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
         return (), None, []
     every = (example,) if isinstance(example, Mapping) else example
     if not isinstance(every, Sequence) or not every or not all(isinstance(each, Mapping) for each in every):
-        raise TypeError("encoder_example is a tensor, or what a processor gives for a prompt, or a list of such")
+        raise TypeError("encoder_example is a tensor, or a processor's output for a prompt, or a list of these")
     if model.config.is_encoder_decoder:
         heard = [embedded_of(model, each) for each in every]
         return (), heard[0], [call for each in heard for call in each.towers]

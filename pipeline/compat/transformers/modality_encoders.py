@@ -75,7 +75,7 @@ def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
 
 @contextmanager
 def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
-    """While entered, record the calls of modules that have floating-point tensors among their arguments."""
+    """Return a context that records the calls of modules that have floating-point tensors among their arguments."""
     found: list[Called] = []
 
     def note(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:

@@ -120,8 +120,8 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
         first_logits(model, example)
     found = [given for _, _, given in called]
     if not found or found[0].get("inputs_embeds") is None:
-        why = f"{name} does not give its language model embeddings of a prompt"
-        raise CaptureError(why, "models that do take images or sound; leave encoder_example out for text")
+        why = f"{name} passes no embeddings to its language model"
+        raise CaptureError(why, "leave encoder_example out: the model generates for text")
     tokens = tokens_of(example)
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
     prompt = prompt_of(name, found[0], mask)
@@ -158,7 +158,7 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
             made = model.generate(**example, generation_config=how)
     except Exception as error:
         why = f"{type(model).__name__} cannot generate for encoder_example"
-        raise CaptureError(why, f"pass what its processor gives for a prompt; it says: {error}") from error
+        raise CaptureError(why, f"pass a processor output for a prompt; the call raised: {error}") from error
     found: torch.Tensor = made.logits[0]
     return found
 

@@ -39,8 +39,8 @@ def sound_sizes(model: Pretrained) -> tuple[int, int]:
 
 
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """Return the pattern (`fnmatch`) of paths in ``step`` of the layers with most weights of a part; "" if there are
-    none."""
+    """Return the pattern (`fnmatch`) of the paths in ``step`` of a part's layers: those of its largest ``ModuleList``;
+    "" if it has none."""
     lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
     return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
@@ -146,8 +146,8 @@ class SeeingDecoder(Decoder):
 
 @dataclass
 class Encoded(BaseModelOutput):
-    """The output of an encoder, with the additional fields of some: of those with experts (Switch Transformers,
-    NLLB-MoE) for training, and a mask of some for sound (Moonshine)."""
+    """An encoder's output with the fields that decoders of some models read: router outputs for training (Switch
+    Transformers, NLLB-MoE), and the attention mask of sound (Moonshine)."""
 
     attention_mask: None = None
     router_logits: None = None

@@ -267,8 +267,8 @@ TABLE: Final = (
 
 @cache
 def _places(module: ModuleType) -> Places:
-    """Return the entries of a module of transformers that are replaced. They have no other way in: models call these
-    functions as globals, which no registry of transformers and no mode of torch sees."""
+    """Return the entries of a transformers module to replace: models call these functions as globals, which neither a
+    registry of transformers nor a mode of torch can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
     rows = [Replacement(module, row.name, partial(partial, row.make), why, module.__name__) for row in TABLE]
     return Places(rows)
@@ -276,7 +276,7 @@ def _places(module: ModuleType) -> Places:
 
 @contextmanager
 def over_states(model: torch.nn.Module) -> Iterator[None]:
-    """While entered, this thread gets the replacements in the modules of transformers that define a model."""
+    """Return a context in which this thread gets the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
     token = _current.set(None)

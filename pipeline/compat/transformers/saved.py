@@ -28,11 +28,11 @@ def save_model(model: Pretrained, path: StrPath, weights: StrPath) -> None:
     """
     kind, place = type(model).__bases__[1], path_of(path, "save")
     if getattr(transformers, kind.__name__, None) is not kind:
-        why = f"{kind.__name__} is no class of transformers {transformers.__version__}, and files keep no code"
+        why = f"{kind.__name__} is not a class of transformers {transformers.__version__}, and files contain no code"
         raise ArtifactError(why, _BY_PART)
     if model.__dict__["_sight"] is not None or model.__dict__["_embedded"] is not None:
-        why = "its own code, with weights, runs in PyTorch before its engines, and files keep neither"
-        raise ArtifactError(f"{kind.__name__} sees or hears: {why}", _BY_CACHE)
+        why = "the model's own code runs in PyTorch before its engines, with weights, and files contain neither"
+        raise ArtifactError(f"{kind.__name__} takes images or sound: {why}", _BY_CACHE)
     others = {name: f"{place.stem}.{name}{place.suffix}" for name in model.compiled if name != "decoder"}
     for name, file in others.items():
         save(model.compiled[name], place.with_name(file))

@@ -86,7 +86,7 @@ def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
         return ()
     values = result if isinstance(result, tuple | list) else (result,)
     if len(values) != count:
-        raise call.error(f"its evaluator gave {len(values)} values for {count} outputs")
+        raise call.error(f"its evaluator returned {len(values)} values for {count} outputs")
     return tuple(values)
 
 

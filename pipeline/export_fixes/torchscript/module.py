@@ -45,7 +45,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
         CaptureError: the module has no such method, or hooks around it.
     """
     if not is_script(script):
-        raise TypeError(f"script is {kind_of(script)}: pass what torch.jit.script, trace or load gave")
+        raise TypeError(f"script is {kind_of(script)}: pass what torch.jit.script, trace or load returned")
     if not isinstance(evaluators, Evaluators):
         raise TypeError(f"evaluators is {kind_of(evaluators)}: pass EVALUATORS.register(kind, function)")
     found = _method(script, method)
@@ -84,7 +84,7 @@ def _method(script: Value, name: str) -> Value:
         raise CaptureError(f"the TorchScript module {_name(script)} has no method {name!r}; it has {known}")
     if script._c._get_forward_hooks() or script._c._get_forward_pre_hooks():
         hint = "call what they call in forward"
-        raise CaptureError(f"the TorchScript module {_name(script)} has hooks, which are no part of its graph", hint)
+        raise CaptureError(f"the TorchScript module {_name(script)} has hooks, which its graph does not contain", hint)
     return script._c._get_method(name)
 
 

@@ -50,7 +50,7 @@ def set_attribute(call: Call, owner: Value, value: Value) -> None:
         owner.attributes[name] = value
     elif isinstance(value, torch.Tensor) and name not in dict(owner.named_buffers(recurse=False)):
         hint = "register_buffer it, then the program updates it"
-        raise call.error(f"it assigns a tensor to {name}, which is no buffer", hint)
+        raise call.error(f"it assigns a tensor to {name}, which is not a buffer", hint)
     else:
         setattr(owner, name, value)
 

@@ -108,7 +108,7 @@ class Evaluators(Mapping[str, Evaluator]):
 def _check(key: object) -> None:
     match = _KEY.fullmatch(key) if isinstance(key, str) else None
     if match is None:
-        raise ValueError(f"{key!r} is no kind of a TorchScript node; 'prim::ListConstruct' and 'aten::add.int' are")
+        raise ValueError(f"{key!r} is not a kind of a TorchScript node; 'prim::ListConstruct' and 'aten::add.int' are")
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:

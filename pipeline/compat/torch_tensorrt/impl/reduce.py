@@ -48,7 +48,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
 
 
 def _extreme(name: str, indexed: Operator, plain: Operator) -> Block:
-    """Return the block of an extreme element, with its index, which one dim has -> [values, indices]"""
+    """Return a block for the largest or smallest element, along one dim also its index -> [values, indices]"""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
         dims = _dims(dim)
