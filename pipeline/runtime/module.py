@@ -102,7 +102,7 @@ class ProgramModule(CompiledModule):
         self._fast_replay: FastReplay | None = None
         self._ranks = Ranks.of(self.program)
         if self._ranks is not None:
-            self._ranks.attach(self)
+            self._ranks.attach(self, on_gpu=self.executor == "tensorrt")
 
     def reset(self) -> None:
         with torch.no_grad():
@@ -134,6 +134,8 @@ class ProgramModule(CompiledModule):
             if self._written:
                 check_apart(self.program, self._written, leaves)
             results = self._run(plan, leaves)
+        if self._ranks is not None:
+            self._ranks.launched()
         return self._rebuilt(results)
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import count
 from typing import Final
+from weakref import ref
 
 import torch
 from attrs import define, field
@@ -17,6 +18,7 @@ from pipeline.aten.types import Argument
 from pipeline.errors import ExecutionError, worded
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
+from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text, watched
 
 _modules: Final = count()
 """Numbers of the modules that were made of programs with a sharding: all ranks make them in one order."""
@@ -28,13 +30,14 @@ SAME: Final = "every rank runs the same calls in the same order, with inputs of 
 class Ranks:
     """The other ranks of a module's calls.
 
-    number: that of the module. calls: the calls with shapes that were new, so far.
+    number: that of the module. calls: the calls with shapes that were new, so far. watchdog: watches calls on a GPU.
     """
 
     program: Program
     sharding: Sharding
     number: int = field(factory=lambda: next(_modules))
     calls: int = 0
+    watchdog: Watchdog | None = None
 
     @classmethod
     def of(cls, program: Program) -> Ranks | None:
@@ -48,8 +51,14 @@ class Ranks:
         _check(program.sharding)
         return cls(program, program.sharding)
 
-    def attach(self, module: torch.nn.Module) -> None:
-        """Let a module take and return DTensors, if the program does."""
+    def attach(self, module: torch.nn.Module, on_gpu: bool) -> None:
+        """Let a module take and return DTensors, if the program does, and watch its calls on a GPU."""
+        if on_gpu:
+            from torch.distributed.distributed_c10d import _get_default_store
+
+            seconds = PART * _get_default_store().timeout.total_seconds()  # type: ignore[attr-defined]
+            itself = ref(self)
+            self.watchdog = Watchdog(seconds, lambda: "" if (ranks := itself()) is None else ranks.waiting(seconds))
         if self.sharding.inputs:
             module.register_forward_pre_hook(self._local, with_kwargs=True)
         if self.sharding.outputs:
@@ -101,6 +110,17 @@ class Ranks:
                 raise ExecutionError(f"rank {self.sharding.rank} has {own}, and rank {other} has {found}", SAME)
         with suppress(RuntimeError, NotImplementedError):  # all ranks are past it
             store.delete_key(f"{before}/{self.sharding.rank}")
+
+    def launched(self) -> None:
+        """Watch the call that was launched on the current stream."""
+        if self.watchdog is not None:
+            watched(self.watchdog)
+
+    def waiting(self, seconds: float) -> str:
+        """Return why a call is not done after so many seconds."""
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        return waiting_text(_get_default_store(), self._key(), self.sharding.rank, self.others(), seconds)
 
     def _key(self, later: int = 0) -> str:
         return f"pipeline/{self.number}/{self.calls + later}"

@@ -1,0 +1,123 @@
+"""End a process whose call waits for a rank that has ended.
+
+torch's watchdog of NCCL sees the collectives that torch calls. Those of a CUDA graph or an engine it does not see:
+their kernels wait for ever, and with them the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+from weakref import ref
+
+import torch
+from attrs import define, field
+
+from pipeline.errors import worded
+
+log = logging.getLogger(__name__)
+
+PART: Final = 0.85
+"""The part of a process group's timeout after which a call is late, so that the process ends within the timeout."""
+GRACE: Final = 3.0
+"""The seconds that other ranks have to say that they wait, too."""
+
+
+class Mark(Protocol):
+    """A mark on a GPU's stream."""
+
+    def query(self) -> bool:
+        """Return whether everything before it is done."""
+        ...
+
+
+class Store(Protocol):
+    """A store that all ranks see, such as that of `torch.distributed`."""
+
+    def set(self, key: str, value: str) -> object:
+        """Store a value."""
+        ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether it has all keys."""
+        ...
+
+
+def end_process() -> None:
+    """End this process as torch's watchdog does."""
+    os.abort()
+
+
+@define(eq=False)
+class Watchdog:
+    """A thread that ends the process, with an error in the log, if a call on the GPU is not done after ``seconds``. It
+    looks at the oldest call that was not done, once a second at most, and ends with its watchdog.
+
+    waiting: returns the error's text. end: ends the process.
+    """
+
+    seconds: float
+    waiting: Callable[[], str]
+    end: Callable[[], None] = end_process
+    oldest: tuple[Mark, float] | None = field(default=None, init=False)
+    newest: tuple[Mark, float] | None = field(default=None, init=False)
+    thread: threading.Thread | None = field(default=None, init=False)
+
+    def watch(self, mark: Mark) -> None:
+        """Watch the call that was launched before this mark."""
+        self.newest = mark, time.monotonic()
+        if self.thread is None:
+            every = min(1.0, self.seconds / 10)
+            self.thread = threading.Thread(target=_look, args=(ref(self), every), name="rank watchdog", daemon=True)
+            self.thread.start()
+
+    def is_late(self) -> bool:
+        """Return whether a call takes too long."""
+        if self.oldest is None or self.oldest[0].query():
+            self.oldest, self.newest = self.newest, None
+            return False
+        return time.monotonic() - self.oldest[1] > self.seconds
+
+
+def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
+    """Look at a watchdog's calls until it is gone."""
+    while True:
+        time.sleep(every)
+        here = watchdog()
+        if here is None:
+            return
+        if here.is_late():
+            log.critical("%s", here.waiting())
+            here.end()
+            return
+        del here
+
+
+def watched(watchdog: Watchdog) -> None:
+    """Watch what was launched on the current stream, unless it is being captured."""
+    if not torch.cuda.is_current_stream_capturing():
+        mark = torch.cuda.Event()
+        mark.record()
+        watchdog.watch(mark)
+
+
+def waiting_text(store: Store, key: str, rank: int, others: Iterable[int], seconds: float, grace: float = GRACE) -> str:
+    """Return why a call of this rank is not done: which of the other ranks do not say that they wait as well."""
+    said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
+    try:
+        store.set(f"{key}/waits/{rank}", "")
+        ends = time.monotonic() + grace
+        absent = list(others)
+        while absent and time.monotonic() < ends:
+            time.sleep(grace / 20)
+            absent = [other for other in absent if not store.check([f"{key}/waits/{other}"])]
+    except RuntimeError as error:
+        return f"{said}, and the store of the ranks does not answer ({worded(error)}): the first rank has ended"
+    if not absent:
+        return f"{said}, and all others wait, too: look for calls that differ between ranks"
+    return f"{said}, and rank {', '.join(map(str, absent))} has ended, or makes another call: this process ends"
