@@ -6,6 +6,7 @@ import contextlib
 import copy
 import fcntl
 import json
+import logging
 import os
 import subprocess
 import tempfile
@@ -215,6 +216,27 @@ def _compiled(
     with report.phase("module"):
         executor = "reference" if device == "cpu" else "tensorrt"
         return compiled.module(executor)
+
+
+@contextlib.contextmanager
+def _said(report: Report) -> Iterator[None]:
+    """Within it, the report has what the package logs: its warnings, and what `choose` and torch.compile say."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage()[:300])  # type: ignore[method-assign]
+    loud = logging.getLogger("pipeline")
+    own = [logging.getLogger(f"pipeline.{name}") for name in ("stages.choose", "runtime.compiled_segment")]
+    before = [each.level for each in own]
+    loud.addHandler(handler)
+    for each in own:
+        each.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        loud.removeHandler(handler)
+        for each, level in zip(own, before, strict=True):
+            each.setLevel(level)
+        report.write(said=list(dict.fromkeys(said))[:20])
 
 
 def _stages(report: Report) -> Callable[[pipeline.Event], object]:
