@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import get_context
@@ -48,7 +49,7 @@ def _rank(cases: Sequence[Case], rank: int, ranks: int, folder: Path) -> None:
         try:
             case(rank, folder)
             done[case.__name__] = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             done[case.__name__] = f"rank {rank}: {traceback.format_exc()}"
         (folder / f"rank{rank}.json").write_text(json.dumps(done))
     sys.stdout.flush()
