@@ -139,14 +139,21 @@ def copies_alone(rank: int, folder: Path) -> None:
 class Reduced(nn.Module):
     """Collectives as users write them: they write to a tensor."""
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The largest of all ranks; the tensors of all; and this rank's rows of the sum."""
-        largest, every = x * 1, x.new_empty(2 * x.shape[0], *x.shape[1:])
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The largest of all ranks, the sum, this rank's rows of it, and the tensors of all."""
+        largest, total, rows = x * 1, x * 1, x.new_empty(x.shape[0] // 2, *x.shape[1:])
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        dist.all_gather_into_tensor(every, x)
-        rows = x.new_empty(x.shape[0] // 2, *x.shape[1:])
+        dist.all_reduce(total)
         dist.reduce_scatter_tensor(rows, x)
-        return largest, every, rows
+        every = x.new_empty(2 * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(every, x)
+        return largest, total, rows, every
+
+    @staticmethod
+    def expected(every: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
+        """What a rank gets."""
+        total = every.sum(0).to(every.dtype)
+        return every.amax(0), total, total.chunk(2)[rank], every.flatten(0, 1)
 
 
 def in_engines() -> Any:
@@ -158,7 +165,7 @@ def collectives_that_write(rank: int, folder: Path) -> None:
     """Between engines and inside of them: with dtypes that NCCL has, the layer's results are the process group's."""
     for dtype in (torch.float32, torch.float16, torch.int32, torch.float64):
         every = torch.randint(-9, 9, (2, 4, 5)).to(dtype)
-        expected = every.amax(0), every.flatten(0, 1), every.sum(0).to(dtype).chunk(2)[rank]
+        expected = Reduced.expected(every, rank)
         torch.testing.assert_close(run(COMPILE(Reduced(), (every[rank],)))(every[rank]), expected)
         with in_engines():
             compiled = INSIDE(Reduced(), (every[rank],))
