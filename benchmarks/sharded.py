@@ -55,11 +55,11 @@ MODELS: Final[Mapping[str, Mapping[str, int]]] = {
 }
 GRAPHS, PLAIN, EAGER = "pipeline + graph", "pipeline", "eager"
 COMPILED, REDUCED, ALONE = "torch.compile", "torch.compile, reduce-overhead", "pipeline + graph, one GPU"
-METHODS: Final = (GRAPHS, PLAIN, EAGER, COMPILED, REDUCED, ALONE)
+INSIDE: Final = "pipeline + graph, collectives in engines"
+METHODS: Final = (GRAPHS, INSIDE, PLAIN, EAGER, COMPILED, REDUCED, ALONE)
 NEW: Final = 32
 """The greedy tokens that are compared."""
-COPIED: Final = 1 << 30
-RUNS: Final = 50
+COPIED, RUNS = 1 << 30, 50
 
 
 def cuda() -> bool:
@@ -133,11 +133,11 @@ def inputs(batch: int, positions: int, tokens: int) -> dict[str, torch.Tensor]:
         }
 
 
-def ours(model: Any, batch: int, positions: int, prompt: int, graphs: bool) -> tuple[Any, Step]:
+def ours(model: Any, batch: int, positions: int, prompt: int, method: str) -> tuple[Any, Step]:
     """The compiled model, and its step."""
-    executor = "tensorrt" if cuda() else "reference"
+    how: dict[str, Any] = {"cuda_graphs": method != PLAIN, "collectives_in_engine": method == INSIDE}
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": prompt}
-    made = compile_for_generation(model, **sizes, executor=executor, cuda_graphs=graphs)
+    made = compile_for_generation(model, **sizes, executor="tensorrt" if cuda() else "reference", **how)
     return made, step_of(made.runners["decoder"], batch, positions)
 
 
@@ -268,15 +268,16 @@ def row_of(method: str, models: Mapping[str, Any], batch: int, options: Any, rat
         return {}
     model = models["whole" if alone else "sharded"]
     made = model
-    if method in (GRAPHS, PLAIN, ALONE):
-        made, step = ours(model, batch, positions, prompt, method != PLAIN)
+    if method in (GRAPHS, INSIDE, PLAIN, ALONE):
+        made, step = ours(model, batch, positions, prompt, method)
     else:
         modes = {COMPILED: "default", REDUCED: "reduce-overhead"}
         step = theirs(model, batch, positions, modes.get(method))
     step(1), step(prompt)  # both are compiled, and have run
     row: Row = {"ready_s": round(time.perf_counter() - began, 1)}
     row |= measured(step, prompt, local_bytes(model), rate, together=not alone)
-    if method in (GRAPHS, PLAIN, EAGER):
+    row["engines"] = len(made.compiled["decoder"].engines) if made is not model else None
+    if method in (GRAPHS, INSIDE, PLAIN, EAGER):
         row["tokens_as_one_gpu"] = same(greedy(made, batch, prompt), models["tokens"][batch])
     return row
 
@@ -326,7 +327,7 @@ def rank_of_hang_test(options: Any) -> int:
     """Generate fifty times; then the last rank kills itself in the middle of the next one."""
     with joined(options.timeout):
         model = model_of(options.models[0], options.layers, 2 * options.prompt, sharded=True)
-        made, step = ours(model, 1, options.prompt + 64, options.prompt, graphs=True)
+        made, step = ours(model, 1, options.prompt + 64, options.prompt, GRAPHS)
         first = greedy(made, 1, options.prompt)
         for run in range(RUNS):
             if greedy(made, 1, options.prompt) != first:
