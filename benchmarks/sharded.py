@@ -57,9 +57,8 @@ GRAPHS, PLAIN, EAGER = "pipeline + graph", "pipeline", "eager"
 COMPILED, REDUCED, ALONE = "torch.compile", "torch.compile, reduce-overhead", "pipeline + graph, one GPU"
 INSIDE: Final = "pipeline + graph, collectives in engines"
 METHODS: Final = (GRAPHS, INSIDE, PLAIN, EAGER, COMPILED, REDUCED, ALONE)
-NEW: Final = 32
-"""The greedy tokens that are compared."""
-COPIED, RUNS = 1 << 30, 50
+NEW, COPIED, RUNS = 32, 1 << 30, 50
+"""The greedy tokens that are compared, the bytes of a copy, and the runs before a rank is killed."""
 
 
 def cuda() -> bool:
@@ -327,7 +326,7 @@ def rank_of_hang_test(options: Any) -> int:
     """Generate fifty times; then the last rank kills itself in the middle of the next one."""
     with joined(options.timeout):
         model = model_of(options.models[0], options.layers, 2 * options.prompt, sharded=True)
-        made, step = ours(model, 1, options.prompt + 64, options.prompt, GRAPHS)
+        made, step = ours(model, 1, options.prompt + 64, options.prompt, options.methods[0])
         first = greedy(made, 1, options.prompt)
         for run in range(RUNS):
             if greedy(made, 1, options.prompt) != first:
@@ -367,8 +366,9 @@ def hang_test(options: Any) -> int:
     good = ends[-1] == -signal.SIGKILL and all(end not in (0, 3, 4, None) for end in ends[:-1])
     row = {"hang_test": "passed" if good else "failed", "runs": RUNS, "ended_by": ends, "seconds": round(took, 1)}
     print(json.dumps(row), flush=True)
+    more = {"method": options.methods[0], "timeout": options.timeout, "at": environment()}
     with options.out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**row, "timeout": options.timeout, "at": environment()}) + "\n")
+        file.write(json.dumps({**row, **more}) + "\n")
     return 0 if good else 1
 
 
@@ -384,7 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a collective")
     parser.add_argument("--tiny", action="store_true", help="a model of two small layers, for CPUs")
     parser.add_argument("--out", type=Path, default=RESULTS / "sharded.jsonl")
-    parser.add_argument("--hang-test", action="store_true", help="without torchrun: fifty runs, then a rank is killed")
+    parser.add_argument("--hang-test", action="store_true", help="without torchrun, of the first method")
     parser.add_argument("--rank-of-hang-test", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=2, help="of the hang test")
     parser.add_argument("--port", type=int, default=29533, help="of the hang test")
