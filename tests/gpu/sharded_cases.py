@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pipeline
-from benchmarks.sharded import by_plan, cuda, device
+from benchmarks.sharded import by_plan, cuda, device, step_of
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.trt import CAPABILITIES
 from tests.distributed.cases import BY_ROWS_AND_COLUMNS, COLLECTIVES, ROWS, Block, Reduced, in_engines
@@ -58,13 +58,19 @@ def agree(compiled: Any) -> None:
     assert error(logits, exact) < allowed
 
 
+def loads(decoder: pipeline.Compiled, path: Path) -> None:
+    """The program in a file computes what it computed before."""
+    decoder.save(path)
+    before, after = (step_of(each.module(), 2, 16)(3) for each in (decoder, pipeline.load(path, COLLECTIVES)))
+    assert error(after, before) < BOUND
+
+
 def llama_with_gloo(rank: int, folder: Path) -> None:
     """Engines on one GPU, and collectives through the host."""
     compiled = compile_for_generation(by_plan(llama(torch.float32)), max_cache_len=16, max_batch=2)
     assert compiled.compiled["decoder"].engines
     agree(compiled)
-    compiled.save(folder / f"llama{rank}.trtp")
-    agree(pipeline.load(folder / f"llama{rank}.trtp", COLLECTIVES))
+    loads(compiled.compiled["decoder"], folder / f"llama{rank}.trtp")
 
 
 def vit_with_gloo(rank: int, folder: Path) -> None:
@@ -92,8 +98,7 @@ def llama_in_and_between_engines(rank: int, folder: Path) -> None:
             compiled = compile_for_generation(by_plan(llama(torch.float16)), max_cache_len=16, max_batch=2, **how)
         engines.append(len(compiled.compiled["decoder"].engines))
         agree(compiled)
-        compiled.save(folder / f"{inside}{rank}.trtp")
-        agree(pipeline.load(folder / f"{inside}{rank}.trtp", COLLECTIVES))
+        loads(compiled.compiled["decoder"], folder / f"{inside}{rank}.trtp")
         assert not (cuda() and compiled.runners["decoder"].refused_graphs)
     assert engines == ([6, 1] if CAPABILITIES.collectives else [6, 6])
 
