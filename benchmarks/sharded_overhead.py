@@ -1,9 +1,9 @@
 """``torchrun --nproc-per-node 2 -m benchmarks.sharded_overhead``: what a sharded step takes beyond its parts.
 
 The parts are the program's engines, each called by itself with the inputs that it has in a step, and its collectives,
-called one after the other on tensors of the same sizes. What remains is the host's work between them, copies, and
-waiting for the other ranks. Times are medians of the slowest rank, in the quickest of eight rounds: by the host's clock
-on CPUs, by the GPU's on GPUs.
+called one after the other on tensors of the same sizes. What remains is waiting for the other ranks, and the host's
+work between the parts, which is measured as well. Times are medians of the slowest rank, in the quickest of eight
+rounds: by the host's clock on CPUs, by the GPU's on GPUs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from attrs import evolve
+from attrs import define, evolve, field
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.environment import RESULTS, environment
@@ -27,7 +28,6 @@ from benchmarks.sharded import (
     MODELS,
     PLAIN,
     Row,
-    Step,
     cuda,
     joined,
     milliseconds,
@@ -37,7 +37,7 @@ from benchmarks.sharded import (
     step_of,
 )
 from pipeline.aten.collectives import SPACE
-from pipeline.compiled import Compiled, CompiledModule
+from pipeline.compiled import Compiled
 from pipeline.program import Segment
 from pipeline.runtime.run_context import SegmentRunner, Turn
 
@@ -58,24 +58,45 @@ class Collectives(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def called_alone(module: CompiledModule, step: Step, tokens: int) -> tuple[Call, Call, int, int]:
-    """The engines of a step in a row, its collectives in a row, and how many there are of each."""
-    engines: dict[str, Call] = {}
+@define
+class Segments:
+    """The segments of a program's last step: each engine as a call of its own, and the host's seconds in all."""
 
-    def noted(segment: Segment, run: SegmentRunner) -> SegmentRunner:
+    engines: dict[str, Call] = field(factory=dict)
+    seconds: float = 0.0
+
+    def noted(self, segment: Segment, run: SegmentRunner) -> SegmentRunner:
+        """Note the calls of a segment."""
+
         def call(given: list[Any], turn: Turn) -> Any:
             if segment.kind == "engine":
-                engines[segment.name] = lambda: run(given, here(turn))
-            return run(given, turn)
+                self.engines[segment.name] = lambda: run(given, here(turn))
+            began = time.perf_counter()
+            try:
+                return run(given, turn)
+            finally:
+                self.seconds += time.perf_counter() - began
 
         return call
 
-    module.instrument(noted)
+    def between(self, step: Call) -> float:
+        """The host's milliseconds outside of segments, in the quickest of 50 steps."""
+        found = []
+        for _ in range(50):
+            self.seconds, began = 0.0, time.perf_counter()
+            step()
+            found.append(1e3 * (time.perf_counter() - began - self.seconds))
+        return round(min(found), 4)
+
+
+def called_alone(segments: Segments, step: Call) -> tuple[Call, Call, int, int]:
+    """The engines of a step in a row, its collectives in a row, and how many there are of each."""
     with Collectives() as mode:
-        step(tokens)
+        step()
+    engines = list(segments.engines.values())
 
     def in_a_row() -> None:
-        for call in engines.values():
+        for call in engines:
             call()
 
     def collectives() -> None:
@@ -102,16 +123,22 @@ def in_graph(call: Call) -> Call:
 
 def row_of(compiled: Compiled, batch: int, options: Any, tokens: int, graphs: bool) -> Row:
     """Measure a step of so many tokens, and its parts."""
-    module = compiled.module("tensorrt" if cuda() else "reference", cuda_graphs=graphs)
-    step = step_of(module, batch, options.prompt + 64)
-    engines, collectives, *counts = called_alone(module, step, tokens)
+    module, segments = compiled.module("tensorrt" if cuda() else "reference", cuda_graphs=graphs), Segments()
+    module.instrument(segments.noted)
+    own = step_of(module, batch, options.prompt + 64)
+
+    def step() -> object:
+        return own(tokens)
+
+    engines, collectives, *counts = called_alone(segments, step)
     if graphs:
         engines, collectives = in_graph(engines), in_graph(collectives)
-    calls = {"step_ms": lambda: step(tokens), "engines_ms": engines, "collectives_ms": collectives}
+    calls = {"step_ms": step, "engines_ms": engines, "collectives_ms": collectives}
     rounds = [{name: milliseconds(call, 10) for name, call in calls.items()} for _ in range(8)]
     row: Row = {name: min(each[name] for each in rounds) for name in calls}
     row |= dict(zip(("engines", "collectives"), counts, strict=True))
-    return {**row, "overhead_ms": round(row["step_ms"] - row["engines_ms"] - row["collectives_ms"], 4)}
+    row["overhead_ms"] = round(row["step_ms"] - row["engines_ms"] - row["collectives_ms"], 4)
+    return row if graphs else {**row, "between_ms": segments.between(step)}
 
 
 def rows(options: Any) -> Iterator[Row]:

@@ -27,10 +27,10 @@ the prompt. *Share* is that of a rank's weights at the speed of a copy. *Tokens*
 COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens"]
 OVERHEAD_HEAD = """
 A step of so many tokens beside its parts, in ms: its engines in a row, and its collectives in a row
-(`python -m benchmarks.sharded_overhead`). *Overhead* is what remains; on CPUs the reference executor takes the place of
-engines, and gloo that of NCCL.
+(`python -m benchmarks.sharded_overhead`). *Overhead* is what remains: the host's work *between* these, and waiting for
+the other ranks. On CPUs the reference executor takes the place of engines, and gloo that of NCCL.
 """
-OVERHEAD_COLUMNS = ["on", "model", "batch", "tokens", "method", "step", "engines", "collectives", "overhead"]
+OVERHEAD_COLUMNS = ["on", "model", "batch", "tokens", "method", "step", "engines", "collectives", "overhead", "between"]
 
 
 def key(row: dict[str, Any]) -> Key:
@@ -96,7 +96,8 @@ def overhead_rows(data: dict[str, Any]) -> Iterator[list[str]]:
         ]
         place = f"{row['ranks']} {data['machine']['gpu'] or 'CPUs'}"
         cells = [time + more for time, more in zip(times, counts, strict=True)]
-        yield [place, model, str(row["batch"]), str(row["tokens"]), row["method"], *cells]
+        between = f"{row['between_ms']:.3g}" if "between_ms" in row else ""
+        yield [place, model, str(row["batch"]), str(row["tokens"]), row["method"], *cells, between]
 
 
 if __name__ == "__main__":
