@@ -55,11 +55,10 @@ MODELS: Final[Mapping[str, Mapping[str, int]]] = {
 }
 GRAPHS, PLAIN, EAGER = "pipeline + graph", "pipeline", "eager"
 COMPILED, REDUCED, ALONE = "torch.compile", "torch.compile, reduce-overhead", "pipeline + graph, one GPU"
-METHODS: Final = (GRAPHS, PLAIN, EAGER, COMPILED, REDUCED, ALONE)
-NEW: Final = 32
-"""The greedy tokens that are compared."""
-COPIED: Final = 1 << 30
-RUNS: Final = 50
+INSIDE: Final = "pipeline + graph, collectives in engines"
+METHODS: Final = (GRAPHS, INSIDE, PLAIN, EAGER, COMPILED, REDUCED, ALONE)
+NEW, COPIED, RUNS = 32, 1 << 30, 50
+"""The greedy tokens that are compared, the bytes of a copy, and the runs before a rank is killed."""
 
 
 def cuda() -> bool:
@@ -133,11 +132,11 @@ def inputs(batch: int, positions: int, tokens: int) -> dict[str, torch.Tensor]:
         }
 
 
-def ours(model: Any, batch: int, positions: int, prompt: int, graphs: bool) -> tuple[Any, Step]:
+def ours(model: Any, batch: int, positions: int, prompt: int, method: str) -> tuple[Any, Step]:
     """The compiled model, and its step."""
-    executor = "tensorrt" if cuda() else "reference"
+    how: dict[str, Any] = {"cuda_graphs": method != PLAIN, "collectives_in_engine": method == INSIDE}
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": prompt}
-    made = compile_for_generation(model, **sizes, executor=executor, cuda_graphs=graphs)
+    made = compile_for_generation(model, **sizes, executor="tensorrt" if cuda() else "reference", **how)
     return made, step_of(made.runners["decoder"], batch, positions)
 
 
@@ -268,15 +267,16 @@ def row_of(method: str, models: Mapping[str, Any], batch: int, options: Any, rat
         return {}
     model = models["whole" if alone else "sharded"]
     made = model
-    if method in (GRAPHS, PLAIN, ALONE):
-        made, step = ours(model, batch, positions, prompt, method != PLAIN)
+    if method in (GRAPHS, INSIDE, PLAIN, ALONE):
+        made, step = ours(model, batch, positions, prompt, method)
     else:
         modes = {COMPILED: "default", REDUCED: "reduce-overhead"}
         step = theirs(model, batch, positions, modes.get(method))
     step(1), step(prompt)  # both are compiled, and have run
     row: Row = {"ready_s": round(time.perf_counter() - began, 1)}
     row |= measured(step, prompt, local_bytes(model), rate, together=not alone)
-    if method in (GRAPHS, PLAIN, EAGER):
+    row["engines"] = len(made.compiled["decoder"].engines) if made is not model else None
+    if method in (GRAPHS, INSIDE, PLAIN, EAGER):
         row["tokens_as_one_gpu"] = same(greedy(made, batch, prompt), models["tokens"][batch])
     return row
 
@@ -326,7 +326,7 @@ def rank_of_hang_test(options: Any) -> int:
     """Generate fifty times; then the last rank kills itself in the middle of the next one."""
     with joined(options.timeout):
         model = model_of(options.models[0], options.layers, 2 * options.prompt, sharded=True)
-        made, step = ours(model, 1, options.prompt + 64, options.prompt, graphs=True)
+        made, step = ours(model, 1, options.prompt + 64, options.prompt, options.methods[0])
         first = greedy(made, 1, options.prompt)
         for run in range(RUNS):
             if greedy(made, 1, options.prompt) != first:
@@ -366,8 +366,9 @@ def hang_test(options: Any) -> int:
     good = ends[-1] == -signal.SIGKILL and all(end not in (0, 3, 4, None) for end in ends[:-1])
     row = {"hang_test": "passed" if good else "failed", "runs": RUNS, "ended_by": ends, "seconds": round(took, 1)}
     print(json.dumps(row), flush=True)
+    more = {"method": options.methods[0], "timeout": options.timeout, "at": environment()}
     with options.out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**row, "timeout": options.timeout, "at": environment()}) + "\n")
+        file.write(json.dumps({**row, **more}) + "\n")
     return 0 if good else 1
 
 
@@ -383,7 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a collective")
     parser.add_argument("--tiny", action="store_true", help="a model of two small layers, for CPUs")
     parser.add_argument("--out", type=Path, default=RESULTS / "sharded.jsonl")
-    parser.add_argument("--hang-test", action="store_true", help="without torchrun: fifty runs, then a rank is killed")
+    parser.add_argument("--hang-test", action="store_true", help="without torchrun, of the first method")
     parser.add_argument("--rank-of-hang-test", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=2, help="of the hang test")
     parser.add_argument("--port", type=int, default=29533, help="of the hang test")

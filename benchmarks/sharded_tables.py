@@ -1,4 +1,5 @@
-"""``python -m benchmarks.sharded_tables FILE.jsonl ...``: save results of ``benchmarks.sharded``, and their table.
+"""``python -m benchmarks.sharded_tables FILE.jsonl ...``: save results of ``benchmarks.sharded`` and
+``benchmarks.sharded_overhead``, and their tables.
 
 The lines of the files are put into ``benchmarks/results/sharded-GPU-LIBRARY.json``; the newest line of a model, batch
 and method takes the place of others.
@@ -24,11 +25,23 @@ are milliseconds: of a decoded token after the prompt, of the NCCL kernels in it
 the prompt. *Share* is that of a rank's weights at the speed of a copy. *Tokens* counts those that one GPU has, too.
 """
 COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens"]
+OVERHEAD_HEAD = """
+A step of so many tokens beside its parts, in ms: its engines in a row, and its collectives in a row
+(`python -m benchmarks.sharded_overhead`). *Overhead* is what remains: the host's work *between* these, and waiting for
+the other ranks. On CPUs the reference executor takes the place of engines, and gloo that of NCCL.
+"""
+OVERHEAD_COLUMNS = ["on", "model", "batch", "tokens", "method", "step", "engines", "collectives", "overhead", "between"]
 
 
 def key(row: dict[str, Any]) -> Key:
     """What tells a row from others; ``layers`` is 0 for the model's own."""
-    return row["model"], row["layers"] or 0, row["batch"], row["prompt"], row["method"]
+    return (
+        row["model"],
+        row["layers"] or 0,
+        row["batch"],
+        row["tokens" if "step_ms" in row else "prompt"],
+        row["method"],
+    )
 
 
 def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
@@ -40,15 +53,24 @@ def merge(paths: Sequence[Path], results: Path = RESULTS) -> list[Path]:
     written = []
     for name, rows in sorted(groups.items()):
         path = results / f"sharded-{name}.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"sharded": [], "hangs": []}
-        measured = {key(row): row for row in [*before["sharded"], *(row for row in rows if "token_ms" in row)]}
-        bare = [{k: v for k, v in measured[each].items() if k != "at"} for each in sorted(measured)]
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         tests = [{k: v for k, v in row.items() if k != "at"} for row in rows if "hang_test" in row]
-        hangs = before["hangs"] + [row for row in tests if row not in before["hangs"]]
-        found = {**rows[-1]["at"], "sharded": bare, "hangs": hangs}
+        known = before.get("hangs", [])
+        found = {
+            **rows[-1]["at"],
+            "sharded": newest([*before.get("sharded", []), *(row for row in rows if "token_ms" in row)]),
+            "overheads": newest([*before.get("overheads", []), *(row for row in rows if "step_ms" in row)]),
+            "hangs": known + [row for row in tests if row not in known],
+        }
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written
+
+
+def newest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last row of each key, without where it was measured."""
+    measured = {key(row): row for row in rows}
+    return [{k: v for k, v in measured[each].items() if k != "at"} for each in sorted(measured)]
 
 
 def table_rows(data: dict[str, Any]) -> Iterator[list[str]]:
@@ -57,7 +79,25 @@ def table_rows(data: dict[str, Any]) -> Iterator[list[str]]:
         model = row["model"] + (f", {row['layers']} layers" if row["layers"] else "")
         times = [f"{row[name]:.3g}" if row.get(name) else "" for name in ("token_ms", "token_nccl_ms", "prompt_ms")]
         said = [f"{row['share_of_copies']:.0%}", row.get("tokens_as_one_gpu", "")]
-        yield [model, str(row["batch"]), str(row["prompt"]), row["method"], *times, *said]
+        method = row["method"] + (f", {row['engines']} engines" if row.get("engines") else "")
+        yield [model, str(row["batch"]), str(row["prompt"]), method, *times, *said]
+
+
+def overhead_rows(data: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield a row of the second table for each row of a result."""
+    for row in data.get("overheads", []):
+        model = row["model"] + (f", {row['layers']} layers" if row["layers"] else "")
+        times = [f"{row[f'{name}_ms']:.3g}" for name in ("step", "engines", "collectives", "overhead")]
+        counts = [
+            "",
+            f" ({row['engines']})",
+            f" ({row['collectives']})",
+            f" ({row['overhead_ms'] / row['step_ms']:.0%})",
+        ]
+        place = f"{row['ranks']} {data['machine']['gpu'] or 'CPUs'}"
+        cells = [time + more for time, more in zip(times, counts, strict=True)]
+        between = f"{row['between_ms']:.3g}" if "between_ms" in row else ""
+        yield [place, model, str(row["batch"]), str(row["tokens"]), row["method"], *cells, between]
 
 
 if __name__ == "__main__":

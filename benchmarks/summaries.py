@@ -60,7 +60,7 @@ KINDS: Final = {
     "real": "models at the sizes of real checkpoints",
     "requests_per_second": "a server under load",
     "rows": "ways to run a model",
-    "sharded": "language models on two GPUs",
+    "sharded": "sharded language models",
     "sizes": "sizes that vary, beside static programs",
     "starts": "starting a process",
     "steps": "kernels of a token",
@@ -118,12 +118,14 @@ def speed(results: Path = RESULTS) -> str:
     found = [data for data in figures.read(results) if not figures.earlier(data)]
     rows = [row for data in found for row in _measured(data)]
     ranks = [row for data in found for row in sharded_tables.table_rows(data)]
+    parts = [row for data in found for row in sharded_tables.overhead_rows(data)]
     files = ([f"[{data['name']}]({DATA}/{data['name']}.json)", _kind(data), data["date"], _gpu(data)] for data in found)
     return "\n".join(
         [
             SPEED_HEAD,
             *table(SPEED_COLUMNS, rows),
             *((sharded_tables.HEAD, *table(sharded_tables.COLUMNS, ranks)) if ranks else ()),
+            *((sharded_tables.OVERHEAD_HEAD, *table(sharded_tables.OVERHEAD_COLUMNS, parts)) if parts else ()),
             FILES_HEAD,
             *table(["file", "measures", "date", "GPU"], files),
             "\n## Plots\n",

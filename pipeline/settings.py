@@ -191,6 +191,9 @@ class CompilationSettings:
         of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
         True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all.
         Default True.
+    collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
+        engines, with the process group's own communicator of NCCL. Those that an engine cannot run stay between
+        engines, and coverage says why. Default False.
     load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
         which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). False
         leaves that to the first call, which fails. Default True.
@@ -259,6 +262,7 @@ class CompilationSettings:
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
     faster_in_torch: bool = attrs.field(default=True, validator=_flag)
     measurements: bool | str = attrs.field(default=True, converter=_path_or_flag)
+    collectives_in_engine: bool = attrs.field(default=False, validator=_flag)
     load_built_engines: bool = attrs.field(default=True, validator=_flag)
     progress: bool | None = attrs.field(default=None, validator=_flag_or_none)
     cache_built_engines: bool = attrs.field(default=False, validator=_flag)

@@ -97,6 +97,7 @@ class Capabilities:
     quantization: bool
     code_convolutions: bool
     codes_beside_floats: bool
+    collectives: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -130,6 +131,9 @@ def _capabilities(bindings: Any) -> Capabilities:
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
         code_convolutions=not rtx or version >= (1, 7),  # before: none of INT8 by INT8, FP8 by FP8 without its scale
         codes_beside_floats=not rtx or version >= (1, 7),  # before: none of FP8, none of INT4 by float32 that runs
+        collectives=hasattr(bindings.IExecutionContext, "set_communicator")
+        and hasattr(bindings.ILayer, "num_ranks")
+        and (not rtx or version >= (1, 6)),  # RTX 1.4: "not supported in this configuration"
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

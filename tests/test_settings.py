@@ -39,6 +39,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "use_fp32_acc": st.none() | st.booleans(),
     "faster_in_torch": st.booleans(),
     "measurements": st.booleans() | st.sampled_from(["/tmp/times.json", "times.json"]),
+    "collectives_in_engine": st.booleans(),
     "load_built_engines": st.booleans(),
     "progress": st.none() | st.booleans(),
     "cache_built_engines": st.booleans(),

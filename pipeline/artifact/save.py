@@ -35,6 +35,7 @@ from pipeline.artifact.manifest import (
     saved_fields,
 )
 from pipeline.artifact.tensors import Tensors
+from pipeline.aten.collectives import is_collective
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
@@ -295,6 +296,7 @@ def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedSegment]:
     engines = {n for s in compiled.partitioned.engine_segments for n in s.nodes} - home.keys()
     places: dict[int, list[torch.fx.Node]] = {i: [] for i in sorted({*home.values()})}
     rest: list[torch.fx.Node] = []
+    engines -= {n.name for n in program.graph.nodes if is_collective(n)}  # `load` asks for permission for these, too
     for node in program.graph.nodes:
         places.get(home.get(node.name, -1), rest).append(node)
     kept = {f"segments/{i}.json": _segment(program, nodes, frozenset(), tensors) for i, nodes in places.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -13,6 +14,8 @@ PURE_COLLECTIVES: Final = frozenset(
     ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast", "wait_tensor")
 )
 """Those that write to none of their inputs."""
+BETWEEN_ENGINES: Final = "ranks call it together: it runs in their process group, between engines"
+"""The reason why a collective runs in PyTorch."""
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,9 +29,14 @@ def is_collective(node: torch.fx.Node) -> bool:
     return getattr(node.target, "namespace", "") == SPACE
 
 
-def groups_of(graph: torch.fx.Graph) -> tuple[str, ...]:
-    """Return the names of the groups of ranks that a graph's collectives join, in order."""
-    found = [name for node in graph.nodes if is_collective(node) and (name := _group(node))]
+def is_wait(node: torch.fx.Node) -> bool:
+    """Return whether a node waits for a collective."""
+    return is_collective(node) and node.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+def groups_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+    """Return the names of the groups of ranks that the collectives among nodes join, in order."""
+    found = [name for node in nodes if is_collective(node) and (name := _group(node))]
     return tuple(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.aten.collectives import PURE_COLLECTIVES, SPACE
+from pipeline.aten.collectives import BETWEEN_ENGINES, PURE_COLLECTIVES, SPACE
 from pipeline.aten.kv_cache_ops import CACHE_WRITE
 from pipeline.converters.grouped_mm import known_as
 
@@ -136,10 +136,8 @@ REASONS: Final[dict[Any, str]] = {
 _BLOCKS = "TensorRT has blocks of 16 in FP4 and of 32 in E4M3, which divide the last dim"
 _FORMAT = "TensorRT has INT8, INT4, E4M3 and FP4, and none of its other formats"
 
-_RANKS = "ranks call it together: it runs in their process group, between engines"
-
 BY_NAME: Final = {
-    **dict.fromkeys((f"{SPACE}::{name}" for name in PURE_COLLECTIVES), _RANKS),
+    **dict.fromkeys((f"{SPACE}::{name}" for name in PURE_COLLECTIVES), BETWEEN_ENGINES),
     "tensorrt::dynamic_block_quantize_op": _BLOCKS,
     "tensorrt::dynamic_block_quantize_op.overload": _BLOCKS,
     "tensorrt::quantize_op": _FORMAT,

@@ -55,7 +55,7 @@ class Local:
 
     def described(self, program: Program) -> Program:
         """Return the program with what it is a part of; unchanged if it has no collectives and no DTensors."""
-        names = groups_of(program.graph)
+        names = groups_of(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
         import torch.distributed as dist

@@ -89,6 +89,18 @@ def quantized_to(layer: trt.ILayer, name: str) -> Value:
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 
 
+def collective(layer: trt.ILayer, name: str) -> Value:
+    """Read the operation or reduction of a collective from the layer's metadata, where `impl.collectives` writes them:
+    the bindings do not return them."""
+    operation, _, reduction = str(layer.metadata).partition(" ")
+    if operation not in trt.CollectiveOperation.__members__:
+        raise ValueError(
+            f"layer {layer.name!r} of kind DIST_COLLECTIVE has no description: its operation cannot be read back, only "
+            "metadata such as 'ALL_REDUCE SUM'"
+        )
+    return operation if name == "operation" else reduction
+
+
 def of_plugin(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin, name))
 
@@ -169,6 +181,7 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "CUMULATIVE": (*rows(enum, "op"), *rows(plain, "exclusive", "reverse")),
         "DECONVOLUTION": _CONVOLUTION,
         "DEQUANTIZE": _QUANTIZE,
+        "DIST_COLLECTIVE": (*rows(collective, "operation", "reduction"), *rows(plain, "num_ranks")),
         "DYNAMIC_QUANTIZE": (
             *rows(plain, "axis", "block_size"),
             *rows(dims, "block_shape"),
@@ -258,7 +271,6 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 # Kinds whose settings the bindings do not let one read: equal rows would not mean equal layers.
 UNREADABLE: Mapping[str, str] = MappingProxyType(
     {
-        "DIST_COLLECTIVE": "the collective's operation, root and groups cannot be read back",
         "MOE": "no TensorRT at hand makes one, so that reading it back was never tried",
         "PLUGIN": "it is the layer of plugins older than V2, which no TensorRT since 10 makes",
     }

@@ -92,6 +92,16 @@ def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor],
     return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
+def _collective(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+    """Create a collective, and write into its metadata what the bindings do not return."""
+    operation, reduction = row.attribute("operation"), row.attribute("reduction")
+    kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
+    layer = net.add_dist_collective(given[0], *kinds, -1, None)
+    if layer is not None:
+        layer.metadata = f"{operation} {reduction}"
+    return layer
+
+
 def _dynamic_quantize(
     net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
@@ -112,6 +122,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "CUMULATIVE": _add_layer("cumulative", 2, op=_enum_member("CumulativeOperation"), exclusive=bool, reverse=bool),
         "DECONVOLUTION": _convolution("deconvolution"),
         "DEQUANTIZE": _add_layer("dequantize", 2, to_type=dtype_called),
+        "DIST_COLLECTIVE": _collective,
         "DYNAMIC_QUANTIZE": _dynamic_quantize,
         "EINSUM": _add_layer_of_list("einsum", equation=str),
         "ELEMENTWISE": _add_layer("elementwise", 2, op=_enum_member("ElementWiseOperation")),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
+from pipeline.aten.collectives import is_collective, is_wait
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.partitioning.flow import Flow
@@ -80,7 +81,8 @@ def _kin(members: list[tuple[int, ...]], key: Callable[[int], object]) -> tuple[
 
 def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield the patterns that TensorRT fuses and engines can run completely: a convolution or matmul with the norm and
-    elementwise operators after it, and the two matmuls of an attention with everything between them."""
+    elementwise operators after it, and the two matmuls of an attention with everything between them. A collective and
+    the operator that waits for it are one, too."""
     taken: set[int] = set()
 
     def free(i: int) -> bool:
@@ -92,6 +94,8 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
             if len(found) > 1:
                 taken.update(found)
                 yield found
+        elif is_collective(node) and not is_wait(node) and all(map(supported, (i, *flow.after[i]))):
+            yield (i, *flow.after[i])
 
 
 def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from pipeline.errors import ExecutionError
+from pipeline.runtime.communicator import communicator
 from pipeline.runtime.engine_buffers import OutputBuffer
 from pipeline.runtime.engine_load import LOG, LoadedEngine, Messages, listening
 from pipeline.trt import trt
@@ -39,6 +40,9 @@ class Context:
         self._buffers: dict[str, OutputBuffer] = {}
         with listening() as messages:
             self.handle, self._config = loaded.context(messages, graph=graph)
+            if loaded.group:
+                taken = self.handle.set_communicator(communicator(loaded.group))
+                self.require(taken, f"the communicator of group {loaded.group}", messages)
             taken = self.handle.set_optimization_profile_async(profile, stream.cuda_stream)
             self.require(taken, f"profile {profile}", messages)
 

@@ -79,13 +79,14 @@ def require_gpu(what: str) -> None:
 
 @frozen(eq=False)
 class LoadedEngine:
-    """An engine on a GPU, shared by all its execution contexts."""
+    """An engine on a GPU, shared by all its execution contexts; its collectives join the process group ``group``."""
 
     cuda_engine: trt.ICudaEngine = field(repr=False)
     network: Network = field(repr=False)
     specialization: str = "none"
     cache: RuntimeCache | None = None
     targets: tuple[str, ...] = ()
+    group: str = ""
 
     @classmethod
     def of(

@@ -113,7 +113,8 @@ class Session:
         self.arena.reserve(loaded.device_memory)
         bound_once = {self.inputs[i].name for i in fixed}
         moving = [binding for binding in self.known.values() if binding.name not in bound_once]
-        self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, moving))
+        able = CAPABILITIES.runtime_config and not loaded.group  # a graph of RTX with collectives was never tried
+        self._graph = graph and able and all(map(_fixed, moving))
         if contexts is None or self._graph or self.on_host:
             self._in = Context(loaded, stream, profile, graph=self._graph)
         else:

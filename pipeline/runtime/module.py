@@ -13,7 +13,6 @@ from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Leaf, Spec
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.errors import ExecutionError
-from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
@@ -28,7 +27,7 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
-from pipeline.runtime.program_engines import compile_kernels, loaded_engine, weights_of
+from pipeline.runtime.program_engines import compile_kernels, group_in, loaded_engine, weights_of
 from pipeline.runtime.ranks import Ranks, agreed, rank_error
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
@@ -335,7 +334,7 @@ def _part(
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":
-        return _reference(compiled, network, parameters)
+        return _reference(compiled, index, parameters)
     engine = compiled.engines[index]
     if engine.digest in loaded and not engine.stripped:
         return loaded[engine.digest].serving(engine, network)
@@ -343,9 +342,9 @@ def _part(
     return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
 
-def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:
-
-    engine = ReferenceEngine(network, weights_of(compiled, network, parameters))
+def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> Runner:
+    network = compiled.networks[index]
+    engine = ReferenceEngine(network, weights_of(compiled, network, parameters), group_in(compiled, index))
 
     def run(inputs: list[Leaf]) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from attrs import field, frozen
 
+from pipeline.aten.collectives import groups_of
 from pipeline.compiled import Compiled
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
@@ -153,7 +154,16 @@ def loaded_engine(
             stream_weights(engine.name, loaded, settings.weight_streaming_budget)
 
     targets, specialization = settings.compute_capabilities, settings.kernel_specialization
-    return LoadedEngine.of(engine, network, prepare, specialization=specialization, cache=cache, targets=targets)
+    options = {"specialization": specialization, "cache": cache, "targets": targets}
+    return LoadedEngine.of(engine, network, prepare, group=group_in(compiled, index), **options)
+
+
+def group_in(compiled: Compiled, index: int) -> str:
+    """Return the name of the process group that an engine's collectives join; empty if it has none.
+
+    The program's graph tells, whose operators `load` checks, and not the network or the plan of a file."""
+    inside = {*compiled.partitioned.engine_segments[index].nodes}
+    return next(iter(groups_of(node for node in compiled.program.graph.nodes if node.name in inside)), "")
 
 
 def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

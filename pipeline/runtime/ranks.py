@@ -164,10 +164,21 @@ def ranks_of(name: str) -> tuple[int, ...]:
     """Return the ranks of a process group by its name."""
     import torch.distributed as dist
 
-    return tuple(dist.get_process_group_ranks(_group(name)))
+    return tuple(dist.get_process_group_ranks(group_of(name)))
 
 
-def _group(name: str) -> Argument:
+def backend_of(name: str) -> str:
+    """Return the backend of a process group, such as "nccl"; empty if this process has no such group."""
+    import torch.distributed as dist
+
+    try:
+        return str(dist.get_backend(group_of(name)))
+    except (LookupError, RuntimeError, ValueError):
+        return ""
+
+
+def group_of(name: str) -> Argument:
+    """Return a process group by its name."""
     from torch.distributed import distributed_c10d
 
     resolve: Argument = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
@@ -215,7 +226,7 @@ def same_random_numbers(program: Program) -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     for name, ranks in groups.items():
-        dist.broadcast_object_list(states, ranks[0], _group(name))
+        dist.broadcast_object_list(states, ranks[0], group_of(name))
     is_first = all(ranks[0] == dist.get_rank() for ranks in groups.values())
     with nullcontext() if is_first else torch.random.fork_rng(devices):
         if not is_first:
@@ -227,11 +238,8 @@ def same_random_numbers(program: Program) -> Iterator[None]:
 
 def of_the_host(program: Program) -> str:
     """Return why no CUDA graph can have the collectives of a program; empty if one can."""
-    import torch.distributed as dist
-
     groups = () if program.sharding is None else program.sharding.groups
-    backends = [dist.get_backend(_group(name)) for name in groups]
-    host = next((backend for backend in backends if "nccl" not in backend), "")
+    host = next((backend for backend in map(backend_of, groups) if "nccl" not in backend), "")
     return f"the collectives of {host} run on the host" if host else ""
 
 

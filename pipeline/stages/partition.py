@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.collectives import is_wait
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
@@ -219,11 +220,13 @@ def _named(seen: Flow, groups: Iterable[Numbered]) -> list[Group]:
 
 
 def _refused(validated: Validated) -> Mapping[Node, str]:
-    """Return the operators that no engine takes, with the reasons. An operator is refused if an item of it is."""
+    """Return the operators that no engine takes, with the reasons. An operator is refused if an item of it is, and one
+    that waits for a collective if the collective is."""
     reasons: dict[Node, str] = {}
     for node in validated.program.graph.nodes:
         if is_operator(node):
-            why = [*_reasons(validated, node), *(w for item in _items(node) for w in _reasons(validated, item))]
+            parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]
+            why = [w for part in parts if part.name in validated.verdicts for w in _reasons(validated, part)]
             if why:
                 reasons[node] = "; ".join(dict.fromkeys(why))
     return reasons

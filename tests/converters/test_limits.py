@@ -27,8 +27,9 @@ aten = torch.ops.aten
 ROOT = Path(__file__).parents[2]
 STATED = [*sorted((ROOT / "pipeline/converters").glob("*.py")), ROOT / "pipeline/stages/validate.py"]
 MECHANISM = {"lookup.py", "declare.py"}
-ELSEWHERE = {"quantized.py": "tests/quantized/test_limits.py"}
-"""Limits of what the TensorRT of our tests builds none of: their tests look at verdicts alone."""
+ELSEWHERE = {"quantized.py": "tests/quantized/test_limits.py", "collectives.py": "tests/distributed/cases.py"}
+"""Limits of what the TensorRT of our tests builds none of, whose tests look at verdicts alone; and of what takes
+several processes."""
 
 HAND_MADE = {
     "the number of classes is the largest index": "test_one_hot_needs_its_number_of_classes",

@@ -6,6 +6,7 @@ import copy
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,14 +24,20 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import pipeline
+from pipeline.artifact.op_names import Named
+from pipeline.aten.collectives import is_collective
+from pipeline.converters import collectives
 from pipeline.export_fixes.patching import VERSION
 from pipeline.program import Built, Converted
+from pipeline.runtime.communicator import communicator
 from pipeline.stages import unbuilt
 from pipeline.stages.build import build
+from pipeline.trt import CAPABILITIES
 
 COLLECTIVES = {"_c10d_functional"}
 COMPILE = pipeline.default().replace("build", unbuilt)
 """The reference executor needs no engines."""
+INSIDE = pipeline.default(collectives_in_engine=True).replace("build", unbuilt)
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -130,20 +137,69 @@ def copies_alone(rank: int, folder: Path) -> None:
 
 
 class Reduced(nn.Module):
-    """A collective as users write it: it writes to a tensor."""
+    """Collectives as users write them: they write to a tensor."""
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest of all ranks; and the tensors of all."""
-        largest, every = x * 1, x.new_empty(2 * x.shape[0], *x.shape[1:])
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The largest of all ranks, the sum, this rank's rows of it, and the tensors of all."""
+        largest, total, rows = x * 1, x * 1, x.new_empty(x.shape[0] // 2, *x.shape[1:])
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(total)
+        dist.reduce_scatter_tensor(rows, x)
+        every = x.new_empty(2 * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(every, x)
-        return largest, every
+        return largest, total, rows, every
+
+    @staticmethod
+    def expected(every: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
+        """What a rank gets."""
+        total = every.sum(0).to(every.dtype)
+        return every.amax(0), total, total.chunk(2)[rank], every.flatten(0, 1)
+
+
+def in_engines() -> Any:
+    """A context in which process groups count as NCCL's, so that engines may have their collectives."""
+    return patch.object(collectives, "backend_of", lambda name: "nccl")
 
 
 def collectives_that_write(rank: int, folder: Path) -> None:
-    every = torch.randn(2, 3, 5)
-    found = run(COMPILE(Reduced(), (every[rank],)))(every[rank])
-    torch.testing.assert_close(found, (every.amax(0), every.flatten(0, 1)))
+    """Between engines and inside of them: with dtypes that NCCL has, the layer's results are the process group's."""
+    for dtype in (torch.float32, torch.float16, torch.int32, torch.float64):
+        every = torch.randint(-9, 9, (2, 4, 5)).to(dtype)
+        expected = Reduced.expected(every, rank)
+        torch.testing.assert_close(run(COMPILE(Reduced(), (every[rank],)))(every[rank]), expected)
+        with in_engines():
+            compiled = INSIDE(Reduced(), (every[rank],))
+        assert len(compiled.networks) == (dtype != torch.float64 and CAPABILITIES.collectives)
+        torch.testing.assert_close(run(compiled)(every[rank]), expected)
+
+
+def collectives_in_engines(rank: int, folder: Path) -> None:
+    """One engine, equal on all ranks, with the permission of `load` that collectives between engines need."""
+    whole, model = sharded(BY_ROWS_AND_COLUMNS)
+    compile = pipeline.default(collectives_in_engine=True)
+    why = "the process group has gloo" if CAPABILITIES.collectives else "runs no collectives in engines"
+    assert why in str(compile.until("partition")(pipeline.capture(model, (ROWS,))))
+    if not CAPABILITIES.collectives:
+        return
+    with pytest.raises(pipeline.ExecutionError, match="a process group of NCCL, and '0' is of gloo"):
+        communicator("0")
+    with in_engines():
+        compiled = compile(model, (ROWS,))
+        own = {"torch_executed_ops": {torch.ops._c10d_functional.all_reduce}, "collectives_in_engine": True}
+        kept = pipeline.default(**own).replace("build", unbuilt)(model, (ROWS,))
+    assert "at node wait_tensor" in str(kept.coverage)  # it waits where the collective begins
+    assert len(compiled.engines) == 1
+    assert "operation=ALL_REDUCE reduction=SUM num_ranks=2" in str(compiled.networks[0])
+    compiled.save(folder / f"inside{rank}.trtp")
+    with pytest.raises(pipeline.ArtifactError, match="_c10d_functional"):
+        pipeline.load(folder / f"inside{rank}.trtp")
+    x = torch.randn(3, 4, 16)
+    for each in (compiled, kept, pipeline.load(folder / f"inside{rank}.trtp", COLLECTIVES)):
+        torch.testing.assert_close(run(each)(x), whole(x), **CLOSE)
+    for node in filter(is_collective, each.program.graph.nodes):  # as in a file that wants no permission
+        node.target = Named(str(node.target))
+    with pytest.raises(pipeline.ExecutionError, match="the program has no collective here"):
+        run(each)(x)
 
 
 def the_backend_of_torch_compile(rank: int, folder: Path) -> None:
@@ -177,7 +233,7 @@ def other_shapes(rank: int, folder: Path) -> None:
 
 
 def equal_engines_are_built_once(rank: int, folder: Path) -> None:
-    """Networks without weights are equal on both ranks."""
+    """Networks without weights are equal on both ranks, also those with collectives."""
     _, model = sharded(BY_ROWS_AND_COLUMNS)
     built = torch.zeros(1)
 
@@ -185,11 +241,14 @@ def equal_engines_are_built_once(rank: int, folder: Path) -> None:
         built.add_(len(converted.networks))
         return build(converted)
 
-    cached = pipeline.cached(pipeline.DiskStore(folder / "engines"), counted)
-    compile = pipeline.default().insert(pipeline.shared_weights(), after="partition").replace("build", cached)
-    compiled = compile(model, (ROWS,))
-    dist.all_reduce(built)
-    assert int(built) == len(compiled.engines) == len(list((folder / "engines").glob("*.engine")))
+    for inside in (False, True):
+        cached = pipeline.cached(pipeline.DiskStore(folder / f"engines{inside}"), counted)
+        compile = pipeline.default(collectives_in_engine=inside).replace("build", cached)
+        with in_engines():
+            compiled = compile.insert(pipeline.shared_weights(), after="partition")(model, (ROWS,))
+        dist.all_reduce(built)
+        assert int(built) == len(compiled.engines) == len(list((folder / f"engines{inside}").glob("*.engine")))
+        built.zero_()
 
 
 def new_weights(rank: int, folder: Path) -> None:
@@ -262,6 +321,7 @@ CASES = (
     dtensors_in_and_out,
     copies_alone,
     collectives_that_write,
+    collectives_in_engines,
     the_backend_of_torch_compile,
     files_of_ranks,
     other_shapes,

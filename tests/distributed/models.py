@@ -98,19 +98,22 @@ def mixtral(rank: int, folder: Path) -> None:
     generates(MixtralForCausalLM, config, rank, folder)
 
 
-def vit(rank: int, folder: Path) -> None:
-    """An encoder of images, sharded by torch's own plans."""
-    config = ViTConfig(**SIZES, image_size=16, patch_size=8, attn_implementation="sdpa")
-    x = torch.randn(2, 3, 16, 16)
-    model = ViTModel(config).eval()
-    with torch.no_grad():
-        expected = model(x).last_hidden_state
+def vit_and_plan() -> tuple[ViTModel, dict[str, Any]]:
+    """An encoder of images, and a plan of torch's for it."""
+    model = ViTModel(ViTConfig(**SIZES, image_size=16, patch_size=8, attn_implementation="sdpa")).eval()
     names = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and "layer" in name]
     columns = {name for name in names if name.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj"))}
     columns |= {name for name in names if "intermediate" in name or name.endswith("fc1")}
-    plan = {name: ColwiseParallel() if name in columns else RowwiseParallel() for name in names}
     assert len(columns) == 4
     assert len(names) == 6, names
+    return model, {name: ColwiseParallel() if name in columns else RowwiseParallel() for name in names}
+
+
+def vit(rank: int, folder: Path) -> None:
+    """It is right if torch shards it."""
+    (model, plan), x = vit_and_plan(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(x).last_hidden_state
     compiled = COMPILE(parallelize_module(model, mesh(), plan), (x,))
     torch.testing.assert_close(run(compiled)(x).last_hidden_state, expected, **CLOSE)
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pipeline
-from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, COMPILE, ROWS, Block, run
+from pipeline.trt import CAPABILITIES
+from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, COMPILE, INSIDE, ROWS, Block, in_engines, run
 from tests.distributed.models import SIZES, TEXT, generates
 
 
@@ -28,10 +29,13 @@ def data_and_tensor_parallel(rank: int, folder: Path) -> None:
     """Two replicas, each sharded over two ranks, get other batches of other sizes."""
     ranks, whole = square(), Block().eval()
     model = parallelize_module(copy.deepcopy(whole), ranks["tensor"], BY_ROWS_AND_COLUMNS)
-    compiled = COMPILE(model, (ROWS,))
-    assert list(compiled.program.sharding.groups.values()) == [((0, 1), (2, 3))[rank // 2]]
     x = torch.randn(2, 5, 4, 16)[rank // 2, : 2 + rank // 2]
-    torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
+    for compile in (COMPILE, INSIDE):  # inside of engines each replica has its own communicator
+        with in_engines():
+            compiled = compile(model, (ROWS,))
+        assert list(compiled.program.sharding.groups.values()) == [((0, 1), (2, 3))[rank // 2]]
+        torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
+    assert len(compiled.networks) == 1 or not CAPABILITIES.collectives
 
 
 class Whole(nn.Module):
@@ -56,7 +60,9 @@ def shards_over_both_dims(rank: int, folder: Path) -> None:
 
     model, x = distribute_module(copy.deepcopy(whole), ranks, shard), torch.randn(3, 16)
     given = distribute_tensor(x, ranks, [Replicate(), Replicate()])
-    compiled = COMPILE(Whole(model), (given,))
+    with in_engines():
+        compiled = INSIDE(Whole(model), (given,))
+    assert "the program's collectives join 2 groups" in str(compiled.coverage) or not CAPABILITIES.collectives
     compiled.save(folder / f"both{rank}.trtp")
     dist.barrier()
     found = run(pipeline.load(folder / f"both{rank}.trtp", {"_c10d_functional"}))(given)

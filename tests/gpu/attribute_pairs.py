@@ -275,6 +275,7 @@ NOT_PAIRED: Mapping[str, str] = {
     "DECONVOLUTION.num_output_maps": "the number of weights follows from it",
     "CUMULATIVE.op": "TensorRT has one",
     "DEQUANTIZE": "TensorRT-RTX 1.4 builds no quantized network",
+    "DIST_COLLECTIVE": "it takes several GPUs (tests/gpu/test_sharded_gpu.py)",
     "DYNAMIC_QUANTIZE": "TensorRT-RTX 1.4 builds no quantized network",
     "QUANTIZE": "TensorRT-RTX 1.4 builds no quantized network",
     "FILL.operation": "the other one draws random numbers",

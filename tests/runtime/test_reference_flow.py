@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.network.description import Layer, Network, Tensor
 from pipeline.runtime.reference import FLOW, KINDS, NOT_MODELLED, LayerError, ReferenceEngine, run
 from pipeline.runtime.reference.executor import Plan
-from pipeline.trt import CAPABILITIES, trt
+from pipeline.trt import CAPABILITIES, LIBRARY, trt
 from tests.runtime.reference_networks import Net
 
 SUM = trt.ElementWiseOperation.SUM
@@ -202,6 +202,20 @@ def test_an_engine_takes_and_gives_lists_in_order() -> None:
     engine = ReferenceEngine(network, net.weights)
     assert [value.item() for value in engine([torch.tensor([5.0]), torch.tensor([3.0])])] == [2.0, 8.0]
     assert [value.item() for value in engine([torch.tensor([1.0]), torch.tensor([3.0])])] == [-2.0, 4.0]
+
+
+@pytest.mark.skipif(not CAPABILITIES.collectives, reason=f"{LIBRARY} takes no collective")
+def test_a_collective_is_described_by_what_its_maker_noted() -> None:
+    net = Net()
+    operation, reduction = trt.CollectiveOperation.ALL_GATHER, trt.ReduceOperation.NONE
+    layer = net.net.add_dist_collective(net.input(torch.ones(4, 3)), operation, reduction, -1, None)
+    net.output(layer.get_output(0))
+    with pytest.raises(ValueError, match="its operation cannot be read back"):
+        net.described()
+    layer.metadata, layer.num_ranks = "ALL_GATHER NONE", 2
+    assert "operation=ALL_GATHER reduction=NONE num_ranks=2" in str(net.described())
+    with pytest.raises(LayerError, match="the program has no collective here"):
+        net.run()
 
 
 def test_outputs_share_memory_with_nothing() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.network.description import Layer, Network, Tensor
 from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
-from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED
+from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED, collective
 from pipeline.runtime.reference.layer_types import LayerError
 from pipeline.runtime.reference.quantized import element_dtype
 
@@ -70,11 +70,11 @@ def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Te
     return run_plan(Plan.of(network), weights, inputs)
 
 
-def run_plan(plan: Plan, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
-    """`run` with a given plan."""
+def run_plan(plan: Plan, weights: Values, inputs: Values, group: str = "") -> dict[str, torch.Tensor]:
+    """`run` with a given plan; collectives join the process group of this name."""
     bound = {tensor.name: _bound(tensor, inputs) for tensor in plan.network.inputs}
     with torch.no_grad():
-        values = _Machine(plan, weights).run(bound)
+        values = _Machine(plan, weights, group).run(bound)
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*weights.values(), *bound.values())}
     return {tensor.name: _own(values[tensor.name], foreign) for tensor in plan.network.outputs}
 
@@ -105,8 +105,8 @@ def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
 class _Machine:
     """A run of a plan. A tensor's value depends on its producer alone; frames cache it."""
 
-    def __init__(self, plan: Plan, weights: Values) -> None:
-        self.plan, self.flow, self.weights = plan, plan.flow, weights
+    def __init__(self, plan: Plan, weights: Values, group: str) -> None:
+        self.plan, self.flow, self.weights, self.group = plan, plan.flow, weights, group
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         root = Frame(inputs)
@@ -185,6 +185,8 @@ class _Machine:
         inputs = [None if name is None else self.demand(name, frame) for name in layer.inputs]
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
+        if layer.kind == "DIST_COLLECTIVE":
+            return collective(layer, inputs, self.group)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
             raise LayerError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
@@ -250,10 +252,12 @@ def _named(layer: Layer, error: Exception) -> LayerError:
 
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights; call it with tensors in the order of the network's inputs."""
+    """A network with its weights; call it with tensors in the order of the network's inputs. Its collectives join the
+    process group ``group``."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)
+    group: str = ""
     plan: Plan = attrs.field(init=False, eq=False, repr=False)
 
     @plan.default
@@ -264,5 +268,5 @@ class ReferenceEngine:
         if len(inputs) != len(self.network.inputs):
             raise LayerError(f"takes {len(self.network.inputs)} inputs, not {len(inputs)}")
         named = {tensor.name: value for tensor, value in zip(self.network.inputs, inputs, strict=True)}
-        outputs = run_plan(self.plan, self.weights, named)
+        outputs = run_plan(self.plan, self.weights, named, self.group)
         return [outputs[tensor.name] for tensor in self.network.outputs]

@@ -1,0 +1,95 @@
+"""Convert the collectives of sharded programs, if `collectives_in_engine` is set: the ranks of one NCCL group exchange
+tensors inside their engines."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch.fx import Node
+
+from pipeline.aten.arguments import bind
+from pipeline.aten.collectives import BETWEEN_ENGINES, groups_of
+from pipeline.aten.support import Rejection
+from pipeline.converters.binding import converts
+from pipeline.impl import base
+from pipeline.impl import collectives as impl
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.context import NetworkError
+from pipeline.network.net import Net
+from pipeline.runtime.ranks import backend_of, ranks_of
+from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES, LIBRARY
+
+ops = torch.ops._c10d_functional
+
+ALL_REDUCE, ALL_GATHER = ops.all_reduce.default, ops.all_gather_into_tensor.default
+REDUCE_SCATTER, WAIT = ops.reduce_scatter_tensor.default, ops.wait_tensor.default
+REDUCTIONS: Final = {"sum": "SUM", "avg": "AVG", "product": "PROD", "min": "MIN", "max": "MAX"}
+DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64})
+"""The dtypes that both TensorRT and NCCL have."""
+
+
+def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejection:
+    """Check that the engine's layer computes a collective, and that its group has a communicator for it."""
+    if not settings.collectives_in_engine:
+        return Rejection(BETWEEN_ENGINES)
+    if not CAPABILITIES.collectives:
+        return Rejection(f"{LIBRARY} runs no collectives in engines: {BETWEEN_ENGINES}")
+    groups = groups_of(node.graph.nodes)
+    if len(groups) > 1:
+        return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
+    if "nccl" not in (backend := backend_of(groups[0])):
+        return Rejection(f"an engine's collectives take NCCL, and the process group has {backend or 'no backend'}")
+    return _has_layer(node)
+
+
+def _has_layer(node: Node) -> bool | Rejection:
+    """Check what TensorRT's layer takes."""
+    given, *others = bind(node.target, node.args, node.kwargs)
+    value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
+    if value.dtype not in DTYPES:
+        return Rejection(f"TensorRT sends no {str(value.dtype).removeprefix('torch.')} to other ranks")
+    if reduction not in REDUCTIONS:
+        return Rejection(f"TensorRT has no reduction {reduction!r}, only {', '.join(REDUCTIONS)}")
+    if value.dim() == 0 and node.target is not ALL_REDUCE:
+        return Rejection("TensorRT gathers and scatters along the first dim, and the tensor has none")
+    if [user.target for user in node.users] != [WAIT]:
+        return Rejection("an engine waits at once, and the model reads the result before it waits")
+    return True
+
+
+def waits_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejection:
+    """Check that the collective which is waited for runs in an engine."""
+    source = node.args[0]
+    if isinstance(source, Node) and source.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
+        return runs_in_engine(source, settings)
+    return Rejection(BETWEEN_ENGINES)
+
+
+@converts(ALL_REDUCE, validator=runs_in_engine)
+def all_reduce(net: Net, input: Value, reduce_op: str, group_name: str) -> ITensor:
+    """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor"""
+    ranks = len(ranks_of(group_name))
+    return impl.collective(net, base.tensor(net, input), "ALL_REDUCE", REDUCTIONS[reduce_op.lower()], ranks)
+
+
+@converts(ALL_GATHER, validator=runs_in_engine)
+def all_gather_into_tensor(net: Net, input: Value, group_size: int) -> ITensor:
+    """all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor"""
+    return impl.collective(net, base.tensor(net, input), "ALL_GATHER", "NONE", group_size)
+
+
+@converts(REDUCE_SCATTER, validator=runs_in_engine)
+def reduce_scatter_tensor(net: Net, input: Value, reduce_op: str, group_size: int) -> ITensor:
+    """reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor"""
+    return impl.collective(net, base.tensor(net, input), "REDUCE_SCATTER", REDUCTIONS[reduce_op.lower()], group_size)
+
+
+@converts(WAIT, validator=waits_in_engine)
+def wait_tensor(net: Net, tensor: Value) -> Value:
+    """wait_tensor(Tensor tensor) -> Tensor"""
+    source = net.node.args[0]
+    if not isinstance(source, Node) or source.name not in net.ctx.inside:
+        raise NetworkError(f"{source} runs in PyTorch: only the segment that begins a collective can wait for it")
+    return tensor
