@@ -64,7 +64,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "profiles": (970, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
     "command line": (1_840, ("cli/",)),
-    "tests of converters": (4_850, ("testing/",)),
+    "tests of converters": (4_600, ("testing/",)),
     "facts of operators": (2_120, ("aten/",)),
     "sizes": (1_310, ("shapes/",)),
     "stages": (

@@ -118,14 +118,3 @@ def batch_norm(draw: Draw, target: object) -> Call:
     outputs = None if target is aten.batch_norm.default else (0,)
     call = Call(target, (x, *affine, *running, *training, 0.1, draw(epsilons), *cudnn), outputs=outputs)
     return draw(named(call, {0: [0, *range(2, len(shape))]}))
-
-
-STRATEGIES = {
-    **layer_norm,
-    **rms_norm,
-    **group_norm,
-    **native_group_norm,
-    **batch_norm_of_the_batch,
-    **instance_norm,
-    **batch_norm,
-}

@@ -157,16 +157,3 @@ def diagonal_scatter(draw: Draw, target: object) -> Call:
         return Call(target, (*given, draw(st.sampled_from([1, -2])), 1, 2), sizes={"n": (1, 3, 6)})
     part = torch.empty(shape).diagonal(offset, dim1, dim2).shape
     return Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, dtype)), offset, dim1, dim2))
-
-
-STRATEGIES = {
-    **scatter,
-    **scatter_value,
-    **scatter_reduce,
-    **scatter_value_reduce,
-    **index_reduce,
-    **index_copy,
-    **select_scatter,
-    **slice_scatter,
-    **diagonal_scatter,
-}

@@ -125,6 +125,3 @@ def resize(draw: Draw, target: object) -> Call:
     count = torch.Size(shape).numel()
     size = draw(st.sampled_from([(count,), (1, max(count // 2, 1)), (), (2, count // 2), (0, 3)]))
     return Call(target, (draw(moved(shape, draw(dtypes))), size))
-
-
-STRATEGIES = {**slice_, **select, **unbind, **flip, **roll, **diagonal, **unfold, **as_strided, **resize}
