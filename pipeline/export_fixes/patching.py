@@ -24,6 +24,8 @@ from pipeline.aten.types import Argument, Operator
 from pipeline.export_fixes.interrupts import set_to, undoing
 
 Kernel: TypeAlias = Callable[..., Any]
+ModelCall: TypeAlias = tuple[Any, Any, Any]
+"""A call of torch that a model makes while it is traced: the function, its arguments, and those by keyword."""
 When: TypeAlias = str
 """When a replacement is made: a name, as in `Replacement.during`."""
 

@@ -10,9 +10,11 @@ which versions need which kernel. Sizes that do not vary, and indices of unknown
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
+from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -174,3 +176,15 @@ def classified(own: Kernel) -> Kernel:
         return self.new_empty((*self.shape, classes), dtype=torch.int64)
 
     return one_hot
+
+
+KEY: Final = DispatchKey.CompositeImplicitAutograd
+
+
+def whole(shapes: Kernel) -> Callable[[Kernel], Kernel]:
+    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs.
+
+    torch.export infers the shapes of ``aten.lstm`` and the like by unrolling the steps, which fixes the length and
+    takes time that grows with it.
+    """
+    return lambda own: shapes

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.known_values import FROM, has_few, known, number_of, with_value
-from pipeline.export_fixes.patching import Kernel
+from pipeline.export_fixes.patching import Kernel, ModelCall
 from pipeline.inputs import Constant
 
 
@@ -107,17 +107,12 @@ def left_out(specialize: Callable[..., object]) -> Callable[..., object]:
     return specialize_symbols
 
 
-def indexing(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: index tensors are replaced by their known numbers. torch
-    would fix their value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are
-    tensors)."""
-
-    def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
-        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
-            args = (args[0], _indices(args[1]), *args[2:])
-        return override(self, func, args, kwargs)
-
-    return override_indices
+def indexing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Replace index tensors by their known numbers. torch would fix their value in the example (2.11 when it reads;
+    2.13 when it writes, or beside indices that are tensors)."""
+    if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
+        args = (args[0], _indices(args[1]), *args[2:])
+    return func, args, kwargs
 
 
 def _indices(index: Argument) -> object:

@@ -1,4 +1,4 @@
-"""Answer torch's questions about a GPU while it traces for one on a machine that has none.
+"""Answer a model that asks torch about the GPU or the export while it is traced; refuse one that seeds its generator.
 
 Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its attention kernel accordingly, whose result has
 another memory layout than that of plain attention. If there is a GPU, its own answers count.
@@ -6,6 +6,8 @@ another memory layout than that of plain attention. If there is a GPU, its own a
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
@@ -16,6 +18,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
+from pipeline.errors import CaptureError, folder_of
+from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 
@@ -124,3 +128,37 @@ def _has_kernel(
 
 def _is_contiguous(x: torch.Tensor) -> bool:
     return x.dim() > 0 and statically_known_true(x.stride(-1) == 1)
+
+
+TORCH: Final = folder_of("torch")
+OURS: Final = folder_of("pipeline")
+
+
+def hidden_from_models(own: Kernel) -> Kernel:
+    """Wrap `torch.compiler.is_compiling` and its like: torch's functions get the answer, the model gets False.
+
+    Models may go another way if they are exported: encoders of transformers make no mask, which some of them read. This
+    holds for calls through the module, as transformers' are, and not for ``from torch.compiler import is_exporting``.
+    """
+
+    def asked() -> bool:
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
+            frame = frame.f_back
+        return bool(own()) and frame.f_code.co_filename.startswith(TORCH)
+
+    return asked
+
+
+def refused(own: Callable[..., object]) -> Callable[..., object]:
+    """Wrap a function that seeds: torch.export calls it as it traces, and leaves it out; programs never seed."""
+
+    def seed(*args: object, **kwargs: object) -> object:
+        frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
+        if frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+            return own(*args, **kwargs)
+        place = place_of(frame.f_code.co_filename, frame.f_lineno)
+        why = f"the model seeds torch's random numbers at {place}, which a program does not"
+        raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")
+
+    return seed

@@ -1,8 +1,4 @@
-"""Zero the padded rows of ``nn.TransformerEncoder`` as eager does without gradients.
-
-Eager then packs the rows of a batch without their padding, if that is at their end, and fills up with zeros before the
-last norm. While torch traces, it does not, and padded places have values.
-"""
+"""Replace methods of torch's modules while a model is traced: `nn.TransformerEncoder.forward`, and `Module._apply`."""
 
 from __future__ import annotations
 
@@ -15,7 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from pipeline.aten.types import Argument
 from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import Kernel
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,11 @@ def as_called() -> AbstractContextManager[bool]:
 
 
 def zeroing(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``nn.TransformerEncoder.forward``."""
+    """Wrap ``nn.TransformerEncoder.forward``: zero padded rows as eager does without gradients.
+
+    Eager then packs the rows of a batch without their padding, if that is at their end, and fills up with zeros before
+    the last norm. While torch traces, it does not, and padded places have values.
+    """
 
     def forward(
         encoder: nn.TransformerEncoder,
@@ -63,3 +65,34 @@ def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3
+
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+_stay: ContextVar[bool] = ContextVar("weights stay", default=False)
+
+
+def unmoved_weights() -> AbstractContextManager[bool]:
+    """Return a context in which only what modules hold beside parameters, buffers and other modules moves."""
+    return set_to(_stay, True)
+
+
+def applied(_: Kernel) -> Kernel:
+    """Apply a function to all tensors of a module: ``self.router = self.router.to(torch.float32)`` in a ``forward``.
+
+    torch swaps the contents of tensors, which fails on those of a trace. Here a module gets the results in their place,
+    and `untouched` puts back what it held.
+    """
+
+    def apply(module: torch.nn.Module, fn: Function, recurse: bool = True) -> torch.nn.Module:
+        if _stay.get():
+            return module
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        held: Argument
+        for held in (module._parameters, module._buffers):
+            with torch.no_grad():
+                held.update({name: fn(tensor) for name, tensor in held.items() if tensor is not None})
+        return module
+
+    return apply
