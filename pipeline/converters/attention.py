@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.aten.arguments import argument
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base

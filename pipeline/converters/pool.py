@@ -12,7 +12,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool_gather import gathered_argmax, gathered_max
+from pipeline.impl.pool import gathered_argmax, gathered_max
 from pipeline.impl.pool_windows import Windows
 from pipeline.impl.reduce import all_dims, reduce
 from pipeline.network.net import Net

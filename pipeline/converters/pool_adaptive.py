@@ -13,8 +13,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.converters.pool import indices_are_read
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool import avg_pool, max_pool
-from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
+from pipeline.impl.pool import avg_pool, gathered_argmax, gathered_max, gathered_mean, max_pool
 from pipeline.impl.pool_windows import Windows, adaptive_places
 from pipeline.impl.reduce import extremum
 from pipeline.network.net import Net

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.decomposition.complex_pairs import Pair
+from pipeline.decomposition.complex_functions import Pair
 from pipeline.decomposition.complex_rules import leaves
 
 aten = torch.ops.aten

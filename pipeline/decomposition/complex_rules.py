@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
-from pipeline.decomposition.complex_functions import FUNCTIONS, direction, magnitude
-from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
+from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, bilinear, direction, magnitude, times
 from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten

@@ -19,8 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import over, pasted
 from pipeline.aten.naming import origin
-from pipeline.aten.op_predicates import branches
-from pipeline.aten.speculatable import why_apart
+from pipeline.aten.op_predicates import branches, why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.templates import Templates, nodes_of

@@ -21,8 +21,8 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.quantized_activations import paired_casts
 from pipeline.decomposition.quantized_arithmetic import Known
-from pipeline.decomposition.quantized_float8 import paired_casts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of

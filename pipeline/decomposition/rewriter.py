@@ -16,11 +16,10 @@ from pipeline.aten.support import function_name
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_mode
-from pipeline.converters.grouped_mm import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.lookup import kept_in_torch
+from pipeline.converters.matmul import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.user_registrations import Claims
-from pipeline.decomposition.candidates import Function, Ways
-from pipeline.decomposition.check import check_results
+from pipeline.decomposition.candidates import Function, Ways, check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.decomposition.composite_contents import Contents

@@ -18,7 +18,7 @@ from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.speculatable import why_apart
+from pipeline.aten.op_predicates import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import set_to

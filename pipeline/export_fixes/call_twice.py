@@ -13,9 +13,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import TreeSpec, tree_leaves
 
-from pipeline.aten.annotation_ops import AGAIN
 from pipeline.aten.graphs import results
 from pipeline.aten.op_predicates import mutates
+from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
-from pipeline.aten.size_op import SIZE
+from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of

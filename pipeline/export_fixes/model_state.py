@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, s
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
-from pipeline.aten.annotation_ops import AGAIN
+from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs

@@ -1,6 +1,6 @@
 """Replace the functions by which transformers' models compute recurrent states: a program stores the states.
 
-They become operators, `pipeline.aten.linear_recurrence_ops`, which are the same for one token and for several: the
+They become operators, `pipeline.aten.own_ops`, which are the same for one token and for several: the
 model gets a cache whose states seem empty, and the functions add the stored states.
 """
 
@@ -21,7 +21,7 @@ from torch.nn.functional import silu, softplus
 from transformers import cache_utils
 from transformers.activations import ACT2FN
 
-from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.patching import Places, Replacement

@@ -11,9 +11,7 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
-from pipeline.aten.annotation_ops import OPEN_MASK
-from pipeline.aten.kv_cache_ops import CACHE_UPDATE
-from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.own_ops import CACHE_UPDATE, LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Leaf, Target
 from pipeline.testing.calls import Call, Dim, TensorSpec

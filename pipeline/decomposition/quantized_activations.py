@@ -1,7 +1,9 @@
-"""Rewrite casts of activations to E4M3: TensorRT-RTX has FP8 only for weights and quantize/dequantize pairs.
+"""Rewrite quantized activations: TensorRT-RTX has FP8 and INT8 only for weights and quantize/dequantize pairs.
 
-Such a cast becomes a pair of scale 1, in floats, if its readers cast it back, directly or after moving elements: these
-read the pair. A cast with any other reader, such as an output of the model, stays.
+A cast to E4M3 becomes a pair of scale 1, in floats, if its readers cast it back, directly or after moving elements:
+these read the pair. A cast with any other reader, such as an output of the model, stays. Between rounding and matmul
+INT8 is computed in int32: values clamped to INT8's range are the same there. Operators that only move them run in
+int32, too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.int8_activations_as_int32 import readers
 from pipeline.program import Program
 
 aten = torch.ops.aten
@@ -114,3 +115,63 @@ def _is_within(x: Node) -> bool:
         return False
     _, low, high = x.args
     return all(isinstance(bound, int | float) for bound in (low, high)) and -LAST <= low <= high <= LAST
+
+
+MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
+
+
+def widen_codes(layout: Argument) -> None:
+    """Cast clamped numbers to int32 instead of int8, if all readers move them or cast them further."""
+    for node in list(layout.graph.nodes):
+        if _rounds(layout, node) and _only_moved(node):
+            _widen(layout, node, layout.call(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32))
+
+
+def _rounds(layout: Argument, node: Node) -> bool:
+    """Return whether a node casts numbers to int8 that a clamp limits to its range."""
+    if not is_cast_to_codes(node) or layout.constant.get(node, True):
+        return False
+    source = node.args[0]
+    if source.target is not aten.clamp.default or len(source.args) != 3:
+        return False
+    _, low, high = source.args
+    return all(isinstance(bound, int | float) for bound in (low, high)) and -128 <= low <= high <= 127
+
+
+def is_cast_to_codes(node: Node) -> bool:
+    """Return whether a node casts to int8."""
+    return node.op == "call_function" and does(node.target) is Does.CASTS and node.meta["val"].dtype == torch.int8
+
+
+def _only_moved(node: Node) -> bool:
+    """Return whether every reader casts the node to another dtype, directly or after moving it."""
+    return all(_is_cast(reader) for reader in readers(node))
+
+
+def readers(node: Node) -> list[Node]:
+    """Return the readers of a node, directly or behind operators that only move it."""
+    found, moved = list[Node](), [node]
+    while moved:
+        for user in moved.pop().users:
+            (moved if does(user.target) in MOVES else found).append(user)
+    return found
+
+
+def _is_cast(node: Node) -> bool:
+    return does(node.target) is Does.CASTS and node.meta["val"].dtype != torch.int8
+
+
+def _widen(layout: Argument, node: Node, wide: Node) -> None:
+    """Replace a node by its wide version in all readers, and likewise the nodes that move it."""
+    waiting, narrow = [(node, wide)], list[Node]()
+    while waiting:
+        old, new = waiting.pop()
+        narrow.append(old)
+        for user in list(old.users):
+            if _is_cast(user):
+                user.replace_input_with(old, new)
+            else:
+                args = tuple(new if arg is old else arg for arg in user.args)
+                waiting.append((user, layout.call(user, user.target, args, **user.kwargs)))
+    for old in reversed(narrow):
+        layout.graph.erase_node(old)
