@@ -22,7 +22,9 @@ from pipeline.export_fixes.patching import Kernel
 from pipeline.shapes.environment import shape_of
 
 
-def without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, object]:
+def without_plain_copies(
+    _: Kernel, module: torch.fx.GraphModule, signature: Any
+) -> tuple[torch.fx.GraphModule, object]:
     """Replace torch's pass that removes copies into buffers: remove only copies without effect.
 
     For every reader of a copy into a buffer, ``run_decompositions`` replaces the copy's result by its source, even if
@@ -54,20 +56,16 @@ def collected_violations() -> AbstractContextManager[list[ConstraintViolationErr
     return set_to(_kept, [])
 
 
-def finishing(own: Callable[..., object]) -> Callable[..., object]:
+def finishing(own: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
     """Wrap `produce_guards_and_solve_constraints` to keep an error instead of raising it, where requested."""
-
-    def produce_guards_and_solve_constraints(fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-        try:
-            return own(fake_mode, *args, **kwargs)
-        except ConstraintViolationError as error:
-            kept = _kept.get()
-            if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
-                raise
-            words, *fixes = str(error).partition(FIXES)  # which torch reads from the message
-            kept.append(type(error)("".join((words, _fixing_lines(fake_mode.shape_env), *fixes))))
-
-    return produce_guards_and_solve_constraints
+    try:
+        return own(fake_mode, *args, **kwargs)
+    except ConstraintViolationError as error:
+        kept = _kept.get()
+        if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
+            raise
+        words, *fixes = str(error).partition(FIXES)  # which torch reads from the message
+        kept.append(type(error)("".join((words, _fixing_lines(fake_mode.shape_env), *fixes))))
 
 
 def _fixing_lines(shape_env: Any) -> str:
@@ -88,31 +86,23 @@ def _fixing_lines(shape_env: Any) -> str:
 log = logging.getLogger("pipeline.torch")
 
 
-def logs(own: Callable[..., None]) -> Callable[..., None]:
+def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
     """Wrap `logging.Logger.handle` to keep torch's warnings and errors from the user: what matters it raises as well.
 
     They are logged as ``pipeline.torch`` at DEBUG. Who sets ``TORCH_LOGS`` gets torch's logs as well.
     """
-
-    def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-        is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
-        if is_torchs and not os.environ.get("TORCH_LOGS"):
-            log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
-        else:
-            own(logger, record)
-
-    return handle
+    is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
+    if is_torchs and not os.environ.get("TORCH_LOGS"):
+        log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
+    else:
+        own(logger, record)
 
 
-def prints(_: Callable[..., object]) -> Callable[..., None]:
+def prints(_: Callable[..., object], error: Argument) -> None:
     """Replace `get_class_if_classified_error`: print no advice and no graph before an error."""
-
-    def get_class_if_classified_error(error: Argument) -> None:
-        if hasattr(error, "partial_fx_graph"):
-            log.debug("what was traced before the error:\n%s", error.partial_fx_graph)
-            del error.partial_fx_graph
-
-    return get_class_if_classified_error
+    if hasattr(error, "partial_fx_graph"):
+        log.debug("what was traced before the error:\n%s", error.partial_fx_graph)
+        del error.partial_fx_graph
 
 
 def said_already(reason: str) -> None:
@@ -130,20 +120,14 @@ def said_already(reason: str) -> None:
         dynamos.addFilter(repeats)
 
 
-def calling(own: Kernel) -> Kernel:
+def calling(
+    own: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
+) -> object:
     """Wrap the tracer's `call_module`: calls of other threads run untraced. The tracer replaces `Module.__call__` and
     `Module.__getattr__` for the whole process, and treats every call as the model's."""
-
-    def call_module(tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument) -> object:
-        return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
-
-    return call_module
+    return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
 
 
-def reading(own: Kernel) -> Kernel:
+def reading(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
     """Wrap the tracer's `getattr`: other threads get the plain attributes."""
-
-    def getattr(tracer: Argument, name: str, value: object, proxies: Argument) -> object:
-        return own(tracer, name, value, proxies) if is_tracing() else value
-
-    return getattr
+    return own(tracer, name, value, proxies) if is_tracing() else value

@@ -237,20 +237,22 @@ def together(model: torch.nn.Module, given: Spec) -> Spec:
     return {**own, name: {**(own.get(name) or {}), **others}}
 
 
-def once(own: Callable[..., Argument]) -> Callable[..., Argument]:
+def once(
+    own: Callable[..., Argument],
+    mode: object,
+    module: object,
+    inputs: Mapping[str, Argument],
+    shapes: Spec,
+    *args: object,
+    **kwargs: object,
+) -> Argument:
     """Wrap torch.export's `make_constraints`, which gets inputs of ``**kwargs`` under two names."""
-
-    def make_constraints(
-        mode: object, module: object, inputs: Mapping[str, Argument], shapes: Spec, *args: object, **kwargs: object
-    ) -> Argument:
-        twice = [name for name, value in inputs.items() if _is_of(value, inputs)]
-        if isinstance(shapes, dict):
-            inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
-            shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
-        inputs = {name: value for name, value in inputs.items() if name not in twice}
-        return own(mode, module, inputs, shapes, *args, **kwargs)
-
-    return make_constraints
+    twice = [name for name, value in inputs.items() if _is_of(value, inputs)]
+    if isinstance(shapes, dict):
+        inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
+        shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
+    inputs = {name: value for name, value in inputs.items() if name not in twice}
+    return own(mode, module, inputs, shapes, *args, **kwargs)
 
 
 def _is_of(value: object, inputs: Mapping[str, object]) -> bool:

@@ -262,12 +262,8 @@ CALLS: Final = (
 """What becomes of a call in the model, in this order, before torch.export handles it."""
 
 
-def handling(own: Kernel) -> Kernel:
+def handling(own: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
     """Wrap torch.export's handling of a call in the model."""
-
-    def override(mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
-        for replaced in CALLS:
-            func, args, kwargs = replaced(mode, func, args, kwargs)
-        return own(mode, func, args, kwargs)
-
-    return override
+    for replaced in CALLS:
+        func, args, kwargs = replaced(mode, func, args, kwargs)
+    return own(mode, func, args, kwargs)

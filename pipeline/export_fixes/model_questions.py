@@ -38,42 +38,34 @@ def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
     return set_to(_capability, (major, minor))
 
 
-def capability(own: Kernel) -> Kernel:
+def capability(own: Kernel, device: object = None) -> tuple[int, int]:
     """`torch.cuda.get_device_capability`"""
-    return lambda device=None: _capability.get()
+    return _capability.get()
 
 
-def bfloat16(own: Kernel) -> Kernel:
+def bfloat16(own: Kernel, including_emulation: bool = True) -> bool:
     """`torch.cuda.is_bf16_supported`"""
-    return lambda including_emulation=True: _capability.get()[0] >= 8
+    return _capability.get()[0] >= 8
 
 
-def first(own: Kernel) -> Kernel:
+def first(own: Kernel) -> int:
     """`torch.cuda.current_device`"""
-    return lambda: 0
+    return 0
 
 
-def no(own: Kernel) -> Kernel:
+def no(own: Kernel) -> bool:
     """`amp_definitely_not_available`"""
-    return lambda: False
+    return False
 
 
-def attention(own: Kernel) -> Kernel:
+def attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
     """Choose the GPU's attention kernel for tensors on the GPU, torch's own choice elsewhere."""
-
-    def by_device(query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
-        return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
-
-    return by_device
+    return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
 
 
-def constant(own: Kernel) -> Kernel:
+def constant(own: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
     """Copy a constant as torch does while it traces, but leave the copied values on the CPU."""
-
-    def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
-        return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
-
-    return copied
+    return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
 
 def _attention(
@@ -134,31 +126,23 @@ TORCH: Final = folder_of("torch")
 OURS: Final = folder_of("pipeline")
 
 
-def hidden_from_models(own: Kernel) -> Kernel:
+def hidden_from_models(own: Kernel) -> bool:
     """Wrap `torch.compiler.is_compiling` and its like: torch's functions get the answer, the model gets False.
 
     Models may go another way if they are exported: encoders of transformers make no mask, which some of them read. This
     holds for calls through the module, as transformers' are, and not for ``from torch.compiler import is_exporting``.
     """
-
-    def asked() -> bool:
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
-            frame = frame.f_back
-        return bool(own()) and frame.f_code.co_filename.startswith(TORCH)
-
-    return asked
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
+        frame = frame.f_back
+    return bool(own()) and frame.f_code.co_filename.startswith(TORCH)
 
 
-def refused(own: Callable[..., object]) -> Callable[..., object]:
+def refused(own: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Wrap a function that seeds: torch.export calls it as it traces, and leaves it out; programs never seed."""
-
-    def seed(*args: object, **kwargs: object) -> object:
-        frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
-        if frame.f_code.co_filename.startswith(NOT_THE_MODELS):
-            return own(*args, **kwargs)
-        place = place_of(frame.f_code.co_filename, frame.f_lineno)
-        why = f"the model seeds torch's random numbers at {place}, which a program does not"
-        raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")
-
-    return seed
+    frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
+    if frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+        return own(*args, **kwargs)
+    place = place_of(frame.f_code.co_filename, frame.f_lineno)
+    why = f"the model seeds torch's random numbers at {place}, which a program does not"
+    raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")

@@ -30,34 +30,31 @@ def as_called() -> AbstractContextManager[bool]:
     return set_to(_gradients, torch.is_grad_enabled())
 
 
-def zeroing(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def zeroing(
+    own: Callable[..., Tensor],
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
     """Wrap ``nn.TransformerEncoder.forward``: zero padded rows as eager does without gradients.
 
     Eager then packs the rows of a batch without their padding, if that is at their end, and fills up with zeros before
     the last norm. While torch traces, it does not, and padded places have values.
     """
-
-    def forward(
-        encoder: nn.TransformerEncoder,
-        src: Tensor,
-        mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool | None = None,
-    ) -> Tensor:
-        if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
-            return own(encoder, src, mask, src_key_padding_mask, is_causal)
-        if _gradients.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
-            log.warning(OTHERWISE)
-            return own(encoder, src, mask, src_key_padding_mask, is_causal)
-        output = src
-        for layer in encoder.layers:
-            output = layer(output, is_causal=bool(is_causal), src_key_padding_mask=src_key_padding_mask)
-        padding = src_key_padding_mask != 0
-        at_the_end = (padding[:, :-1] & ~padding[:, 1:]).any().logical_not()
-        output = output.masked_fill((padding & at_the_end).unsqueeze(-1), 0.0)
-        return output if encoder.norm is None else encoder.norm(output)
-
-    return forward
+    if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
+        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+    if _gradients.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
+        log.warning(OTHERWISE)
+        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+    output = src
+    for layer in encoder.layers:
+        output = layer(output, is_causal=bool(is_causal), src_key_padding_mask=src_key_padding_mask)
+    padding = src_key_padding_mask != 0
+    at_the_end = (padding[:, :-1] & ~padding[:, 1:]).any().logical_not()
+    output = output.masked_fill((padding & at_the_end).unsqueeze(-1), 0.0)
+    return output if encoder.norm is None else encoder.norm(output)
 
 
 def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
@@ -77,22 +74,18 @@ def unmoved_weights() -> AbstractContextManager[bool]:
     return set_to(_stay, True)
 
 
-def applied(_: Kernel) -> Kernel:
+def applied(_: Kernel, module: torch.nn.Module, fn: Function, recurse: bool = True) -> torch.nn.Module:
     """Apply a function to all tensors of a module: ``self.router = self.router.to(torch.float32)`` in a ``forward``.
 
     torch swaps the contents of tensors, which fails on those of a trace. Here a module gets the results in their place,
     and `untouched` puts back what it held.
     """
-
-    def apply(module: torch.nn.Module, fn: Function, recurse: bool = True) -> torch.nn.Module:
-        if _stay.get():
-            return module
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        held: Argument
-        for held in (module._parameters, module._buffers):
-            with torch.no_grad():
-                held.update({name: fn(tensor) for name, tensor in held.items() if tensor is not None})
+    if _stay.get():
         return module
-
-    return apply
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    held: Argument
+    for held in (module._parameters, module._buffers):
+        with torch.no_grad():
+            held.update({name: fn(tensor) for name, tensor in held.items() if tensor is not None})
+    return module

@@ -44,24 +44,21 @@ def exported_quantizers() -> Iterator[None]:
         yield
 
 
-def _as_operator(own: Function) -> Function:
+def _as_operator(
+    own: Function,
+    ctx: Argument,
+    inputs: torch.Tensor,
+    amax: torch.Tensor,
+    bias: Argument = None,
+    num_bits: int = 8,
+    unsigned: bool = False,
+    narrow_range: bool = True,
+    *rest: Argument,
+) -> Argument:
     """Return a quantizer's step as its operator."""
-
-    def forward(
-        ctx: Argument,
-        inputs: torch.Tensor,
-        amax: torch.Tensor,
-        bias: Argument = None,
-        num_bits: int = 8,
-        unsigned: bool = False,
-        narrow_range: bool = True,
-        *rest: Argument,
-    ) -> Argument:
-        shifted = inputs if bias is None else inputs - bias
-        made = torch.ops.tensorrt.quantize_op(shifted, amax, num_bits, 0, unsigned, narrow_range)
-        return made if bias is None else made + bias
-
-    return forward
+    shifted = inputs if bias is None else inputs - bias
+    made = torch.ops.tensorrt.quantize_op(shifted, amax, num_bits, 0, unsigned, narrow_range)
+    return made if bias is None else made + bias
 
 
 @contextmanager

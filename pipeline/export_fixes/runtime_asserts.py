@@ -132,15 +132,11 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
     return called
 
 
-def unasked(own: Callable[..., None]) -> Callable[..., None]:
+def unasked(own: Callable[..., None], distribution: Argument, value: Argument) -> None:
     """Wrap the check of a distribution's sample, which asks whether sizes are 1, where these vary."""
-
-    def validate(distribution: Argument, value: Argument) -> None:
-        sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
-        if all(isinstance(size, int) for size in sizes):
-            own(distribution, value)
-
-    return validate
+    sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
+    if all(isinstance(size, int) for size in sizes):
+        own(distribution, value)
 
 
 def is_unknown(tensor: object) -> bool:

@@ -6,6 +6,7 @@ import builtins
 import logging
 import math
 from collections import OrderedDict
+from functools import partial
 from typing import Final
 
 import torch
@@ -85,7 +86,7 @@ TABLE: Final = (
     Replacement(
         decomposition_table,
         aten.unfold_backward.default,
-        lambda _: unfold_backward,
+        lambda _, *args: unfold_backward(*args),
         "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
         since=(2, 13),
     ),
@@ -203,7 +204,7 @@ TABLE: Final = (
         Replacement(
             exported_program,
             name,
-            lambda _: without_plain_copies,
+            without_plain_copies,
             "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
             during="export",
         )
@@ -212,7 +213,7 @@ TABLE: Final = (
     Replacement(
         proxy_tensor,
         "proxy_call",
-        lambda own: branches.noting(value_hooks.reading(own)),
+        lambda own, *args: branches.noting(partial(value_hooks.reading, own), *args),
         "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
         during="export",
     ),
@@ -251,7 +252,7 @@ TABLE: Final = (
     Replacement(
         _trace,
         "register_buffer_assignment_hook",
-        lambda _: lambda module, assigned: RemovableHandle(OrderedDict()),
+        lambda _, module, assigned: RemovableHandle(OrderedDict()),
         "writes the buffers of the model itself where it assigns them, and not those of its parts",
         during="export",
     ),

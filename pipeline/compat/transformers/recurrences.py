@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import Final, TypeAlias
 
@@ -270,7 +270,7 @@ def _places(module: ModuleType) -> Places:
     """Return the entries of a transformers module to replace: models call these functions as globals, which neither a
     registry of transformers nor a mode of torch can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
-    rows = [Replacement(module, row.name, partial(partial, row.make), why, module.__name__) for row in TABLE]
+    rows = [Replacement(module, row.name, row.make, why, module.__name__) for row in TABLE]
     return Places(rows)
 
 
