@@ -51,7 +51,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "capture": (2_260, ("capture/",)),
     "what persuades torch.export": (6_010, ("export_fixes/",)),
     "kernel faults": (1_580, ("quirks/",)),
-    "converters": (5_850, ("converters/",)),
+    "converters": (5_760, ("converters/",)),
     "building blocks": (5_180, ("impl/",)),
     "improvement passes": (3_840, ("improvements/",)),
     "decomposition": (3_420, ("decomposition/",)),
