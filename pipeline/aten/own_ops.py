@@ -1,6 +1,5 @@
 """Define operators of our own, ``pipeline::…``: markers, which return a tensor as it is and record a fact about it in
-the printed program; ``size``, a tensor's size as a tensor, for sizes that depend on data; writes of rows into a buffer,
-``cache_update``, which engines run in place, and ``cache_write``, which PyTorch runs; and recurrences over tokens.
+the printed program; ``size``, a tensor's size as a tensor, for sizes that depend on data; and recurrences over tokens.
 
 Recurrences are the layers of language models with a state, for any number of tokens. An engine computes a single token
 by the definition, and several tokens in chunks (`pipeline.impl.linear_attention`, `pipeline.impl.selective_scan`).
@@ -39,71 +38,6 @@ def _(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 SIZE = torch.ops.pipeline.size.default
-
-
-@torch.library.custom_op("pipeline::cache_update", mutates_args=())
-def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the cache with the update written from each batch's start on.
-
-    Args:
-        cache: [B, N, S, D].
-        update: [B, N, L, D], of the cache's dtype.
-        starts: [B] or [1], integers; rows ``start`` to ``start + L - 1`` of dim 2 are written.
-
-    Raises:
-        IndexError: a row is outside 0 to S - 1.
-    """
-    return cache_update_(cache.clone(), update, starts)
-
-
-def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the rows [B, L] that an update writes; `IndexError` if one is outside the cache. On a GPU a device-side
-    assertion reports it, since the host does not wait."""
-    steps = torch.arange(update.shape[2], device=update.device)
-    positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
-    if positions.device.type == "cpu" and positions.numel():
-        low, high = int(positions.min()), int(positions.max())
-        if low < 0 or high >= cache.shape[2]:
-            raise IndexError(f"rows {low} to {high} of a cache that has {cache.shape[2]}")
-    return positions
-
-
-@torch.library.custom_op("pipeline::cache_write", mutates_args=())
-def cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return the cache with rows written along a dim at the positions in ``index`` [L], like ``index_copy``."""
-    return cache.index_copy(dim, index, source)
-
-
-def cache_update_(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Run `cache_update` in place."""
-    positions = cache_positions(cache, update, starts)
-    cache[torch.arange(update.shape[0], device=update.device)[:, None], :, positions] = update.transpose(1, 2)
-    return cache
-
-
-def cache_write_(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Run `cache_write` in place."""
-    return cache.index_copy_(dim, index, source)
-
-
-@cache_write.register_fake
-def _(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(cache, memory_format=torch.contiguous_format)
-
-
-@cache_update.register_fake
-def _(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(cache, memory_format=torch.contiguous_format)
-
-
-CACHE_UPDATE = torch.ops.pipeline.cache_update.default
-"""``pipeline::cache_update(Tensor cache, Tensor update, Tensor starts) -> Tensor``"""
-
-CACHE_WRITE = torch.ops.pipeline.cache_write.default
-"""``pipeline::cache_write(Tensor cache, int dim, Tensor index, Tensor source) -> Tensor``"""
-
-IN_PLACE = {CACHE_UPDATE: cache_update_, CACHE_WRITE: cache_write_}
-"""The in-place versions, which are called only if nothing needs the old values."""
 
 
 @torch.library.custom_op("pipeline::linear_attention", mutates_args=())

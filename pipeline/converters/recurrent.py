@@ -10,7 +10,8 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.own_ops import CACHE_UPDATE, LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
+from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Target
 from pipeline.converters.binding import converts

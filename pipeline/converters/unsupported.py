@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.collectives import PURE_COLLECTIVES, SPACE
-from pipeline.aten.own_ops import CACHE_WRITE
+from pipeline.aten.kv_cache_ops import CACHE_WRITE
 from pipeline.converters.matmul import known_as
 
 aten = torch.ops.aten

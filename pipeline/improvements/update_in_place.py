@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import results
-from pipeline.aten.own_ops import CACHE_UPDATE, CACHE_WRITE
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE
 from pipeline.capture.fake_tensors import quietly
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from pipeline.aten.interpreter import Builder, held_by, placed
-from pipeline.aten.own_ops import IN_PLACE
+from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
 from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment

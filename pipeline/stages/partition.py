@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.own_ops import CACHE_UPDATE
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
 from pipeline.partitioning.fixpoint import Numbered, Settled, settle

@@ -24,7 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting
 from pipeline.program import Program, Validated
-from pipeline.verification.bisection import refused
+from pipeline.verification.split import refused
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)

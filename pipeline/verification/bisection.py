@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 
 from pipeline.compiled import Compiled
 from pipeline.compose.events import report
-from pipeline.converters.declare import Rejection
 from pipeline.errors import source_line
-from pipeline.frozen import FrozenDict
-from pipeline.partitioning.assemble import Group, assemble
-from pipeline.partitioning.flow import flow
-from pipeline.partitioning.levels import levels
-from pipeline.partitioning.units import units
-from pipeline.program import Partitioned, Program, Validated, is_operator
+from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.verification.eager import ancestors
@@ -27,43 +20,7 @@ from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection, Fault
 from pipeline.verification.script import script
 from pipeline.verification.search import Questions, search
-
-ELSEWHERE = "another part is tried in TensorRT"
-
-
-def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
-    """Return the same program with these operators in engines and all others in PyTorch; cuts may be anywhere.
-
-    Exactly these nodes run in TensorRT: no node is moved or copied. Engines are as few as the order allows.
-    """
-    program = partitioned.program
-    validated = refused(Validated(program, partitioned.verdicts), _rejections(partitioned, nodes))
-    whole = flow(program, frozenset())
-    single = units(whole, ())
-    in_torch = [whole.nodes[inside[0]].name not in nodes for inside in single.members]
-    groups: dict[int, list[int]] = defaultdict(list)
-    for unit, level in enumerate(levels(whole, single, in_torch)):
-        groups[level] += single.members[unit]
-    named: list[Group] = [
-        ("engine" if level % 2 else "torch", [whole.nodes[i].name for i in sorted(groups[level])])
-        for level in sorted(groups)
-    ]
-    return assemble(validated, named, {})
-
-
-def _rejections(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Rejection]:
-    operators = (n.name for n in partitioned.program.graph.nodes if is_operator(n))
-    return {name: Rejection(ELSEWHERE) for name in operators if name not in nodes}
-
-
-def refused(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
-    """Return the verdicts with these nodes refused, so that they run in PyTorch, each with its reason."""
-    verdicts = {
-        name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
-        for name, v in validated.verdicts.items()
-    }
-    return evolve(validated, verdicts=FrozenDict(verdicts))
-
+from pipeline.verification.split import split
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pipeline.network.engine import Engine
 from pipeline.partitioning.assemble import Group, assemble
 from pipeline.program import Built, Converted, Validated, Verdict, is_operator
 from pipeline.recipes import qualified_name
-from pipeline.verification.bisection import refused
 from pipeline.verification.recompile import Again
+from pipeline.verification.split import refused
 
 
 def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection], stages: Sequence[AnyStage]) -> Compiled:

@@ -11,7 +11,7 @@ import torch
 from torch.export import Dim
 
 import pipeline
-from pipeline.aten.own_ops import CACHE_UPDATE, CACHE_WRITE, cache_update
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE, cache_update
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(not CAPABILITIES.kv_cache_update, reason="this TensorRT has no cache update")

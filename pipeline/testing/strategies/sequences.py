@@ -11,7 +11,8 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
-from pipeline.aten.own_ops import CACHE_UPDATE, LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
+from pipeline.aten.own_ops import LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Leaf, Target
 from pipeline.testing.calls import Call, Dim, TensorSpec
