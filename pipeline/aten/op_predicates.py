@@ -9,9 +9,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import Does, does, is_view
-from pipeline.aten.types import Argument, Target
-
-aten = torch.ops.aten
+from pipeline.aten.types import Argument, Target, aten
 
 LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 """Operators that create a new tensor from a literal at each call."""

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.naming import unlike
+from pipeline.aten.types import aten
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes import ExportNotes, Wish
 from pipeline.frozen import FrozenDict
@@ -72,7 +73,6 @@ def with_decisions(program: Program, notes: ExportNotes) -> Program:
     return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_flatten(returned)[1])
 
 
-aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
 ASSERTS: Final = (aten._assert_async.default, aten._assert_async.msg)

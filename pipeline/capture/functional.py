@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 from torch.export import ExportedProgram
@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from pipeline.aten.graphs import over, results
 from pipeline.aten.naming import unlike
 from pipeline.aten.op_predicates import mutates
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 from pipeline.capture.aliases import Unknown
 from pipeline.capture.mutation import with_functional_parts, without_mutation
 from pipeline.capture.shared_tensors import shared
@@ -40,9 +40,6 @@ def without_undeclared_writes(module: torch.fx.GraphModule) -> torch.fx.GraphMod
             why = f"{node.target} at {line_of(node.meta) or node.name} updates its running statistics"
             raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
     return module
-
-
-Node: TypeAlias = torch.fx.Node
 
 
 def wraps(node: Node) -> bool:

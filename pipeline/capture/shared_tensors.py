@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipeline.aten.collectives import local_tensor
 from pipeline.aten.graphs import copied, copied_node, over
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 from pipeline.capture.aliases import storage_of
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import ExportNotes
@@ -80,7 +80,6 @@ def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
     return (storage, *layout)
 
 
-Node = torch.fx.Node
 ACCESS = "export.access_subclass_inner_tensor.default"
 
 

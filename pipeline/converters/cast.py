@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.result_types import as_result, result_of
@@ -16,7 +17,6 @@ from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 

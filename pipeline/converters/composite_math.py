@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 
 

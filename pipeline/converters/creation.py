@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -16,8 +17,6 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 
 @converts(aten.full.default)

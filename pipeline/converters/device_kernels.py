@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.preserved_composites import STAND_INS
+from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.normalization import native_batch_norm
 from pipeline.shapes.environment import shape_of
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 Ints = list[int]
 

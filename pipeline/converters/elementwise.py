@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.result_types import as_result, by_operator, by_row, result_of
@@ -15,9 +16,6 @@ from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
-
 
 TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise.add, "SUM"): (aten.add.Tensor, aten.add.Scalar),

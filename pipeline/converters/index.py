@@ -8,6 +8,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -21,8 +22,6 @@ from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY
-
-aten = torch.ops.aten
 
 
 def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

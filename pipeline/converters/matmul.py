@@ -16,6 +16,7 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
@@ -25,8 +26,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import matmul_neighbours
 from pipeline.quirks.matmul_neighbours import PASSING
-
-aten = torch.ops.aten
 
 
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)

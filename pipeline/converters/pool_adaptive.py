@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.pool import indices_are_read
@@ -20,8 +21,6 @@ from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import trt
-
-aten = torch.ops.aten
 
 AVERAGE: dict[Any, int] = {
     aten.adaptive_avg_pool1d.default: 1,

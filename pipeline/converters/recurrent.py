@@ -13,7 +13,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
-from pipeline.aten.types import Target
+from pipeline.aten.types import Target, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
@@ -26,8 +26,6 @@ from pipeline.impl.elementwise import compare
 from pipeline.impl.index import iota
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 CELLS: Final[Mapping[Target, impl.Cell]] = {
     aten.lstm.input: impl.LSTM,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.result_types import as_result, result_of
@@ -14,8 +15,6 @@ from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 Dims = Sequence[int] | int | None
 Test = Callable[[Net, Value, Dims, bool], ITensor]

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -18,8 +19,6 @@ from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
-
-aten = torch.ops.aten
 
 MODES = {
     aten.upsample_nearest1d: "nearest",

@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
@@ -21,8 +22,6 @@ from pipeline.impl.shape import repeat as _repeat
 from pipeline.impl.slice import first, narrow
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 
 @converts(aten.cat.default)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -17,8 +17,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import largest
-
-aten = torch.ops.aten
 
 
 def k_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

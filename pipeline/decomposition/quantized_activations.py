@@ -16,12 +16,11 @@ import torch
 from pipeline.aten.naming import origin
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
 from pipeline.program import Program
 
-aten = torch.ops.aten
 Node: TypeAlias = Argument
 """A node, or an argument that may be one."""
 

@@ -17,9 +17,8 @@ from pipeline.aten.graphs import results
 from pipeline.aten.op_predicates import mutates
 from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 
-Node: TypeAlias = torch.fx.Node
 Key: TypeAlias = tuple[object, ...]
 
 COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")

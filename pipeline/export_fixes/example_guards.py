@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
 from types import FrameType
-from typing import Final, TypeAlias
+from typing import Final
 
 import sympy
 import torch
@@ -31,16 +31,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
 from pipeline.aten.own_ops import SIZE
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 from pipeline.inputs import is_input
-
-aten = torch.ops.aten
-
-Node: TypeAlias = torch.fx.Node
 
 HINT: Final = (
     "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "

@@ -27,12 +27,10 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pipeline.aten.op_predicates import LIFTS, READS
-from pipeline.aten.types import Argument, Function, Target
+from pipeline.aten.types import Argument, Function, Target, aten
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.known_numbers import RATIOS, RULES, WRITES, Number, Ratio, largest
 from pipeline.inputs import Constant
-
-aten = torch.ops.aten
 
 FROM: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""

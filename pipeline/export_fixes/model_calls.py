@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import _ProxyTensor, get_proxy_mode, get
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.export_fixes import packed_sequence, runtime_asserts, value_hooks
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import VERSION, Kernel, ModelCall
@@ -185,9 +185,6 @@ def _per_dim(value: Argument, count: int) -> list[Argument]:
 def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
     """Return whether a window always covers a dim of varying size."""
     return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
-
-
-aten = torch.ops.aten
 
 
 def inverse_spectra(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:

@@ -34,8 +34,6 @@ from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import ModelCall
 from pipeline.shapes import guard_provenance
 
-aten = torch.ops.aten
-
 EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
 STANDARD: Final = sysconfig.get_path("stdlib")

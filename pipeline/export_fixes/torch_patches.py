@@ -23,6 +23,7 @@ from torch.fx.experimental import proxy_tensor, symbolic_shapes
 from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.preserved_composites import CELLS, RECURRENT
+from pipeline.aten.types import aten
 from pipeline.converters.overlap_add import unfold_backward
 from pipeline.export_fixes import (
     branches,
@@ -41,9 +42,6 @@ from pipeline.export_fixes import (
 from pipeline.export_fixes.export_steps import without_plain_copies
 from pipeline.export_fixes.patching import Replacement
 from pipeline.shapes import guard_provenance
-
-aten = torch.ops.aten
-
 
 SEEDS: Final = (
     *((owner, ("manual_seed", "seed", "set_rng_state")) for owner in (torch, torch.random)),

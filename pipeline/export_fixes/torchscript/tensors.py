@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.aten.packed_rnn_ops import LAYERS
+from pipeline.aten.types import aten
 from pipeline.export_fixes import packed_sequence
 from pipeline.export_fixes.branches import is_open
 from pipeline.export_fixes.torchscript.graph import Value
@@ -180,9 +181,6 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::requires_grad_": lambda call, x, *_: x,
 }
 """Evaluators of nodes between tensors and Python; what computes with tensors alone is an operator of torch's."""
-
-
-aten = torch.ops.aten
 
 
 def _pad(call: Call, data: Value, sizes: Value, batch_first: bool, padding: float, length: Value) -> Value:

@@ -7,6 +7,7 @@ import torch
 from attrs import evolve
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call
 from pipeline.testing.strategies.common import (
     FLOATS,
@@ -23,8 +24,6 @@ from pipeline.testing.strategies.common import (
     tensors,
     values,
 )
-
-aten = torch.ops.aten
 
 
 @calls(aten.where.self)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Leaf, aten
 from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.strategies.common import (
     Draw,
@@ -25,8 +25,6 @@ from pipeline.testing.strategies.common import (
     shapes,
     tensors,
 )
-
-aten = torch.ops.aten
 
 
 @st.composite

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, floats, named, seeds, tensors
-
-aten = torch.ops.aten
 
 dtypes = st.sampled_from((*FLOATS, *FLOATS, *INTS))
 ROWS, INNER, COLUMNS = "n", "k", "m"

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Leaf, aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
-
-aten = torch.ops.aten
 
 epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import (
     FLOATS,
@@ -26,7 +27,6 @@ from pipeline.testing.strategies.common import (
     values,
 )
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 arithmetic = st.sampled_from((*FLOATS, *INTS))

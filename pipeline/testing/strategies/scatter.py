@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import FLOATS, INTS, Draw, Shape, calls, dims, dtypes, named, shapes, tensors
-
-aten = torch.ops.aten
 
 
 @st.composite

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.aten.own_ops import LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
-from pipeline.aten.types import Leaf, Target
+from pipeline.aten.types import Leaf, Target, aten
 from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
-
-aten = torch.ops.aten
 
 HEADS = 4
 QUERIES, KEYS = "n", "m"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Target
+from pipeline.aten.types import Target, aten
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.strategies.common import (
     FLOATS,
@@ -21,8 +21,6 @@ from pipeline.testing.strategies.common import (
     shapes,
     tensors,
 )
-
-aten = torch.ops.aten
 
 
 @calls(aten.cat.default)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import Draw, calls, dim_lists, dims, dtypes, moved, named, shapes
-
-aten = torch.ops.aten
 
 BOUNDS = st.none() | st.integers(-7, 7)
 

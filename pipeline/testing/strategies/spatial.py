@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Target
+from pipeline.aten.types import Target, aten
 from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.strategies.common import (
     DTYPES,
@@ -20,8 +20,6 @@ from pipeline.testing.strategies.common import (
     spatial_rank,
     tensors,
 )
-
-aten = torch.ops.aten
 
 
 @calls(aten.convolution.default)
