@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.annotation_ops import OPEN_MASK
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.errors import Fallback, Unreached, no_attribute
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network

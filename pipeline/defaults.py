@@ -44,8 +44,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 from pipeline.verification.bisection import LIMIT, bisected
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.measure import Comparison
-from pipeline.verification.missing_parts import check_compilable
-from pipeline.verification.recompile import Again
+from pipeline.verification.recompile import Again, check_compilable
 from pipeline.verification.records import Bisection
 from pipeline.verification.samples import Given
 

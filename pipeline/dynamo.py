@@ -28,7 +28,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default, in_precision
-from pipeline.export_fixes.silence_torch_logs import said_already
+from pipeline.export_fixes.export_steps import said_already
 from pipeline.program import Program
 from pipeline.records.wording import kind_of
 from pipeline.runtime.data_writes import DataWrites, watch

@@ -18,8 +18,7 @@ import sympy
 import torch
 
 from pipeline.artifact import expressions, json_values
-from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.malformed import MalformedError, MissingOperatorError
+from pipeline.artifact.json_data import JsonData, MalformedError, MissingOperatorError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 

@@ -9,8 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from pipeline.artifact.json_data import check_name
-from pipeline.artifact.malformed import MalformedError
+from pipeline.artifact.json_data import MalformedError, check_name
 from pipeline.artifact.manifest import Manifest
 from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, packed, unpacked
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, digests, engine_key, packed, unpacked
 from pipeline.artifact.engine_fsspec import FsspecStore
-from pipeline.artifact.engine_key import digests, engine_key
 from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files, warn
 from pipeline.aten.types import Function
 from pipeline.build.deduplicate import serving

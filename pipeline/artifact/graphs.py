@@ -17,9 +17,8 @@ from torch.fx.node import map_aggregate
 from pipeline.artifact import codec, json_values, op_names
 from pipeline.artifact.allocations import filled
 from pipeline.artifact.codec import Json, at
-from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.artifact.json_values import NodeName
-from pipeline.artifact.malformed import MalformedError
 from pipeline.artifact.tensors import SavedTensor, Tensors
 from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path, module_stack

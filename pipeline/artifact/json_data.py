@@ -1,4 +1,5 @@
-"""The JSON of saved programs: the type of its data, and the allowed text."""
+"""The JSON of saved programs: the type of its data, the allowed text, and errors of malformed files, before the loader
+adds the file's name."""
 
 from __future__ import annotations
 
@@ -7,6 +8,19 @@ import re
 from typing import Any, NoReturn, TypeAlias
 
 from pipeline.errors import ArtifactError
+
+
+class MalformedError(ArtifactError):
+    """Malformed data and its place in the file; the loader turns it into the user's error."""
+
+    def __init__(self, why: str, place: str = "", hint: str = "") -> None:
+        super().__init__(f"{place}: {why}" if place else why, hint)
+        self.why, self.place = why, place
+
+
+class MissingOperatorError(ArtifactError):
+    """A program calls an operator that this process lacks; the hint says what to import."""
+
 
 JsonData: TypeAlias = Any
 """JSON: None, bools, numbers, strings, lists, and dicts with string keys. The codec checks it by the type of its

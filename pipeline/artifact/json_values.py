@@ -16,8 +16,7 @@ import torch
 from attrs import frozen
 
 from pipeline.artifact import expressions, op_names
-from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.malformed import MalformedError
+from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref

@@ -24,7 +24,7 @@ from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedNode
 from pipeline.artifact.hashing import THREADS, SharedFile
-from pipeline.artifact.malformed import MalformedError, MissingOperatorError
+from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedEngine, SavedSegment, SavedSource, SavedVerdict, saved_fields
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.op_names import target_of

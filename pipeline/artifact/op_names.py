@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from attrs import frozen
 
-from pipeline.artifact.malformed import MalformedError, MissingOperatorError
+from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.aten.calls import FUNCTIONS, operator_named, qualified_name
 from pipeline.aten.effects import SPACES, refusal
 from pipeline.errors import ArtifactError

@@ -13,8 +13,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from pipeline.artifact import json_values as values
-from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.malformed import MalformedError
+from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
 from pipeline.runtime.inputs import children

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.rebuild import is_loaded, rebuilt
-from pipeline.capture.subclasses import taken_apart
+from pipeline.capture.shared_tensors import taken_apart
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.artifact import json_values, op_names
-from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.malformed import MalformedError
+from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings

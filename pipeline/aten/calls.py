@@ -18,11 +18,9 @@ from typing import Final
 import torch
 
 from pipeline.aten.layouts import ANY_LAYOUT
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.errors import PipelineError
 from pipeline.records.wording import kind_of
-
-aten = torch.ops.aten
 
 
 class TooLargeError(PipelineError, OverflowError):

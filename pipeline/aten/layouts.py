@@ -12,9 +12,7 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.types import Target
-
-aten = torch.ops.aten
+from pipeline.aten.types import Target, aten
 
 
 def as_strided(

@@ -10,10 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.frozen import FrozenDict
-
-aten = torch.ops.aten
 
 ARGUMENTS: Final = "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional"
 GIVEN: Final = "Tensor input, Tensor lengths"

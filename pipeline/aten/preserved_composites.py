@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.aten.types import Function, Target
+from pipeline.aten.types import Function, Target, aten
 from pipeline.frozen import FrozenDict
-
-aten = torch.ops.aten
 
 
 def recurrent(

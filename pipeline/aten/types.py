@@ -1,12 +1,15 @@
-"""Names for types of graphs, calls and pytrees that torch itself annotates as ``Any`` or as a union of everything."""
+"""Names for ATen's operators, and for types of graphs, calls and pytrees that torch itself annotates as ``Any`` or as a
+union of everything."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch._ops import OpOverload
+
+aten: Final = torch.ops.aten
 
 Node: TypeAlias = torch.fx.Node
 

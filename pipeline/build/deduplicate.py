@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from attrs import evolve
 
-from pipeline.aten.tensor_bytes import raw_bytes
+from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.serialized_plans import Order
 from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pipeline.build.malloc_trim import return_free_memory
+from pipeline.build.memory import return_free_memory
 from pipeline.trt import trt
 
 __all__ = ["Monitor", "interruptible"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from attrs import define, evolve, field, frozen
 
-from pipeline.build.memory_mapped_weights import leave_memory
+from pipeline.build.memory import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, room_for, serialize
 from pipeline.errors import BuildError

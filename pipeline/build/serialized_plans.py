@@ -16,7 +16,7 @@ from typing import Any
 from attrs import field, frozen
 
 from pipeline.aten.naming import unlike
-from pipeline.build.malloc_trim import return_free_memory
+from pipeline.build.memory import return_free_memory
 from pipeline.build.monitor import Monitor, interruptible
 from pipeline.errors import BuildError
 from pipeline.frozen import FrozenDict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import TypeAlias
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -13,15 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.op_predicates import LIFTS, mutates
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.fake_tensors import quietly, unnamed_sizes
 from pipeline.capture.views import MULTIPLE, View, view
 from pipeline.errors import PipelineError
 from pipeline.shapes.environment import shape_of
-
-aten = torch.ops.aten
-
-Node: TypeAlias = torch.fx.Node
 
 FRESH = (
     *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),

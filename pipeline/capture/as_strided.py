@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import sympy
 import torch
@@ -18,13 +18,10 @@ from torch.fx.node import map_arg
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import copied_node, over
 from pipeline.aten.naming import unlike
+from pipeline.aten.types import Node, aten
 from pipeline.capture.aliases import may_alias, storage_of
 from pipeline.errors import CaptureError, line_of
 from pipeline.shapes.environment import Expr, expression, shape_of
-
-aten = torch.ops.aten
-
-Node: TypeAlias = torch.fx.Node
 
 READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 """Operators that take sizes, strides and an offset last."""

@@ -16,16 +16,12 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Spec
-from pipeline.capture.constants import with_constants
-from pipeline.capture.decisions import with_decisions
-from pipeline.capture.dtype_checks import check_dtypes
-from pipeline.capture.exported_checks import checked
+from pipeline.capture.exported_checks import check_dtypes, checked
+from pipeline.capture.from_notes import warn_of_unchecked, with_constants, with_decisions, with_profiles
 from pipeline.capture.lifting import lifted
 from pipeline.capture.origin import with_origin
 from pipeline.capture.output_names import named
-from pipeline.capture.profiles import with_profiles
-from pipeline.capture.subclasses import flattened
-from pipeline.capture.unchecked_conditions import warn_of_unchecked
+from pipeline.capture.shared_tensors import flattened
 from pipeline.distributed.sharded import as_local
 from pipeline.export_fixes import ExportNotes, export, interruptible, opened, signature_of, tracing_for
 from pipeline.frozen import FrozenDict

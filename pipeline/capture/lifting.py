@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument
-from pipeline.capture.aliased_buffers import check_views
 from pipeline.capture.as_strided import without_as_strided
 from pipeline.capture.functional import functional
+from pipeline.capture.shared_tensors import check_views
 from pipeline.errors import CaptureError, source_line
 from pipeline.export_fixes import GENERATOR, ExportNotes
 from pipeline.frozen import FrozenDict

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from typing import TypeAlias
 
 import torch
 from attrs import evolve
@@ -26,16 +25,12 @@ from torch.fx.node import map_arg
 from pipeline.aten.graphs import copied_node, over, results
 from pipeline.aten.naming import origin, unlike
 from pipeline.aten.op_predicates import mutates
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.aliases import Unknown, touched, viewed
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.capture.views import MULTIPLE, View
 from pipeline.errors import CaptureError, source_line
 from pipeline.shapes.environment import shape_of
-
-aten = torch.ops.aten
-
-Node: TypeAlias = torch.fx.Node
 
 KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
 """The placeholders that a program may write to, and what returns their new values."""

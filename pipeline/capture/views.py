@@ -9,18 +9,13 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.types import Argument, Function, Target
+from pipeline.aten.types import Argument, Function, Node, Target, aten
 from pipeline.shapes.environment import shape_of
-
-aten = torch.ops.aten
-
-Node: TypeAlias = torch.fx.Node
 
 
 class Emit(Protocol):

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.aten.arguments import argument
+from pipeline.aten.own_ops import OPEN_MASK
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
@@ -20,7 +21,6 @@ from pipeline.quirks import applies
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
-aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 LONG = 1024
 """The number of queries and keys from which PyTorch's attention was faster on an H200

@@ -1,21 +1,22 @@
-"""Convert casts, and operators that return their argument: memory, storage and autograd have no meaning in an
-engine."""
+"""Convert casts, primitives that torch's decompositions produce, and operators that return their argument: memory,
+storage and autograd have no meaning in an engine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.result_types import as_result, result_of
-from pipeline.impl import base
+from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 
@@ -67,3 +68,18 @@ def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> A
     Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
+
+
+@converts(prims.div.default)
+def div(net: Net, input: Value, other: Value) -> ITensor:
+    """prims::div(Tensor self, Tensor other) -> Tensor. Integers are divided toward zero."""
+    rounding = None if result_of(net).dtype.is_floating_point else "trunc"
+    return as_result(net, elementwise_arithmetic.divide(net, input, other, rounding))
+
+
+@converts(prims.sum.default)
+def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> ITensor:
+    """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
+    if dims == []:  # reduces no dim here, all dims in aten.sum
+        return as_result(net, base.tensor(net, inp))
+    return as_result(net, reduce.total(net, "SUM", inp, dims, False, result_of(net).dtype))

@@ -7,23 +7,22 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.result_types import as_result, result_of
-from pipeline.impl import base, creation
+from pipeline.impl import base, shape
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
-aten = torch.ops.aten
-
 
 @converts(aten.full.default)
 def full(net: Net, fill_value: Value) -> ITensor:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
-    return creation.full(net, result_sizes(net), fill_value, result_of(net).dtype)
+    return shape.full(net, result_sizes(net), fill_value, result_of(net).dtype)
 
 
 @register_torch_trt_decomposition(aten.full_like.default)
@@ -74,7 +73,7 @@ def new_empty_strided(
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any values are right: zeros."""
-    return creation.full(net, result_sizes(net), 0, result_of(net).dtype)
+    return shape.full(net, result_sizes(net), 0, result_of(net).dtype)
 
 
 @converts(aten.scalar_tensor.default)
@@ -87,7 +86,7 @@ def scalar_tensor(net: Net, s: float) -> ITensor:
 def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, …) -> Tensor"""
     (length,) = result_sizes(net)
-    return creation.arange(net, start, step, length, result_of(net).dtype)
+    return shape.arange(net, start, step, length, result_of(net).dtype)
 
 
 def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -99,4 +98,4 @@ def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool |
 @converts(aten.native_dropout.default, validator=without_chance)
 def native_dropout(net: Net, input: Value) -> tuple[ITensor | None, ...]:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
-    return input, creation.full(net, result_sizes(net), True, torch.bool)
+    return input, shape.full(net, result_sizes(net), True, torch.bool)

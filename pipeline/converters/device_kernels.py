@@ -1,17 +1,21 @@
-"""Decompose operators of one device's kernel to the operator for all devices."""
+"""Decompose operators of one device's kernel to the operator for all devices: convolutions, recurrent layers, and
+attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, Final
 
 import torch
 
 from pipeline.aten.preserved_composites import STAND_INS
+from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.normalization import native_batch_norm
+from pipeline.shapes.environment import shape_of
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 Ints = list[int]
 
@@ -184,4 +188,180 @@ OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "cudnn_affine_grid_generator": _affine_grid,
 }
 
-DECOMPOSITIONS: Final = [_declared(name, function) for name, function in {**CONVOLUTIONS, **OTHERS}.items()]
+
+def _attention_and_logsumexp(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the attention and its float32 log-sum-exp. ``causal``: a query attends to keys up to its own position."""
+    if causal and bias is not None:
+        bias, causal = _with_window(query, bias, _window(query, key, 0, None, 0)), False
+    gqa = query.dim() == 4 and query.shape[1] != key.shape[1]
+    attend = STAND_INS[aten.scaled_dot_product_attention.default]
+    result = attend(query, key, value, bias, 0.0, causal, scale=scale, enable_gqa=gqa)
+    hidden = _window(query, key, 0, None, 0) if causal else None
+    return result, _log_sum_exp(query, key, _with_window(query, bias, hidden), scale)
+
+
+def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if query.shape[1] != key.shape[1]:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = (query.float() * factor) @ key.float().transpose(-1, -2)
+    return torch.logsumexp(scores if bias is None else scores + _additive_mask(bias), -1)
+
+
+def _additive_mask(bias: Tensor) -> Tensor:
+    """Return a mask as numbers to add: minus infinity where a bool mask is False."""
+    added: Tensor = torch.where(bias, 0.0, -math.inf) if bias.dtype == torch.bool else bias
+    return added
+
+
+def _window(query: Tensor, key: Tensor, shift: Any, left: int | None, right: int | None) -> Tensor:
+    """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None: no limit."""
+    at = torch.arange(query.shape[-2], device=query.device)[:, None] + shift
+    of = torch.arange(key.shape[-2], device=query.device)[None, :]
+    bounds = [] if right is None else [of <= at + right]
+    window: Tensor = reduce(torch.logical_and, bounds if left is None else [*bounds, of >= at - left])
+    return window
+
+
+def _with_window(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
+    if bias is None or window is None:
+        return window if bias is None else bias
+    return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)
+
+
+def _lower_right(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
+    """Return the window that aligns the last query with the last key."""
+    return _window(query, key, key.shape[-2] - query.shape[-2], left, right)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Compute attention like the flash kernel, whose causal windows end at the last key."""
+    square = shape_of(query)[-2] == shape_of(key)[-2]
+    window = _lower_right(query, key, None, 0) if causal and not square else None
+    return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
+
+
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, **_: Any) -> Any:
+    return (*_flash(query, key, value, is_causal, scale), *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3)
+
+
+def _on_cpu(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any) -> Any:
+    return _attention_and_logsumexp(query, key, value, attn_mask, is_causal, scale)
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    compute_log_sumexp: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute attention like the memory-efficient kernel, whose log-sum-exp is padded to a multiple of 32 queries."""
+    result, sums = _attention_and_logsumexp(query, key, value, bias, causal, scale)
+    if not compute_log_sumexp:
+        return result, sums[..., :0]
+    length = query.shape[-2]
+    return result, torch.nn.functional.pad(sums, (0, -length % 32), value=math.inf)
+
+
+def _efficient_attention(attn_bias: Tensor | None, is_causal: bool, **given: Any) -> Any:
+    return *_efficient(bias=attn_bias, causal=is_causal, **given), None, None
+
+
+def _cudnn_attention(**given: Any) -> Any:
+    result, sums, *sizes = _sized_attention(**given)
+    return result, sums[..., None], *sizes
+
+
+def _overrideable_attention(**given: Any) -> Any:
+    return _sized_attention(**given) if given["query"].dim() == 4 else NotImplemented
+
+
+def _sized_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, is_causal: bool, scale: float | None, **_: Any
+) -> Any:
+    result, sums = _attention_and_logsumexp(query, key, value, attn_bias, is_causal, scale)
+    return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
+
+
+def _flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    window_size_left: int | None,
+    window_size_right: int | None,
+    **others: Any,
+) -> Any:
+    if any(others[name] is not None for name in others.keys() - IGNORED):
+        return NotImplemented
+    query, key, value = _heads_first(query, key, value)
+    left, right = (None if size is None or size < 0 else size for size in (window_size_left, window_size_right))
+    if left is None and right is None:
+        result, sums = _flash(query, key, value, is_causal, scale)
+    else:
+        window = _lower_right(query, key, left, 0 if is_causal else right)
+        result, sums = _attention_and_logsumexp(query, key, value, window, False, scale)
+    return result.transpose(1, 2), sums, None, None, None
+
+
+def _efficient_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    custom_mask_type: int,
+    compute_log_sumexp: bool,
+    scale: float | None,
+    **others: Any,
+) -> Any:
+    if any(others[name] is not None for name in others.keys() - IGNORED):
+        return NotImplemented
+    query, key, value = _heads_first(query, key, value)
+    if custom_mask_type == LOWER_RIGHT:
+        bias = _with_window(query, bias, _lower_right(query, key, None, 0))
+    causal = custom_mask_type == UPPER_LEFT
+    result, sums = _efficient(query, key, value, bias, causal, scale, compute_log_sumexp)
+    return result.transpose(1, 2), sums, None, None, query.shape[2], key.shape[2]
+
+
+def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Transpose ``[batch, length, heads, size]`` to ``[batch, heads, length, size]``."""
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+NO_MASK, UPPER_LEFT, LOWER_RIGHT = range(3)
+"""The values of ``custom_mask_type`` of the memory-efficient kernel."""
+IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debug_mask", "num_splits"}
+"""Arguments of kernels that do not affect the result; others are for sequences of several lengths, say, and refused."""
+
+
+def _undropped(attention: Callable[..., Any], dropout_p: float, **given: Any) -> Any:
+    """Compute an attention, if it drops nothing."""
+    return NotImplemented if dropout_p else attention(**given)
+
+
+ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "_scaled_dot_product_flash_attention": _flash_attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _on_cpu,
+    "_scaled_dot_product_efficient_attention": _efficient_attention,
+    "_scaled_dot_product_cudnn_attention": _cudnn_attention,
+    "_scaled_dot_product_fused_attention_overrideable": _overrideable_attention,
+    "_flash_attention_forward": _flash_forward,
+    "_efficient_attention_forward": _efficient_forward,
+}
+"""Attention by one device's kernel is scaled dot product attention, and the log-sum-exp if it is read. Results that
+only a backward pass reads are None."""
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    **CONVOLUTIONS,
+    **OTHERS,
+    **{name: partial(_undropped, form) for name, form in ATTENTIONS.items()},
+}
+
+DECOMPOSITIONS: Final = [_declared(name, function) for name, function in KERNELS.items()]

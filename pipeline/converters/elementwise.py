@@ -1,4 +1,4 @@
-"""Convert elementwise operators of two tensors: arithmetic, comparison, logic, selection."""
+"""Convert elementwise operators of two tensors: arithmetic, comparison, logic, bits, selection."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.converters.result_types import as_result, by_operator, by_row, result_of
-from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
+from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
-
-aten = torch.ops.aten
-
+from pipeline.settings import CompilationSettings
 
 TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise.add, "SUM"): (aten.add.Tensor, aten.add.Scalar),
     (elementwise.add, "SUB"): (aten.sub.Tensor, aten.sub.Scalar),
     (elementwise.binary, "PROD"): (aten.mul.Tensor, aten.mul.Scalar),
-    (elementwise_division.divide,): (aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode),
-    (elementwise_division.floor_divide,): (aten.floor_divide.default, aten.floor_divide.Scalar),
-    (elementwise_division.fmod,): (aten.fmod.Tensor, aten.fmod.Scalar),
-    (elementwise_division.remainder,): (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
-    (elementwise_power.power,): (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
+    (elementwise_arithmetic.divide,): (aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode),
+    (elementwise_arithmetic.floor_divide,): (aten.floor_divide.default, aten.floor_divide.Scalar),
+    (elementwise_arithmetic.fmod,): (aten.fmod.Tensor, aten.fmod.Scalar),
+    (elementwise_arithmetic.remainder,): (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
+    (elementwise_arithmetic.power,): (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
     (unary.atan2,): (aten.atan2.default,),
     (elementwise.ignoring_nan, "MAX"): (aten.fmax.default,),
     (elementwise.ignoring_nan, "MIN"): (aten.fmin.default,),
@@ -86,3 +86,55 @@ def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
     """masked_fill(Tensor self, Tensor mask, Tensor value) -> Tensor"""
     input, mask, value = among_bytes(net, (input, mask, value))
     return elementwise.where(net, mask, value, input, base.dtype_of(input))
+
+
+BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
+    (elementwise_bits.bitwise, "AND"): (
+        aten.bitwise_and.Tensor,
+        aten.bitwise_and.Scalar,
+        aten.bitwise_and.Scalar_Tensor,
+    ),
+    (elementwise_bits.bitwise, "OR"): (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor),
+    (elementwise_bits.bitwise, "XOR"): (
+        aten.bitwise_xor.Tensor,
+        aten.bitwise_xor.Scalar,
+        aten.bitwise_xor.Scalar_Tensor,
+    ),
+}
+SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
+    (elementwise_bits.shift, True): (
+        aten.bitwise_left_shift.Tensor,
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_left_shift.Scalar_Tensor,
+        aten.__lshift__.Tensor,
+        aten.__lshift__.Scalar,
+    ),
+    (elementwise_bits.shift, False): (
+        aten.bitwise_right_shift.Tensor,
+        aten.bitwise_right_shift.Tensor_Scalar,
+        aten.bitwise_right_shift.Scalar_Tensor,
+        aten.__rshift__.Tensor,
+        aten.__rshift__.Scalar,
+    ),
+}
+
+
+def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Integers are split into digits along one more dim, and TensorRT's limit is rank 8; masks of 2**k - 1 need no
+    split."""
+    value = node.meta["val"]
+    if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
+        return True
+    return Rejection(f"the digits of integers of rank {value.dim()} need one dim more than TensorRT's 8")
+
+
+@converts(by_operator(BITWISE), validator=rank_below_8)
+def bitwise(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return by_row(net, row, operands)
+
+
+@converts(by_operator(SHIFTS))
+def shift(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return by_row(net, row, among_bytes(net, operands))

@@ -7,6 +7,7 @@ import operator
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.scatter import compared
@@ -16,8 +17,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import sizes_of
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 
 @converts(aten.embedding.default)

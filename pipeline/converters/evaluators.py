@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.network.context import SymbolicInt
@@ -16,8 +17,6 @@ from pipeline.network.net import Net
 from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
-
-aten = torch.ops.aten
 
 
 @converts(operator.getitem)

@@ -1,4 +1,4 @@
-"""Convert reads at index tensors."""
+"""Convert reads and writes at index tensors, and mask operators: triangles, one-hot, and masked scatter."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.index_masks import has_running_sums
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.index_signs import counted
+from pipeline.converters.scatter import compared
 from pipeline.impl import base, index_masks
 from pipeline.impl import index as _index
+from pipeline.impl import index_put as _index_put
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
+from pipeline.trt import CAPABILITIES, LIBRARY
 
 
 def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -70,3 +72,85 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
     if base.rank(input) == 0:
         return base.expand(net, input, result_sizes(net))
     return _index.gather(net, input, index, dim)
+
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
+    """Return the index tensors, each with its position."""
+    given = argument(node, "indices")
+    return [(i, each.meta["val"]) for i, each in enumerate(given) if each is not None]
+
+
+def _writable(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Integer indices, or one mask; to accumulate, every index is compared with every place, in 2**31 - 1 elements at
+    most."""
+    tensors, x = _tensors(node), argument(node, "self").meta["val"]
+    if all(t.dtype in INTEGERS for _, t in tensors):
+        return _countable(node, x, tensors) if argument(node, "accumulate") else True
+    if len(tensors) > 1:
+        return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
+    return True
+
+
+def _countable(node: torch.fx.Node, x: torch.Tensor, tensors: list[tuple[int, torch.Tensor]]) -> bool | Rejection:
+    if x.dim() - len(tensors) > 6:
+        return Rejection("accumulates into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
+    return compared(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
+
+
+@register_torch_trt_decomposition(aten.put.default)
+def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
+    row: torch.Tensor = aten.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return row.reshape(x.shape)
+
+
+@converts(aten.index_put.default, validator=_writable)
+def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> ITensor:
+    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
+    input = base.tensor(net, input)
+    place, given = _tensors(net.node)[0]
+    if given.dtype not in INTEGERS:
+        return _index_put.mask_put(net, input, indices[place], place, values, accumulate)
+    signs = counted(argument(net.node, "indices"))
+    return _index_put.index_put(net, input, indices, values, accumulate, signs)
+
+
+@converts(aten.tril.default)
+def tril(net: Net, input: Value, diagonal: int) -> ITensor:
+    """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
+    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=True)
+
+
+@converts(aten.triu.default)
+def triu(net: Net, input: Value, diagonal: int) -> ITensor:
+    """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
+    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=False)
+
+
+def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The number of classes is given."""
+    classes = argument(node, "num_classes")
+    if isinstance(classes, int) and classes > 0:
+        return True
+    return Rejection("the number of classes is the largest index, which is data", "give one_hot its num_classes")
+
+
+@converts(aten.one_hot.default, validator=_has_classes)
+def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
+    """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
+    return index_masks.one_hot(net, input, num_classes)
+
+
+def has_running_sums(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
+    return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
+
+
+@converts(aten.masked_scatter.default, validator=has_running_sums)
+def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> ITensor:
+    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
+    whole = base.expand(net, base.tensor(net, input), result_sizes(net))
+    return index_masks.masked_scatter(net, whole, mask, source)

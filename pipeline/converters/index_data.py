@@ -10,6 +10,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import moves
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
@@ -25,8 +26,6 @@ from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import CAPABILITIES, LIBRARY
-
-aten = torch.ops.aten
 
 MASKS = (torch.bool, torch.uint8)
 NO_NONZERO = Rejection(

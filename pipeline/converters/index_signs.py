@@ -11,8 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import PART, Does, does
-
-aten = torch.ops.aten
+from pipeline.aten.types import aten
 
 DEEP = 12
 """The most operators in a row that are examined."""

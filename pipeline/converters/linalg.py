@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch.nn.functional import pad
 
+from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 
 LARGEST: Final = 8

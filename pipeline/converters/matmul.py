@@ -1,14 +1,24 @@
-"""Convert matmuls and linear layers."""
+"""Convert matmuls and linear layers; decompose einsum of two tensors to a matmul with as few dims as the equation
+allows, and grouped matmuls, in which each group of rows has its own matrix: the experts of a mixture.
+
+torch's own decomposition of einsum creates tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails
+to build some of those in float16 (CvT), and does not recognise attention in them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
 from pipeline.impl.attention import first_row, not_alone
@@ -16,8 +26,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import matmul_neighbours
 from pipeline.quirks.matmul_neighbours import PASSING
-
-aten = torch.ops.aten
 
 
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
@@ -66,3 +74,156 @@ def addmm(net: Net, *operands: Value) -> ITensor:
 def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> ITensor:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     return impl.linear(net, input, weight, bias)
+
+
+Tensor = torch.Tensor
+Letters: TypeAlias = tuple[str, ...]
+
+
+@register_torch_trt_decomposition(aten.einsum.default)
+def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
+    """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
+
+    torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
+    1 that broadcasts.
+    """
+    read = _parse(equation, [tensor.dim() for tensor in tensors])
+    if read is None:
+        return NotImplemented
+    (left, right), out = read
+    a, b = tensors
+    sizes: dict[str, Any] = {}
+    for letter, size in (*zip(left, a.shape, strict=True), *zip(right, b.shape, strict=True)):
+        known = sizes.setdefault(letter, size)
+        if isinstance(known, int) != isinstance(size, int) or (isinstance(size, int) and known != size):
+            return NotImplemented
+    a, left = _summed(a, left, {*right, *out})
+    b, right = _summed(b, right, {*left, *out})
+    batch = tuple(x for x in out if x in left and x in right)
+    inner = tuple(x for x in left if x in right and x not in out)
+    rows = tuple(x for x in out if x in left and x not in right)
+    columns = tuple(x for x in out if x in right and x not in left)
+    shape = [sizes[x] for x in batch]
+    a = _matrices(a, left, batch, rows, inner, shape, sizes)
+    b = _matrices(b, right, batch, inner, columns, shape, sizes)
+    product = torch.matmul(a, b) if inner else a * b
+    product = product.reshape([*shape, *(sizes[x] for x in (*rows, *columns))])
+    return _ordered(product, (*batch, *rows, *columns), out)
+
+
+def _parse(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
+    """Return the letters of both operands and of the result; each dim of ``...`` has a unique name."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if len(operands) != 2 or len(ranks) != 2:
+        return None
+    spread = [_expand_ellipsis(operand, rank) for operand, rank in zip(operands, ranks, strict=True)]
+    if any(len({*letters}) != len(letters) for letters in spread):
+        return None
+    more = max(spread, key=lambda letters: sum(x.startswith(".") for x in letters))
+    dots = tuple(x for x in more if x.startswith("."))
+    if arrow:
+        head, found, tail = result.partition("...")
+        out = (*head, *(dots if found else ()), *tail)
+    else:
+        once = [x for x in {*spread[0]} ^ {*spread[1]} if not x.startswith(".")]
+        out = (*dots, *sorted(once))
+    return (spread[0], spread[1]), out
+
+
+def _expand_ellipsis(operand: str, rank: int) -> Letters:
+    """Return an operand's letters with ``...`` replaced by the names of its dims, counted from the last."""
+    head, found, tail = operand.partition("...")
+    count = rank - len(head) - len(tail) if found else 0
+    return (*head, *(f".{i}" for i in range(count, 0, -1)), *tail)
+
+
+def _summed(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
+    """Sum over the dims that neither the other operand nor the result has."""
+    gone = [i for i, letter in enumerate(letters) if letter not in needed]
+    kept = tuple(letter for letter in letters if letter in needed)
+    return (x.sum(gone) if gone else x), kept
+
+
+def _matrices(
+    x: Tensor,
+    letters: Letters,
+    batch: Letters,
+    rows: Letters,
+    columns: Letters,
+    shape: list[Any],
+    sizes: dict[str, Any],
+) -> Tensor:
+    """Return a tensor as [*batch, rows, columns]; rows and columns are flattened to one dim each, of size 1 if there
+    are none."""
+    x = _ordered(x, letters, (*batch, *rows, *columns))
+    if len(rows) == len(columns) == 1:
+        return x
+    return x.reshape([*shape, *(prod(sizes[letter] for letter in group) for group in (rows, columns))])
+
+
+def _ordered(x: Tensor, letters: Letters, wanted: Letters) -> Tensor:
+    return x if letters == wanted else x.permute([letters.index(letter) for letter in wanted])
+
+
+SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
+"""The equal ATen operator for each operator of another library, by name."""
+
+
+FEW_ROWS: Final = 256
+"""The most rows for which reading the matrices takes longer than multiplying each row by all of them."""
+
+MOST: Final = 1 << 36
+"""The most multiplications, of each row by every matrix, that are faster than leaving an engine: 0.2 ms on an H200."""
+
+
+def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
+    """Return whether PyTorch computes the grouped matmul with matrices of this shape faster, for every number of rows
+    that engines are tuned for."""
+    return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
+
+
+def known_as(target: Any) -> Any:
+    """Return the ATen operator that another library's operator is equal to; any other target unchanged."""
+    return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+@register_torch_trt_decomposition(aten._grouped_mm.default)
+def grouped_mm(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
+
+    Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group are 0. An engine's
+    shapes must not depend on data, so every row is multiplied with every matrix, at the cost of one matmul per group.
+    If the rows are few and their number is known, each gets a copy of its matrix instead. `is_faster_in_torch` decides
+    which calls stay in PyTorch.
+    """
+    if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
+        return NotImplemented
+    groups = torch.arange(mat2.shape[0], device=self.device)
+    rows = torch.arange(self.shape[0], device=self.device)
+    of_row = (rows[:, None] >= offs[None, :]).sum(1)
+    of_group = of_row[:, None] == groups[None, :]
+    if isinstance(self.shape[0], int) and self.shape[0] < mat2.shape[0]:
+        result = _by_row(self, mat2, of_row)
+    else:
+        result = _by_group(self, mat2, of_group)
+    return result if out_dtype is None else result.to(out_dtype)
+
+
+def _by_row(x: torch.Tensor, matrices: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Multiply each row by a copy of its matrix."""
+    last = matrices.shape[0] - 1
+    own = matrices.index_select(0, group.clamp(max=last))
+    return torch.where((group <= last)[:, None], torch.bmm(x[:, None], own)[:, 0], 0.0)
+
+
+def _by_group(x: torch.Tensor, matrices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Compute one matmul: each row, padded with zeros to its group's position, by all matrices stacked."""
+    spread = torch.where(chosen[:, :, None], x[:, None], 0.0)
+    return torch.mm(spread.flatten(1), matrices.flatten(0, 1))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -19,7 +19,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
-aten = torch.ops.aten
 Tensor: TypeAlias = torch.Tensor
 Opt: TypeAlias = torch.Tensor | None
 

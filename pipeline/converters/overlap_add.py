@@ -7,9 +7,9 @@ from functools import reduce
 import torch
 from torch.nn import functional
 
+from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 
 

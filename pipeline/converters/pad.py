@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.pad import pad as _pad
 from pipeline.impl.shape import result_sizes
+from pipeline.impl.slice import pad as _pad
 from pipeline.network.net import Net
-
-aten = torch.ops.aten
 
 MODES = {
     aten.reflection_pad1d.default: "reflect",

@@ -8,17 +8,16 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool_gather import gathered_argmax, gathered_max
+from pipeline.impl.pool import gathered_argmax, gathered_max
 from pipeline.impl.pool_windows import Windows
 from pipeline.impl.reduce import all_dims, reduce
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 MAX: dict[Any, int] = {
     aten.max_pool1d.default: 1,

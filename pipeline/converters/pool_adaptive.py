@@ -8,21 +8,19 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.pool import indices_are_read
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool import avg_pool, max_pool
-from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
+from pipeline.impl.pool import avg_pool, gathered_argmax, gathered_max, gathered_mean, max_pool
 from pipeline.impl.pool_windows import Windows, adaptive_places
 from pipeline.impl.reduce import extremum
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import trt
-
-aten = torch.ops.aten
 
 AVERAGE: dict[Any, int] = {
     aten.adaptive_avg_pool1d.default: 1,

@@ -1,4 +1,6 @@
-"""Convert recurrent layers of a length that may be dynamic: LSTM, GRU, and plain layers with tanh or relu."""
+"""Convert recurrent layers of a length that may be dynamic: LSTM, GRU, and plain layers with tanh or relu; recurrences
+over a dynamic number of tokens: gated linear attention and the selective scan; and cache updates: rows of a key or
+value cache, written at positions that a tensor holds."""
 
 from __future__ import annotations
 
@@ -8,19 +10,22 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
+from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
-from pipeline.aten.types import Target
+from pipeline.aten.types import Target, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
+from pipeline.impl import cache as rows
+from pipeline.impl import linear_attention as attention
 from pipeline.impl import recurrent as impl
+from pipeline.impl import selective_scan as scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import compare
 from pipeline.impl.index import iota
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 CELLS: Final[Mapping[Target, impl.Cell]] = {
     aten.lstm.input: impl.LSTM,
@@ -102,3 +107,27 @@ def packed(
     steps = iota(net, [base.size(net, input, 0), 1, 1], [1, 0, 0])
     ends = base.unsqueeze(net, base.tensor(net, lengths, torch.int64), [0, 2])
     return impl.recurrent(net, cell, input, states, weights, bidirectional, compare(net, "LESS", steps, ends))
+
+
+@converts(LINEAR_ATTENTION)
+def linear_attention(
+    net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
+) -> tuple[ITensor, ITensor]:
+    """pipeline::linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? beta, Tensor state)
+    -> (Tensor, Tensor)"""
+    return attention.linear_attention(net, query, key, value, decay, beta, state)
+
+
+@converts(SELECTIVE_SCAN)
+def selective_scan(
+    net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
+) -> tuple[ITensor, ITensor]:
+    """pipeline::selective_scan(Tensor input, Tensor step, Tensor a, Tensor b, Tensor c, Tensor state)
+    -> (Tensor, Tensor)"""
+    return scan.selective_scan(net, input, step, a, b, c, state)
+
+
+@converts(CACHE_UPDATE)
+def cache_update(net: Net, cache: Value, update: Value, starts: Value) -> ITensor:
+    """cache_update(Tensor cache, Tensor update, Tensor starts) -> Tensor"""
+    return rows.update(net, cache, update, starts)

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.result_types import as_result, result_of
-from pipeline.impl import base, reduce, reduce_histogram, reduce_moments, reduce_scan
+from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-
-aten = torch.ops.aten
 
 Dims = Sequence[int] | int | None
 Test = Callable[[Net, Value, Dims, bool], ITensor]
@@ -85,7 +84,7 @@ def deviation(
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor;
     var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"""
     correction = float(unbiased) if correction is None else correction
-    variance, mean = reduce_moments.variance(net, input, dim, correction, keepdim)
+    variance, mean = reduce.variance(net, input, dim, correction, keepdim)
     spread = base.unary(net, "SQRT", variance) if "deviation" in results else variance
     made = [as_result(net, r) for r in (spread, mean)[: len(results)]]
     return made[0] if len(made) == 1 else tuple(made)
@@ -94,13 +93,13 @@ def deviation(
 @converts(aten.linalg_vector_norm.default)
 def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | None, keepdim: bool) -> ITensor:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
-    return as_result(net, reduce_moments.vector_norm(net, input, ord, dim, keepdim))
+    return as_result(net, reduce.vector_norm(net, input, ord, dim, keepdim))
 
 
 @converts(aten.logsumexp.default)
 def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> ITensor:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
-    return as_result(net, reduce_moments.log_sum_exp(net, input, dim, keepdim))
+    return as_result(net, reduce.log_sum_exp(net, input, dim, keepdim))
 
 
 @converts(aten.cumsum.default)
@@ -146,4 +145,4 @@ def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 @converts(aten.histc.default, validator=known_range)
 def histc(net: Net, input: Value, bins: int, min: float, max: float) -> ITensor:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
-    return as_result(net, reduce_histogram.histogram(net, input, bins, min, max))
+    return as_result(net, reduce.histogram(net, input, bins, min, max))

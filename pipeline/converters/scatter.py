@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -23,7 +23,6 @@ from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 
 MOST = (1 << 31) - 1

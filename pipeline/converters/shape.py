@@ -1,20 +1,27 @@
-"""Convert operators that join and split tensors: concatenation, splits, repetition."""
+"""Convert operators that join, split and repeat tensors, and slices: parts of a tensor, in order, in steps, or
+backwards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from pipeline.aten.arguments import argument
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import base
+from pipeline.impl import slice as _slice
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.shape import concatenate, result_sizes, sizes_of, total
+from pipeline.impl.index import iota, take, take_one
+from pipeline.impl.shape import concatenate, product, result_sizes, sizes_of, total
 from pipeline.impl.shape import repeat as _repeat
-from pipeline.impl.slice import narrow
+from pipeline.impl.slice import first, narrow
 from pipeline.network.net import Net
-
-aten = torch.ops.aten
+from pipeline.settings import CompilationSettings
 
 
 @converts(aten.cat.default)
@@ -56,3 +63,97 @@ def repeat(net: Net, input: Value, repeats: Sequence[int]) -> ITensor:
     """repeat(Tensor self, SymInt[] repeats) -> Tensor"""
     input = base.tensor(net, input, rank=len(repeats))
     return _repeat(net, input, repeats, result_sizes(net))
+
+
+@converts(aten.slice.Tensor)
+def slice_(net: Net, input: Value, dim: int, start: int | None, step: int) -> ITensor:
+    """slice.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
+    input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
+    return narrow(net, input, dim, first(net, start, base.known_sizes(net, input)[dim]), result_sizes(net)[dim], step)
+
+
+@converts(aten.select.int)
+def select(net: Net, input: Value, dim: int, index: int) -> ITensor:
+    """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
+    input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
+    if _slice.is_data(net, index):
+        return take_one(net, input, base.scalar_of(net, index), dim)
+    return _slice.select(net, input, dim, index)
+
+
+@converts(aten.unbind.int)
+def unbind(net: Net, input: Value, dim: int) -> list[ITensor]:
+    """unbind.int(Tensor self, int dim=0) -> Tensor[]"""
+    input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
+    return [_slice.select(net, input, dim, i) for i in range(len(net.node.meta["val"]))]
+
+
+@converts(aten.flip.default)
+def flip(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
+    """flip(Tensor self, int[] dims) -> Tensor"""
+    return _slice.flip(net, base.tensor(net, input), dims if base.rank(input) else [])
+
+
+@converts(aten.roll.default)
+def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> ITensor:
+    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the flattened elements are
+    shifted."""
+    input = base.tensor(net, input)
+    if dims or base.rank(input) == 0:
+        return _slice.roll(net, input, shifts, dims) if base.rank(input) else input
+    sizes = result_sizes(net)
+    row = base.reshape(net, input, [product(sizes)])
+    return base.reshape(net, _slice.roll(net, row, shifts, [0]), sizes)
+
+
+@converts(aten.diagonal.default)
+def diagonal(net: Net, input: Value, offset: int, dim1: int, dim2: int) -> ITensor:
+    """diagonal(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
+    return _slice.diagonal(net, base.tensor(net, input), offset, dim1, dim2, result_sizes(net)[-1])
+
+
+@converts(aten.unfold.default)
+def unfold(net: Net, input: Value, dimension: int, size: int, step: int) -> ITensor:
+    """unfold(Tensor self, int dimension, int size, int step) -> Tensor"""
+    input, rank = base.tensor(net, input), base.rank(input)
+    if rank == 0:
+        return base.expand(net, input, result_sizes(net))
+    dimension = base.axis(dimension, rank)
+    windows = take(net, input, iota(net, [result_sizes(net)[dimension], size], [step, 1]), dimension)
+    return base.permute(net, windows, [*range(dimension + 1), *range(dimension + 2, rank + 1), dimension + 1])
+
+
+@converts(aten.as_strided.default)
+def as_strided(
+    net: Net, input: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> ITensor:
+    """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
+
+    Index the flattened elements: in a program, the input is contiguous (`pipeline.capture.as_strided`).
+    """
+    row = _row(net, input)
+    if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
+        part = narrow(net, row, 0, storage_offset or 0, product(size))
+        return base.reshape(net, part, size)
+    return take(net, row, iota(net, size, stride, storage_offset or 0), 0)
+
+
+def _row(net: Net, x: Any) -> Any:
+    """Return all elements flattened."""
+    x = base.tensor(net, x)
+    return base.reshape(net, x, [product(base.known_sizes(net, x))])
+
+
+def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The new size must not have more elements: the contents of memory beyond them are undefined."""
+    old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
+    if statically_known_true(new <= old):
+        return True
+    return Rejection(f"resizes {old} elements to {new}: the additional ones would be undefined")
+
+
+@converts(aten.resize.default, validator=no_larger)
+def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
+    """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
+    part = narrow(net, _row(net, input), 0, 0, product(size))
+    return base.reshape(net, part, size)

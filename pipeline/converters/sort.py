@@ -1,19 +1,22 @@
-"""Convert topk, sort, and the indices of extrema."""
+"""Convert topk, sort, and the indices of extrema; decompose searches in sorted tensors, and order statistics."""
 
 from __future__ import annotations
+
+import math
+from typing import Final
 
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import sort as _sort
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import largest
-
-aten = torch.ops.aten
 
 
 def k_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -60,3 +63,175 @@ def extremum(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> 
 def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     return _sort.index_of_extremum(net, largest, input, dim, keepdim)
+
+
+Tensor = torch.Tensor
+
+COMPARED: Final = 64
+"""The most sorted integers that are all compared (also if their number is dynamic); more are searched by bisection."""
+
+LONGEST: Final = (1 << 31) - 1
+"""The assumed length of a dim without a bound: a TensorRT tensor has no more elements."""
+
+
+@register_torch_trt_decomposition(aten.searchsorted.Tensor)
+def searchsorted(
+    sorted_sequence: Tensor,
+    self: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False,
+    str? side=None, Tensor? sorter=None) -> Tensor"""
+    ascending = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
+    right, length = right or side == "right", ascending.shape[-1]
+    if ascending.is_floating_point():
+        found = _binary_search_like_eager(ascending, self, right)
+    else:
+        few = not isinstance(length, int) or length <= COMPARED
+        found = (_compared if few else _binary_search)(ascending, self, right)
+    return found.to(torch.int32) if out_int32 else found
+
+
+def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Return whether a sorted value comes before the searched value; NaN comes after all."""
+    return torch.logical_not(ascending > values if right else ascending >= values)
+
+
+def _compared(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+    return _is_before(ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending, values.unsqueeze(-1), right).sum(
+        -1
+    )
+
+
+def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Search by bisection: the position grows by powers of two, the largest first, while the element before it is
+    before the value."""
+    length = ascending.shape[-1]
+    place = torch.zeros_like(values, dtype=torch.int64)
+    for bit in reversed(range(length.bit_length())):
+        further = place + (1 << bit)
+        at = (further - 1).clamp(max=length - 1)
+        there = _elements_at(ascending, at)
+        place = torch.where((further <= length) & _is_before(there, values, right), further, place)
+    return place
+
+
+def _elements_at(ascending: Tensor, at: Tensor) -> Tensor:
+    """Return the elements at these positions; a 0-d index tensor would become a Python number."""
+    if ascending.dim() > 1:
+        return ascending.gather(-1, at)
+    return ascending.index_select(0, at.flatten()).reshape(at.shape)
+
+
+def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Search with eager's own steps: NaN at the end of a sequence, where sorting puts it, is compared as eager does."""
+    length = ascending.shape[-1]
+    varies = not isinstance(length, int)
+    if varies:  # the length may be 0 at run time, where no element can be read
+        ascending = torch.cat((ascending, ascending.new_zeros((*ascending.shape[:-1], 1))), -1)
+    place = torch.zeros_like(values, dtype=torch.int64)
+    left = torch.full_like(values, length, dtype=torch.int64)
+    for _ in range(int(min(largest(length), LONGEST)).bit_length()):
+        half = left // 2
+        at = place + half if varies else (place + half).clamp(max=length - 1)
+        there = _elements_at(ascending, at)
+        after = _is_before(there, values, right) & (left > 0)
+        place = torch.where(after, place + half + 1, place)
+        left = torch.where(after, left - half - 1, half)
+    return place
+
+
+@register_torch_trt_decomposition(aten.searchsorted.Scalar)
+def searchsorted_scalar(sorted_sequence: Tensor, self: Argument, **options: Argument) -> Tensor:
+    """searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False,
+    str? side=None, Tensor? sorter=None) -> Tensor"""
+    return searchsorted(sorted_sequence, sorted_sequence.new_full((), self), **options)
+
+
+@register_torch_trt_decomposition(aten.bucketize.Tensor)
+def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
+    return searchsorted(boundaries, self, out_int32=out_int32, right=right)
+
+
+@register_torch_trt_decomposition(aten.bucketize.Scalar)
+def bucketize_scalar(self: Argument, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
+    return searchsorted_scalar(boundaries, self, out_int32=out_int32, right=right)
+
+
+@register_torch_trt_decomposition(aten.repeat_interleave.Tensor)
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Argument:
+    """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
+    if output_size is None:
+        return NotImplemented
+    places = torch.arange(output_size, device=repeats.device)
+    return searchsorted(repeats.cumsum(0), places, right=True, out_int32=repeats.dtype == torch.int32)
+
+
+@register_torch_trt_decomposition(aten.kthvalue.default)
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    values, indices = aten.sort.stable(self, stable=True, dim=dim)
+    if self.dim() == 0:
+        return values, indices
+    chosen = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+
+
+def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
+    """Return the lower of the two middle values and its index. NaN, which sorts last, is the median unless it is
+    ignored."""
+    if self.dim() == 0:
+        return self.clone(), torch.zeros_like(self, dtype=torch.int64)
+    values, indices = aten.sort.stable(self, stable=True, dim=dim)
+    at = _middle(self.shape[dim], self.isnan().sum(dim, keepdim=True), ignore_nan)
+    chosen = values.gather(dim, at), indices.gather(dim, at)
+    return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+
+
+def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
+    """Return the position of the median among this many sorted elements; 0 if there are none."""
+    others: Tensor = length - nans
+    middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
+    return middle.clamp(min=0)
+
+
+def _median_of_all(self: Tensor, ignore_nan: bool) -> Argument:
+    """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
+    row = self.reshape(-1)
+    length = row.shape[0]
+    if not self.is_floating_point() and isinstance(length, int) and length == 0:
+        return NotImplemented
+    if not self.is_floating_point() or (isinstance(length, int) and length > 0):
+        return _median(row, 0, False, ignore_nan)[0]
+    values, _ = aten.sort.stable(torch.cat((row, row.new_full((1,), math.nan))), stable=True, dim=0)
+    return values.gather(0, _middle(length, row.isnan().sum(0, keepdim=True), ignore_nan)).squeeze(0)
+
+
+@register_torch_trt_decomposition(aten.median.dim)
+def median(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _median(self, dim, keepdim, ignore_nan=False)
+
+
+@register_torch_trt_decomposition(aten.nanmedian.dim)
+def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _median(self, dim, keepdim, ignore_nan=True)
+
+
+@register_torch_trt_decomposition(aten.median.default)
+def median_of_all(self: Tensor) -> Argument:
+    """median(Tensor self) -> Tensor"""
+    return _median_of_all(self, ignore_nan=False)
+
+
+@register_torch_trt_decomposition(aten.nanmedian.default)
+def nanmedian_of_all(self: Tensor) -> Argument:
+    """nanmedian(Tensor self) -> Tensor"""
+    return _median_of_all(self, ignore_nan=True)

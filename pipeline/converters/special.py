@@ -14,9 +14,9 @@ from typing import Final
 
 import torch
 
+from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 
 ERFCX: Final = (

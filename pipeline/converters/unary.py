@@ -1,19 +1,19 @@
-"""Convert functions of one tensor."""
+"""Convert functions of one tensor, activation functions, softmax and log-softmax."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
-from pipeline.converters.result_types import by_row
-from pipeline.impl import activation, elementwise, elementwise_bits, elementwise_power, unary
+from pipeline.converters.result_types import as_result, by_row
+from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
+from pipeline.impl import reduce as impl
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
-
-aten = torch.ops.aten
 
 TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.exp.default: (unary.real, "EXP"),
@@ -47,7 +47,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.log10.default: (unary.logarithm, 10.0),
     aten.log1p.default: (unary.log1p,),
     aten.expm1.default: (unary.expm1,),
-    aten.exp2.default: (elementwise_power.power, 2.0),
+    aten.exp2.default: (elementwise_arithmetic.power, 2.0),
     aten.logical_not.default: (elementwise.logical_not,),
     aten.bitwise_not.default: (elementwise_bits.bitwise_not,),
 }
@@ -57,3 +57,54 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Call a function of one tensor with the operator's arguments."""
     return by_row(net, row, operands)
+
+
+ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
+    aten.sigmoid.default: (activation.tailed, "SIGMOID"),
+    aten.tanh.default: (activation.tanh,),
+    aten.relu.default: (activation.relu,),
+    aten.relu6.default: (lambda net, x: elementwise.clamp(net, x, 0, 6),),
+    aten.hardtanh.default: (elementwise.clamp,),
+    aten.gelu.default: (activation.gelu,),
+    aten.silu.default: (activation.silu,),
+    aten.leaky_relu.default: (activation.leaky_relu,),
+    aten._prelu_kernel.default: (activation.prelu,),
+    aten.elu.default: (activation.elu,),
+    aten.hardsigmoid.default: (activation.hard_sigmoid,),
+    aten.hardswish.default: (activation.hard_swish,),
+    aten.softplus.default: (activation.softplus,),
+    aten.mish.default: (activation.mish,),
+    aten.softshrink.default: (activation.soft_shrink,),
+}
+
+
+@converts(ACTIVATIONS)
+def activated(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Call an activation function with the operator's arguments."""
+    return by_row(net, row, operands)
+
+
+@converts(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(net: Net, input: Value) -> tuple[ITensor | None, ...]:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
+    return as_result(net, activation.log_sigmoid(net, input)), None
+
+
+Softmax = Callable[[Net, ITensor, int], ITensor]
+
+SOFTMAX = {
+    aten._softmax.default: impl.softmax,
+    aten.softmax.int: impl.softmax,
+    aten._log_softmax.default: impl.log_softmax,
+    aten.log_softmax.int: impl.log_softmax,
+}
+
+
+@converts(SOFTMAX)
+def softmax(
+    net: Net, block: Softmax, input: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False
+) -> ITensor:
+    """softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor;
+    _softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
+    dtype = torch.float32 if half_to_float or dtype == torch.float64 else dtype
+    return block(net, base.tensor(net, input, dtype), dim)

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.aten.collectives import BETWEEN_ENGINES, PURE_COLLECTIVES, SPACE
 from pipeline.aten.kv_cache_ops import CACHE_WRITE
-from pipeline.converters.grouped_mm import known_as
+from pipeline.converters.matmul import known_as
 
 aten = torch.ops.aten
 

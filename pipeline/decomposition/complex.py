@@ -19,12 +19,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.decomposition.complex_pairs import Pair
+from pipeline.decomposition.complex_functions import Pair
 from pipeline.decomposition.complex_rules import leaves
-
-aten = torch.ops.aten
 
 _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from pipeline.aten.types import Argument, Target
-from pipeline.decomposition.complex_pairs import Pair, bilinear, times
+from pipeline.decomposition.complex_functions import Pair, bilinear, times
 from pipeline.shapes.environment import expression, largest
 
 LARGEST = 256

@@ -16,13 +16,10 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
-from pipeline.decomposition.complex_functions import FUNCTIONS, direction, magnitude
-from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
+from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, bilinear, direction, magnitude, times
 from pipeline.shapes.environment import shape_of
-
-aten = torch.ops.aten
 
 
 def leaves(value: object) -> Iterator[object]:

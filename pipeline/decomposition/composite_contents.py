@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from attrs import field, frozen
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 from pipeline.decomposition.candidates import Function, Ways
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Template, Templates, nodes_of
 from pipeline.program import Program
-
-Node = torch.fx.Node
 
 
 @frozen(eq=False)

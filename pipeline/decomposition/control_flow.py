@@ -11,7 +11,7 @@ Before: ``cond(p, true_graph_0, false_graph_0, (x,))``. After: ``where(p, relu(x
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,17 +19,14 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import over, pasted
 from pipeline.aten.naming import origin
-from pipeline.aten.op_predicates import branches
-from pipeline.aten.speculatable import why_apart
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.op_predicates import branches, why_apart
+from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 
-aten = torch.ops.aten
 functorch: Any = torch._C._functorch
-Node: TypeAlias = torch.fx.Node
 
 MOST_NODES: Final = 1024
 """The most operators, in all steps together, of a scan that is unrolled."""

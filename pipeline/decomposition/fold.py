@@ -25,8 +25,6 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
 
-aten = torch.ops.aten
-
 FREE_ELEMENTS = 1 << 20
 """The most elements of a folded constant that is larger than its inputs: an engine would compute it at every call, and
 write as much memory as it would read."""

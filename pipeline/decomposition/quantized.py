@@ -18,19 +18,16 @@ from pipeline.aten.graphs import copied_node, pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.quantized_activations import paired_casts
 from pipeline.decomposition.quantized_arithmetic import Known
-from pipeline.decomposition.quantized_float8 import paired_casts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.program import Program, rewired
 from pipeline.records.library_support import warn_untested
-
-aten = torch.ops.aten
-Node = torch.fx.Node
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
 """The dtypes of weights that stay quantized if a graph casts them to floats."""

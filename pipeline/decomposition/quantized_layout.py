@@ -18,15 +18,14 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.int8_activations_as_int32 import is_cast_to_codes, widen_codes
+from pipeline.decomposition.quantized_activations import is_cast_to_codes, widen_codes
 from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
-aten = torch.ops.aten
 Node: TypeAlias = Argument
 """A node, or an argument that may be one."""
 

@@ -21,10 +21,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.trt import CAPABILITIES
 
-aten = torch.ops.aten
 Node: TypeAlias = Argument
 """A node, or an argument that may be one."""
 

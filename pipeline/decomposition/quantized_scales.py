@@ -12,11 +12,10 @@ from typing import Final, TypeAlias
 
 import torch
 
-from pipeline.aten.types import Argument, Function
+from pipeline.aten.types import Argument, Function, Node
 from pipeline.decomposition.quantized_arithmetic import Known
 
 Tensor: TypeAlias = torch.Tensor
-Node: TypeAlias = torch.fx.Node
 Results: TypeAlias = tuple[Tensor, Tensor]
 EPS: Final = 2.0**-23
 

@@ -14,13 +14,12 @@ from pipeline.aten.graphs import copied_node, pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.capture.fake_tensors import fake_mode
-from pipeline.converters.grouped_mm import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.lookup import kept_in_torch
+from pipeline.converters.matmul import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.user_registrations import Claims
-from pipeline.decomposition.candidates import Function, Ways
-from pipeline.decomposition.check import check_results
+from pipeline.decomposition.candidates import Function, Ways, check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.decomposition.composite_contents import Contents
@@ -32,7 +31,6 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import bounds, shape_of
 
-aten = torch.ops.aten
 Accepts: TypeAlias = Callable[[torch.fx.Node], bool]
 
 

@@ -15,12 +15,10 @@ from torch.fx.proxy import GraphAppendingTracer, Proxy
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.program import is_operator
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import line_of
-
-aten = torch.ops.aten
 
 
 def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 import torch.distributed
@@ -39,37 +39,31 @@ def traced() -> Iterator[None]:
 def _places(_: bool) -> Places:
     """Return what is replaced, with and without DTensor's modules."""
     why = "calls a process group, and torch.export knows operators only"
-    rows = [Replacement(torch.distributed, name, _operator(own), why, "sharded") for name, own in IN_PLACE.items()]
+    rows = [
+        Replacement(torch.distributed, name, partial(_operator, own), why, "sharded") for name, own in IN_PLACE.items()
+    ]
     why = "stops at a DTensor that is made inside: its placements are no nodes"
-    rows.append(Replacement(wrappers, "_emit_flat_apply_call", lambda _: _nothing, why, "sharded"))
+    rows.append(Replacement(wrappers, "_emit_flat_apply_call", _nothing, why, "sharded"))
     why = "bounds a varying size, to shard it where it need not be"
     modules = [each for name, each in sys.modules.items() if name.startswith("torch.distributed.tensor.")]
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
     return Places((*rows, *(Replacement(each, "is_tensor_shardable", _always, why, "sharded") for each in asking)))
 
 
-def _nothing(**_: object) -> None:
+def _nothing(_: Function, **__: object) -> None:
     """Add nothing to the graph."""
 
 
-def _operator(collective: Argument) -> Function:
-    """Return what makes a collective of torch.distributed one of these."""
-
-    def called(*args: Argument, **kwargs: Argument) -> None:
-        names = functional.REDUCE_OP_TO_STR
-        named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
-        collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
-
-    return lambda _: called
+def _operator(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
+    """Call one of these in the place of a collective of torch.distributed."""
+    names = functional.REDUCE_OP_TO_STR
+    named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
+    collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
 
 
-def _always(own: Function) -> Function:
+def _always(own: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
     """Return a function that says whether a tensor can be sharded for all its sizes."""
-
-    def is_shardable(shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-        return own([_least(size) for size in shape], *args, **kwargs)
-
-    return is_shardable
+    return own([_least(size) for size in shape], *args, **kwargs)
 
 
 def _least(size: Argument) -> int:

@@ -10,11 +10,9 @@ from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.input_checks import check_values
 from pipeline.export_fixes.interrupts import interruptible, undoing
 from pipeline.export_fixes.known_numbers import is_determined_by_sizes
-from pipeline.export_fixes.notes import ExportNotes
 from pipeline.export_fixes.onnx_file import opened
 from pipeline.export_fixes.patch_contexts import exporting, tracing, tracing_for
-from pipeline.export_fixes.profiles import Wish
-from pipeline.export_fixes.requests import requested
+from pipeline.export_fixes.requests import ExportNotes, Wish, requested
 
 __all__ = [
     "GENERATOR",

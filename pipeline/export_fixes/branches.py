@@ -18,7 +18,7 @@ from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.speculatable import why_apart
+from pipeline.aten.op_predicates import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import set_to
@@ -132,27 +132,23 @@ def _chosen_result(
     return chosen
 
 
-def noting(own: Kernel) -> Kernel:
+def noting(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
     """Wrap torch's tracing of a call: record its effects in a branch; refuse writes to a chosen result."""
-
-    def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
-        result, trace = own(mode, func, pre_dispatch, args, kwargs), _trace.get()
-        if trace is None or not (trace.open or trace.choices):
-            return result
-        written = {_memory(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
-        for choice in trace.choices:
-            if written & choice.memory:
-                why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
-                raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
-        before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
-        made = {_memory(tensor) for tensor in _tensors(result)} - before
-        for branch in trace.open:
-            why = why_apart(func, args, result, undone=bool(written) and written <= branch.memory)
-            branch.effect = branch.effect or (f"{func} {why}" if why else "")
-            branch.memory |= made
+    result, trace = own(mode, func, pre_dispatch, args, kwargs), _trace.get()
+    if trace is None or not (trace.open or trace.choices):
         return result
-
-    return proxy_call
+    written = {_memory(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
+    for choice in trace.choices:
+        if written & choice.memory:
+            why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
+            raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
+    before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+    made = {_memory(tensor) for tensor in _tensors(result)} - before
+    for branch in trace.open:
+        why = why_apart(func, args, result, undone=bool(written) and written <= branch.memory)
+        branch.effect = branch.effect or (f"{func} {why}" if why else "")
+        branch.memory |= made
+    return result
 
 
 def _written_tensors(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:

@@ -13,13 +13,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import TreeSpec, tree_leaves
 
-from pipeline.aten.annotation_ops import AGAIN
 from pipeline.aten.graphs import results
 from pipeline.aten.op_predicates import mutates
+from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 
-Node: TypeAlias = torch.fx.Node
 Key: TypeAlias = tuple[object, ...]
 
 COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")

@@ -22,8 +22,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.clone_examples import unaliased
-from pipeline.export_fixes.input_checks import bound, check_examples, check_shapes
-from pipeline.export_fixes.variadic import in_one, together
+from pipeline.export_fixes.input_checks import bound, check_examples, check_shapes, in_one, together
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import solved

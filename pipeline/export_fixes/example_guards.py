@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
 from types import FrameType
-from typing import Final, TypeAlias
+from typing import Final
 
 import sympy
 import torch
@@ -30,17 +30,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
-from pipeline.aten.size_op import SIZE
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.own_ops import SIZE
+from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 from pipeline.inputs import is_input
-
-aten = torch.ops.aten
-
-Node: TypeAlias = torch.fx.Node
 
 HINT: Final = (
     "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "
@@ -99,64 +95,47 @@ def has_values(*inputs: object) -> bool:
     return not any(map(is_input, tree_leaves(inputs, is_leaf=is_input)))
 
 
-def computing(own: Kernel) -> Kernel:
+def computing(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
     """Wrap `FakeTensorMode.__init__`: the mode computes the example as well."""
-
-    def init(mode: FakeTensorMode, **options: Argument) -> None:
-        own(mode, **options)
-        mode.propagate_real_tensors, mode.cache_enabled = True, False
-        mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
-
-    return init
+    own(mode, **options)
+    mode.propagate_real_tensors, mode.cache_enabled = True, False
+    mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
 
 
-def copying(own: Kernel) -> Kernel:
+def copying(own: Kernel, to: torch.Tensor, source: torch.Tensor) -> object:
     """Wrap `meta_utils._safe_copy`: keep the values from which the example is computed, also those of parameters."""
-    return lambda to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
+    return own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
 
 
-def unchecked(_: Kernel) -> Kernel:
+def unchecked(*_: object, **__: object) -> None:
     """Replace `fake_utils._check_fake_real_tensors`, torch's check of its kernels, by no check."""
-    return lambda *_, **__: None
 
 
-def knowing(own: Kernel) -> Kernel:
+def knowing(own: Kernel, shape_env: object, symbol: Argument, value: Argument) -> None:
     """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`: record an example's number under its symbol."""
-
-    def know(shape_env: object, symbol: Argument, value: Argument) -> None:
-        own(shape_env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value)
-
-    return know
+    own(shape_env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value)
 
 
-def noting(_: Kernel) -> Kernel:
+def noting(_: Kernel, shape_env: object, asked: Argument, answer: Argument) -> None:
     """Replace `ShapeEnv._log_real_tensor_propagation`, which logs the example's decisions: record them."""
-
-    def note(_: object, asked: Argument, answer: Argument) -> None:
-        decisions = _decisions.get()
-        if decisions is None:
-            return
-        frame = _model_frame(sys._getframe(1))
-        place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
-        symbols = {str(symbol) for symbol in asked.free_symbols}
-        for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
-            decisions.places.setdefault(symbol, {})[place] = None
-            decisions.beside.setdefault(symbol, set()).update(symbols)
-        is_number = not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
-        if is_number and not asked.is_integer:
-            decisions.exact[place] = None
-
-    return note
+    decisions = _decisions.get()
+    if decisions is None:
+        return
+    frame = _model_frame(sys._getframe(1))
+    place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
+    symbols = {str(symbol) for symbol in asked.free_symbols}
+    for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
+        decisions.places.setdefault(symbol, {})[place] = None
+        decisions.beside.setdefault(symbol, set()).update(symbols)
+    is_number = not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
+    if is_number and not asked.is_integer:
+        decisions.exact[place] = None
 
 
-def counting(own: Kernel) -> Kernel:
+def counting(own: Kernel, value: Argument) -> Argument:
     """Wrap `len` to return a data-dependent size as a symbol, not as the example's number: a comparison decides."""
-
-    def length(value: Argument) -> Argument:
-        rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
-        return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
-
-    return length
+    rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
+    return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
 
 
 def _model_frame(frame: FrameType | None) -> FrameType | None:

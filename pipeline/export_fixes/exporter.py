@@ -20,22 +20,20 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError, source_line, worded
-from pipeline.export_fixes import branches, packed_sequence, padded, remembered
+from pipeline.export_fixes import branches, module_methods, packed_sequence, remembered
 from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes import example_guards as decisions
 from pipeline.export_fixes import input_checks as checks
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way
-from pipeline.export_fixes.constraint_violations import collected_violations
 from pipeline.export_fixes.error_attribution import BRANCHES, blamed
 from pipeline.export_fixes.example_guards import has_values, with_outputs
+from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.fake_device_copy import attributes, fake_copy_on, is_elsewhere
 from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.known_values import tracked
 from pipeline.export_fixes.model_state import noted, state_kept, watched
-from pipeline.export_fixes.modelopt import exported_quantizers
-from pipeline.export_fixes.notes import ExportNotes
-from pipeline.export_fixes.patch_contexts import by_the_example, exporting, exporting_by
-from pipeline.export_fixes.requests import Request, requested
+from pipeline.export_fixes.patch_contexts import by_the_example, exported_quantizers, exporting, exporting_by
+from pipeline.export_fixes.requests import ExportNotes, Request, requested
 from pipeline.export_fixes.restore_model_state import untouched
 from pipeline.export_fixes.runtime_asserts import collected, none_is_caught
 from pipeline.export_fixes.torchscript.module import interpreted
@@ -111,7 +109,7 @@ def _noted(
         state_kept(model) as kept,
         collected() as found,
         tracked(constants) as known,
-        padded.as_called(),
+        module_methods.as_called(),
         decisions.collected() as decided,
     ):
         exported, shapes = export(way)

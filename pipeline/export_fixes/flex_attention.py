@@ -31,35 +31,32 @@ Results: TypeAlias = tuple[torch.Tensor, ...]
 score."""
 
 
-def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
+def expanded(
+    own: Callable[..., Results],
+    operator: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score: Target,
+    block_mask: Sequence[Argument],
+    scale: float,
+    kernel_options: Mapping[str, object],
+    score_buffers: Sequence[Argument] = (),
+    mask_buffers: Sequence[Argument] = (),
+) -> Results:
     """Expand the operator while a graph is traced; for other callers compute the result's shapes only."""
-
-    def call(
-        operator: object,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        score: Target,
-        block_mask: Sequence[Argument],
-        scale: float,
-        kernel_options: Mapping[str, object],
-        score_buffers: Sequence[Argument] = (),
-        mask_buffers: Sequence[Argument] = (),
-    ) -> Results:
-        rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
-        if get_proxy_mode() is None:
-            return own(operator, query, key, value, *rest)
-        is_plain, result, others = _is_identity(score), query, [query.new_empty(0), query.new_empty(0)]
-        if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
-            result, *others = math_attention(query, key, value, *rest)
-        if is_plain:
-            mask = _mask(query, key, block_mask[-1], mask_buffers)
-            grouped = bool(query.shape[1] != key.shape[1])
-            with sdpa_kernel(_KERNELS):
-                result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
-        return result, *others
-
-    return call
+    rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
+    if get_proxy_mode() is None:
+        return own(operator, query, key, value, *rest)
+    is_plain, result, others = _is_identity(score), query, [query.new_empty(0), query.new_empty(0)]
+    if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
+        result, *others = math_attention(query, key, value, *rest)
+    if is_plain:
+        mask = _mask(query, key, block_mask[-1], mask_buffers)
+        grouped = bool(query.shape[1] != key.shape[1])
+        with sdpa_kernel(_KERNELS):
+            result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
+    return result, *others
 
 
 def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:

@@ -21,10 +21,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.op_predicates import LIFTS
 from pipeline.aten.traits import SAME, Does, targets
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.program import READS_DATA
-
-aten = torch.ops.aten
 
 LARGEST: Final = 2**22
 ROUNDINGS: Final = 3

@@ -27,12 +27,10 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pipeline.aten.op_predicates import LIFTS, READS
-from pipeline.aten.types import Argument, Function, Target
+from pipeline.aten.types import Argument, Function, Target, aten
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.known_numbers import RATIOS, RULES, WRITES, Number, Ratio, largest
 from pipeline.inputs import Constant
-
-aten = torch.ops.aten
 
 FROM: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""
@@ -128,30 +126,26 @@ def number_of(tensor: torch.Tensor) -> Number | None:
     return getattr(tensor, "item_memo", None)
 
 
-def tracking(dispatch: Function) -> Function:
+def tracking(
+    dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
+) -> object:
     """Wrap `FakeTensorMode.dispatch`: track results of known values, and record what Python reads."""
-
-    def dispatch_and_track(
-        mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
-    ) -> object:
-        state = known.get()
-        kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):
-            return dispatch(mode, func, types, args, kwargs)
-        if state is None:
-            return _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
-        if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
-            args = _with_fakes(mode, state, args)
-        names, places = _names(args), _written_memories(func, args)
-        found = _compute(mode, state, func, args, kwargs)
-        if found is NotImplemented:
-            with nullcontext() if _runs_on_cpu(func) else _without_values(mode, func, args):
-                found = _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
-        if names:
-            _record_sources(state, func, names, places, args, found)
-        return found
-
-    return dispatch_and_track
+    state = known.get()
+    kwargs = kwargs or {}
+    if not isinstance(func, OpOverload):
+        return dispatch(mode, func, types, args, kwargs)
+    if state is None:
+        return _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+    if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
+        args = _with_fakes(mode, state, args)
+    names, places = _names(args), _written_memories(func, args)
+    found = _compute(mode, state, func, args, kwargs)
+    if found is NotImplemented:
+        with nullcontext() if _runs_on_cpu(func) else _without_values(mode, func, args):
+            found = _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+    if names:
+        _record_sources(state, func, names, places, args, found)
+    return found
 
 
 def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:

@@ -24,14 +24,14 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, s
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
-from pipeline.aten.annotation_ops import AGAIN
+from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.assigned_data import assignments
 from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs
 from pipeline.export_fixes.code_of_attributes import assigned_at, names_read
-from pipeline.export_fixes.constraint_violations import collected_violations
+from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.interrupts import set_to, undoing
+from pipeline.export_fixes.model_calls import assignments
 from pipeline.export_fixes.restore_model_state import Space, others, within
 
 log = logging.getLogger(__name__)

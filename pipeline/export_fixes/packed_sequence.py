@@ -25,6 +25,7 @@ from torch.nn.utils import rnn
 from pipeline.aten.packed_rnn_ops import BATCH_SIZES, LAYERS, PACKED_ROWS, PADDED_ROWS
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError, line_of
+from pipeline.export_fixes.patching import ModelCall
 
 DATA: Final = "_pipeline_packed_data"
 SIZES: Final = "_pipeline_batch_sizes"
@@ -54,18 +55,14 @@ class Packed:
     versions: tuple[int, int]
 
 
-def packing(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model."""
-
-    def override_packed(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
-        name = getattr(func, "__name__", "")
-        if name in OURS and not kwargs:
-            result = OURS[name](*args)
-        else:
-            result = _row_by_row(func, args, kwargs) if name in OF_EACH_ROW else None
-        return override(self, func, args, kwargs) if result is None else (lambda *_, **__: result, args, kwargs)
-
-    return override_packed
+def packing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Compute a call on a packed sequence."""
+    name = getattr(func, "__name__", "")
+    if name in OURS and not kwargs:
+        result = OURS[name](*args)
+    else:
+        result = _row_by_row(func, args, kwargs) if name in OF_EACH_ROW else None
+    return (func if result is None else lambda *_, **__: result), args, kwargs
 
 
 def of_data(value: object) -> Packed | None:

@@ -1,24 +1,64 @@
-"""Contexts that replace functions of torch while it traces a model, by the rows of `TABLE`."""
+"""Contexts that replace functions of torch, by the rows of `TABLE`, and of ModelOpt while a model is traced."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
 from pipeline.aten.tracing_thread import one_export
-from pipeline.export_fixes import cuda_query_stubs, module_to_in_forward
+from pipeline.aten.types import Argument, Function
+from pipeline.export_fixes import model_questions, module_methods
 from pipeline.export_fixes.functorch import transforms_left
 from pipeline.export_fixes.known_values import is_tracked
-from pipeline.export_fixes.patching import Places
+from pipeline.export_fixes.patching import Places, Replacement
 from pipeline.export_fixes.restore_model_state import distribution_checks_restored
 from pipeline.export_fixes.torch_patches import TABLE
 
 __all__ = ["by_the_example", "exporting", "exporting_by", "one_export", "tracing", "tracing_for"]
 
 _places = Places(TABLE)
+
+MODULE: Final = "modelopt.torch.quantization.tensor_quant"
+UTILITIES: Final = "modelopt.torch.quantization.utils.core_utils"
+
+_modelopts: dict[Argument, Places] = {}
+
+
+@contextmanager
+def exported_quantizers() -> Iterator[None]:
+    """Return a context in which the quantizers of NVIDIA ModelOpt, if it is loaded, are exported as operators, on every
+    device. On a CPU it computes INT8 by arithmetic that inspects its scales' values, which cannot be traced."""
+    module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
+    if module is None or utilities is None:
+        yield
+        return
+    row = Replacement(
+        module.FakeTensorQuantFunction, "forward", _as_operator, "looks at the values of scales on a CPU", "modelopt"
+    )
+    places = _modelopts.setdefault(module, Places((row,)))
+    with utilities.export_torch_mode(), places.taken("modelopt"):
+        yield
+
+
+def _as_operator(
+    own: Function,
+    ctx: Argument,
+    inputs: torch.Tensor,
+    amax: torch.Tensor,
+    bias: Argument = None,
+    num_bits: int = 8,
+    unsigned: bool = False,
+    narrow_range: bool = True,
+    *rest: Argument,
+) -> Argument:
+    """Return a quantizer's step as its operator."""
+    shifted = inputs if bias is None else inputs - bias
+    made = torch.ops.tensorrt.quantize_op(shifted, amax, num_bits, 0, unsigned, narrow_range)
+    return made if bias is None else made + bias
 
 
 @contextmanager
@@ -61,7 +101,7 @@ def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
 @contextmanager
 def moving() -> Iterator[None]:
     """Return a context in which modules move what they hold beside parameters, buffers and other modules."""
-    with _places.taken("export"), module_to_in_forward.unmoved_weights():
+    with _places.taken("export"), module_methods.unmoved_weights():
         yield
 
 
@@ -73,5 +113,5 @@ def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[Non
     if device != "cuda" or torch.cuda.is_available():
         yield
         return
-    with cuda_query_stubs.assuming(next(iter(capabilities), cuda_query_stubs.ASSUMED)), _places.taken("gpu"):
+    with model_questions.assuming(next(iter(capabilities), model_questions.ASSUMED)), _places.taken("gpu"):
         yield

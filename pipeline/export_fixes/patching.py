@@ -24,6 +24,8 @@ from pipeline.aten.types import Argument, Operator
 from pipeline.export_fixes.interrupts import set_to, undoing
 
 Kernel: TypeAlias = Callable[..., Any]
+ModelCall: TypeAlias = tuple[Any, Any, Any]
+"""A call of torch that a model makes while it is traced: the function, its arguments, and those by keyword."""
 When: TypeAlias = str
 """When a replacement is made: a name, as in `Replacement.during`."""
 
@@ -48,7 +50,7 @@ class Replacement:
     Attributes:
         owner: the object in which torch looks it up: a module, a class, a table, or an operator with kernels in Python.
         name: the name that torch looks up: an attribute, a key, or a dispatch key.
-        make: makes ours from torch's own.
+        ours: our function, which gets torch's own before its arguments.
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
             ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
@@ -64,7 +66,7 @@ class Replacement:
 
     owner: Any
     name: Any
-    make: Callable[[Kernel], Kernel]
+    ours: Kernel
     why: str
     during: When = "trace"
     before: tuple[int, int] | None = None
@@ -116,15 +118,16 @@ class Replacement:
     def beside(self, own: Kernel | None) -> Kernel:
         """Return a function that calls ours in threads that trace, torch's own in others."""
         theirs: Kernel = self._inherited() if own is None else own
-        ours, during = self.make(theirs), self.during
-        if self.everywhere:
-            return ours
+        ours, during = self.ours, self.during
+
+        def always(*args: object, **kwargs: object) -> object:
+            return ours(theirs, *args, **kwargs)
 
         @functools.wraps(theirs)
         def either(*args: object, **kwargs: object) -> object:
-            return (ours if traces(during) else theirs)(*args, **kwargs)
+            return ours(theirs, *args, **kwargs) if traces(during) else theirs(*args, **kwargs)
 
-        return either
+        return always if self.everywhere else either
 
     def _inherited(self) -> Kernel:
         """Return torch's own function for an empty entry."""

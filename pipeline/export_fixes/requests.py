@@ -1,16 +1,163 @@
-"""``Request``: the inputs and ranges that a model is captured for, checked once."""
+"""``Request``: the inputs and ranges that a model is captured for, checked once, with the sizes of each profile; and
+``ExportNotes``: what is learnt during an export, beside the ``ExportedProgram``."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+import torch
 from attrs import frozen
+from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.types import Argument, Spec
-from pipeline.export_fixes.input_checks import arguments
-from pipeline.export_fixes.profiles import Wish, stated
-from pipeline.inputs import Constant, is_input
+from pipeline.aten.types import Argument, Leaf, Spec
+from pipeline.export_fixes.input_checks import arguments, specs_of
+from pipeline.frozen import FrozenDict
+from pipeline.inputs import Constant, Input, is_input
+from pipeline.shapes.environment import Range
+
+Ends: TypeAlias = tuple[int, int]
+Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]
+"""For each profile the ranges of the symbols that it narrows."""
+
+
+@frozen
+class Wish:
+    """One profile's ranges for one input: the least, the best and the greatest size of dims."""
+
+    leaf: int
+    ranges: Mapping[int, Range]
+
+
+@frozen
+class Tuned:
+    """A dim of a profile with the size that engines are tuned for, ``opt``. For torch.export's ``Dim``, which has none,
+    it is the example's size, or the greatest where the example is outside of the profile."""
+
+    name: str
+    min: int
+    opt: int
+    max: int
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+
+def stated(
+    model: object,
+    args: Sequence[Leaf],
+    kwargs: Mapping[str, Leaf],
+    dynamic_shapes: Spec,
+    profiles: Sequence[Spec] | None,
+) -> tuple[Spec, list[list[Wish]]]:
+    """Return the ``dynamic_shapes`` over all profiles (without any, those given), and the ranges of each profile.
+
+    Raises:
+        TypeError: profiles are given twice, or beside ``dynamic_shapes``.
+        ValueError: inputs have different numbers of profiles, or there are none.
+    """
+    leaves, _ = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)
+    inputs = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Input) and leaf.profiles}
+    if profiles is None:
+        return dynamic_shapes, _of_inputs(inputs)
+    if dynamic_shapes is not None:
+        raise TypeError("profiles are several dynamic_shapes: give one of the two")
+    if inputs:
+        raise TypeError("profiles are given in the call and by an Input: give them in one place")
+    if not isinstance(profiles, Sequence) or not profiles:
+        raise ValueError("profiles are a sequence of one dynamic_shapes or more")
+    return _joined(model, args, kwargs, profiles)
+
+
+def _of_inputs(inputs: Mapping[int, Input]) -> list[list[Wish]]:
+    counts = {len(each.profiles) for each in inputs.values()}
+    if len(counts) > 1:
+        raise ValueError(f"inputs have {', '.join(map(str, sorted(counts)))} profiles: each has as many as the others")
+    return [
+        [
+            Wish(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})
+            for i, each in inputs.items()
+        ]
+        for at in range(counts.pop() if counts else 0)
+    ]
+
+
+def _joined(
+    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], profiles: Sequence[Spec]
+) -> tuple[Spec, list[list[Wish]]]:
+    names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if isinstance(model, torch.nn.Module):
+        for spec in profiles:
+            specs_of(model, given, spec)
+    wishes: list[list[Wish]] = [[] for _ in profiles]
+    counter = iter(range(len(tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)[0])))
+
+    def walk(path: str, value: Leaf, specs: list[Spec]) -> Spec:
+        if isinstance(value, Mapping):
+            return {key: walk(f"{path}_{key}", part, [_part(s, key) for s in specs]) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            parts = [walk(f"{path}_{i}", part, [_part(s, i) for s in specs]) for i, part in enumerate(value)]
+            return parts if isinstance(value, list) else tuple(parts)
+        leaf = next(counter, -1)
+        if not isinstance(value, torch.Tensor | Input):
+            return next((spec for spec in specs if spec is not None), None)
+        return _union(path, leaf, value, specs, wishes)
+
+    shapes = {
+        name: walk(name, value, [_part(spec, name, place) for spec in profiles])
+        for place, (name, value) in enumerate(given.items())
+    }
+    return shapes, wishes
+
+
+def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
+    """Return the entry of a spec for a part of a value, by its key or index."""
+    if isinstance(spec, Mapping):
+        return spec.get(key)
+    at = key if place is None else place
+    return spec[at] if isinstance(spec, list | tuple) and isinstance(at, int) and at < len(spec) else None
+
+
+def _union(
+    path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[Wish]]
+) -> dict[int, Any]:
+    """Return the range of each dim over all profiles; each profile's own range is noted."""
+    sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
+    found: dict[int, Any] = {}
+    for dim, size in enumerate(sizes):
+        entries = [_entry(spec, dim, len(sizes)) for spec in specs]
+        if all(entry is None for entry in entries):
+            continue
+        ends = [_ends(entry, size) for entry in entries]
+        for at, (low, high) in enumerate(ends):
+            best = getattr(entries[at], "opt", size if low <= size <= high else high)
+            wishes[at].append(Wish(leaf, {dim: Range(low, best, high)}))
+        least, most = min(low for low, _ in ends), max(high for _, high in ends)
+        name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")
+        if least < most:
+            found[dim] = Dim(name, min=least, max=most)
+    return found
+
+
+def _entry(spec: Spec, dim: int, rank: int) -> Any:
+    if isinstance(spec, Mapping):
+        return spec.get(dim, spec.get(dim - rank))
+    return spec[dim] if isinstance(spec, list | tuple) else None
+
+
+def _ends(entry: Any, size: int) -> Ends:
+    """Return the smallest and largest size that an entry of a profile allows."""
+    if isinstance(entry, int):
+        return entry, entry
+    if hasattr(entry, "min") and hasattr(entry, "max"):
+        return int(entry.min), int(entry.max)
+    if entry is None:
+        return size, size
+    raise TypeError(f"a profile has {entry!r} for a dim: expected a number, torch.export.Dim with min and max, or None")
 
 
 @frozen(eq=False)
@@ -66,3 +213,29 @@ def requested(
     positional, named, constants = taken_out(*arguments(args, kwargs))
     shapes, wishes = stated(model, positional, named, dynamic_shapes, profiles)
     return Request(positional, named, constants, shapes, tuple(map(tuple, wishes)))
+
+
+@frozen(eq=False)
+class ExportNotes:
+    """Facts about the module and its trace that an export lacks. For a user's ``ExportedProgram`` only inputs and
+    profiles are known.
+
+    Attributes:
+        inputs: the example inputs, in order: tensors, `Input` s and other values. Empty: those of the export.
+        profiles: for each profile the ranges of inputs.
+        ranges: the requested least and greatest size (None: no bound) by the export's symbol.
+        constants: the inputs that have one value, by their places.
+        tensors: the module's tensors by name. An export of another device has fake ones in their place.
+        checks: where the module checks its data, as ``file:line``: taken to hold.
+        reads: the buffers whose numbers Python read: the graph is for these numbers.
+        decisions: the places where the example decided, for as many outputs, which come last.
+    """
+
+    inputs: tuple[object, ...] = ()
+    profiles: tuple[tuple[Wish, ...], ...] = ()
+    ranges: Mapping[str, tuple[int, int | None]] = FrozenDict()
+    constants: Mapping[int, Constant] = FrozenDict()
+    tensors: Mapping[str, torch.Tensor] = FrozenDict()
+    checks: tuple[str, ...] = ()
+    reads: frozenset[str] = frozenset()
+    decisions: tuple[str, ...] = ()

@@ -31,9 +31,8 @@ from pipeline.errors import CaptureError, folder_of
 from pipeline.export_fixes.error_attribution import BRANCHES, place_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS as LIBRARIES
 from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import ModelCall
 from pipeline.shapes import guard_provenance
-
-aten = torch.ops.aten
 
 EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
@@ -107,19 +106,15 @@ def taken_to_hold(place: str) -> None:
         checks.places[place] = None
 
 
-def holding(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: the truth of a tensor that only a check asks for."""
-
-    def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
-        if func in CHECKED:
-            return _as_model_code(self, func), args, kwargs
-        if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
-            truth = _assumed_truth(sys._getframe(1), is_check=func is torch._assert)
-            if truth is not None:
-                return lambda *_, **__: truth, args, kwargs
-        return override(self, func, args, kwargs)
-
-    return override_truths
+def holding(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Answer for the truth of a tensor that only a check asks for."""
+    if func in CHECKED:
+        return _as_model_code(mode, func), args, kwargs
+    if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
+        truth = _assumed_truth(sys._getframe(1), is_check=func is torch._assert)
+        if truth is not None:
+            return lambda *_, **__: truth, args, kwargs
+    return func, args, kwargs
 
 
 def _as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
@@ -135,15 +130,11 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
     return called
 
 
-def unasked(own: Callable[..., None]) -> Callable[..., None]:
+def unasked(own: Callable[..., None], distribution: Argument, value: Argument) -> None:
     """Wrap the check of a distribution's sample, which asks whether sizes are 1, where these vary."""
-
-    def validate(distribution: Argument, value: Argument) -> None:
-        sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
-        if all(isinstance(size, int) for size in sizes):
-            own(distribution, value)
-
-    return validate
+    sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
+    if all(isinstance(size, int) for size in sizes):
+        own(distribution, value)
 
 
 def is_unknown(tensor: object) -> bool:

@@ -10,9 +10,10 @@ which versions need which kernel. Sizes that do not vary, and indices of unknown
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -20,60 +21,51 @@ from pipeline.aten.types import Argument, Target
 from pipeline.export_fixes.patching import Kernel, traces
 
 
-def oblivious(own: Kernel) -> Kernel:
+def oblivious(own: Kernel, config: object, name: str) -> object:
     """Return the settings of symbolic shapes, with ``backed_size_oblivious``."""
-    return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
+    return True if name == "backed_size_oblivious" else own(config, name)
 
 
-def comparing(own: Kernel) -> Kernel:
+def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
     """Decide a question about several sizes as the example does, where torch takes it for undecided: ``b // c == 1``
     for the batches of two inputs, which turn out to be one. The answer is a condition on the sizes of calls."""
-
-    def guard_or(asked: Argument, default: bool) -> bool:
-        answer: bool = own(asked, default)
-        if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
-            return answer
-        decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
-        return bool(asked.node.guard_bool("", 0)) if decides else answer
-
-    return guard_or
+    answer: bool = own(asked, default)
+    if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
+        return answer
+    decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
+    return bool(asked.node.guard_bool("", 0)) if decides else answer
 
 
-def from_none(own: Kernel) -> Kernel:
+def from_none(own: Kernel, context: object, *, min: int = 0, max: int | None = None) -> object:
     """Create a data-dependent size for a fake implementation: 0 or more, unless it states another bound."""
-
-    def create(context: object, *, min: int = 0, max: int | None = None) -> object:
-        return own(context, min=min, max=max)
-
-    return create
+    return own(context, min=min, max=max)
 
 
-def sliced(own: Kernel) -> Kernel:
-    """Slice a tensor; the size is expressed in terms of the bounds."""
+def sliced(
+    own: Kernel,
+    mode: object,
+    func: Target,
+    self: Argument,
+    dim: int = 0,
+    start: Argument = None,
+    end: Argument = None,
+    step: int = 1,
+) -> Argument:
+    """Slice a tensor; the size is expressed in terms of the bounds.
 
-    def slice(
-        mode: object,
-        func: Target,
-        self: Argument,
-        dim: int = 0,
-        start: Argument = None,
-        end: Argument = None,
-        step: int = 1,
-    ) -> Argument:
-        """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
-        varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
-        if not varies or not isinstance(step, int) or step <= 0:
-            return own(mode, func, self, dim, start, end, step)
-        size = self.shape[dim]
-        first = 0 if start is None else _clamped_position(start, size)
-        last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _clamped_position(end, size)
-        if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
-            return own(mode, func, self, dim, start, end, step)
-        sizes, strides = list(self.shape), list(self.stride())
-        sizes[dim], strides[dim] = _slice_length(first, last, step), strides[dim] * step
-        return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
-
-    return slice
+    slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+    """
+    varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
+    if not varies or not isinstance(step, int) or step <= 0:
+        return own(mode, func, self, dim, start, end, step)
+    size = self.shape[dim]
+    first = 0 if start is None else _clamped_position(start, size)
+    last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _clamped_position(end, size)
+    if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
+        return own(mode, func, self, dim, start, end, step)
+    sizes, strides = list(self.shape), list(self.stride())
+    sizes[dim], strides[dim] = _slice_length(first, last, step), strides[dim] * step
+    return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
 
 
 def _clamped_position(index: Argument, size: Argument) -> Argument:
@@ -96,18 +88,16 @@ def _slice_length(first: Argument, last: object, step: int) -> object:
     return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
 
 
-def raised(own: Kernel) -> Kernel:
-    """Compute a power with a varying base or exponent through a tensor."""
+def raised(own: Kernel, self: object, exponent: object) -> Argument:
+    """Compute a power with a varying base or exponent through a tensor.
 
-    def pow(self: object, exponent: object) -> Argument:
-        """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
-        if isinstance(self, torch.Tensor) and isinstance(exponent, torch.SymInt | torch.SymFloat):
-            return self ** _tensor(exponent)
-        if isinstance(exponent, torch.Tensor) and isinstance(self, torch.SymInt | torch.SymFloat):
-            return _tensor(self) ** exponent
-        return own(self, exponent)
-
-    return pow
+    pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)
+    """
+    if isinstance(self, torch.Tensor) and isinstance(exponent, torch.SymInt | torch.SymFloat):
+        return self ** _tensor(exponent)
+    if isinstance(exponent, torch.Tensor) and isinstance(self, torch.SymInt | torch.SymFloat):
+        return _tensor(self) ** exponent
+    return own(self, exponent)
 
 
 def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
@@ -116,61 +106,63 @@ def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
 
-def scaled(own: Kernel) -> Kernel:
-    """Compute the scale of a resized dim, also of one that may be of size 1."""
+def scaled(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
+    """Compute the scale of a resized dim, also of one that may be of size 1.
 
-    def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-        """Return the step between two elements of a resized dim; one element alone is the first, whatever the step."""
-        if align_corners and isinstance(out_size, torch.SymInt):
-            return (in_size - 1) / torch.sym_max(out_size - 1, 1)
-        return own(in_size, out_size, align_corners, scale)
-
-    return compute_scale
+    Return the step between two elements of a resized dim; one element alone is the first, whatever the step.
+    """
+    if align_corners and isinstance(out_size, torch.SymInt):
+        return (in_size - 1) / torch.sym_max(out_size - 1, 1)
+    return own(in_size, out_size, align_corners, scale)
 
 
-def weighed(own: Kernel) -> Kernel:
-    """Sum weights in their own dtype."""
+def weighed(
+    own: Kernel, mode: object, func: object, self: object, weights: Any = None, minlength: object = 0
+) -> object:
+    """Sum weights in their own dtype.
 
-    def bincount(mode: object, func: object, self: object, weights: Any = None, minlength: object = 0) -> object:
-        """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
-        counts = own(mode, func, self, weights, minlength)
-        if weights is None:
-            return counts
-        return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
-
-    return bincount
-
-
-def selected(own: Kernel) -> Kernel:
-    """Choose by a mask among as many elements as there are after broadcasting."""
-
-    def masked_select(mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
-        """masked_select(Tensor self, Tensor mask) -> Tensor"""
-        return own(mode, func, *torch.broadcast_tensors(self, mask))
-
-    return masked_select
+    bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor
+    """
+    counts = own(mode, func, self, weights, minlength)
+    if weights is None:
+        return counts
+    return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
 
-def rooted(own: Kernel) -> Kernel:
+def selected(own: Kernel, mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
+    """Choose by a mask among as many elements as there are after broadcasting.
+
+    masked_select(Tensor self, Tensor mask) -> Tensor
+    """
+    return own(mode, func, *torch.broadcast_tensors(self, mask))
+
+
+def rooted(own: Kernel, x: object, /) -> object:
     """Return the root of a varying number as an expression; Dynamo, which traces this too, sees an ``int``."""
-
-    def sqrt(x: object, /) -> object:
-        varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")
-        return torch.sym_sqrt(x) if varies else own(x)
-
-    return sqrt
+    varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")
+    return torch.sym_sqrt(x) if varies else own(x)
 
 
-def classified(own: Kernel) -> Kernel:
-    """Make the number of classes data-dependent if it is not given."""
+def classified(own: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
+    """Make the number of classes data-dependent if it is not given.
 
-    def one_hot(self: torch.Tensor, num_classes: Any = -1) -> object:
-        """one_hot(Tensor self, SymInt num_classes=-1) -> Tensor"""
-        if isinstance(num_classes, torch.SymInt) or num_classes != -1 or not isinstance(self, FakeTensor):
-            return own(self, num_classes)
-        env: Any = self.fake_mode.shape_env
-        classes = env.create_unbacked_symint()
-        torch._check(classes >= 1)
-        return self.new_empty((*self.shape, classes), dtype=torch.int64)
+    one_hot(Tensor self, SymInt num_classes=-1) -> Tensor
+    """
+    if isinstance(num_classes, torch.SymInt) or num_classes != -1 or not isinstance(self, FakeTensor):
+        return own(self, num_classes)
+    env: Any = self.fake_mode.shape_env
+    classes = env.create_unbacked_symint()
+    torch._check(classes >= 1)
+    return self.new_empty((*self.shape, classes), dtype=torch.int64)
 
-    return one_hot
+
+KEY: Final = DispatchKey.CompositeImplicitAutograd
+
+
+def whole(shapes: Kernel) -> Kernel:
+    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs.
+
+    torch.export infers the shapes of ``aten.lstm`` and the like by unrolling the steps, which fixes the length and
+    takes time that grows with it.
+    """
+    return lambda own, *args, **kwargs: shapes(*args, **kwargs)

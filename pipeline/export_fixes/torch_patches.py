@@ -6,6 +6,7 @@ import builtins
 import logging
 import math
 from collections import OrderedDict
+from functools import partial
 from typing import Final
 
 import torch
@@ -22,43 +23,25 @@ from torch.fx.experimental import proxy_tensor, symbolic_shapes
 from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.preserved_composites import CELLS, RECURRENT
+from pipeline.aten.types import aten
 from pipeline.converters.overlap_add import unfold_backward
 from pipeline.export_fixes import (
     branches,
-    constraint_violations,
-    cuda_query_stubs,
     example_guards,
+    export_steps,
     flex_attention,
-    hide_is_exporting,
+    input_checks,
     known_values,
-    legacy_tensor_api,
-    module_to_in_forward,
-    other_threads,
-    packed_sequence,
-    padded,
-    pooling,
-    preserve_rnn,
+    model_calls,
+    model_questions,
+    module_methods,
     runtime_asserts,
-    scalar_indices,
-    seeds,
-    silence_torch_logs,
-    spectra,
     symbolic_kernels,
     value_hooks,
-    variadic,
 )
-from pipeline.export_fixes.buffer_copy import without_plain_copies
-from pipeline.export_fixes.patching import Kernel, Replacement
+from pipeline.export_fixes.export_steps import without_plain_copies
+from pipeline.export_fixes.patching import Replacement
 from pipeline.shapes import guard_provenance
-
-aten = torch.ops.aten
-
-
-def _overridden(own: Kernel) -> Kernel:
-    """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
-    own = scalar_indices.writing(scalar_indices.reading(value_hooks.indexing(pooling.of_any_size(own))))
-    return legacy_tensor_api.legacy(spectra.of_any_length(packed_sequence.packing(runtime_asserts.holding(own))))
-
 
 SEEDS: Final = (
     *((owner, ("manual_seed", "seed", "set_rng_state")) for owner in (torch, torch.random)),
@@ -101,7 +84,7 @@ TABLE: Final = (
     Replacement(
         decomposition_table,
         aten.unfold_backward.default,
-        lambda _: unfold_backward,
+        lambda _, *args: unfold_backward(*args),
         "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
         since=(2, 13),
     ),
@@ -113,7 +96,7 @@ TABLE: Final = (
         during="export",
     ),
     Replacement(
-        logging.Logger, "handle", silence_torch_logs.logs, "logs what it raises as well, and what it finds a way around"
+        logging.Logger, "handle", export_steps.logs, "logs what it raises as well, and what it finds a way around"
     ),
     Replacement(
         decompositions,
@@ -124,7 +107,7 @@ TABLE: Final = (
     Replacement(math, "sqrt", symbolic_kernels.rooted, "takes a size that varies for a constant", everywhere=True),
     Replacement(
         aten.one_hot.default,
-        preserve_rnn.KEY,
+        symbolic_kernels.KEY,
         symbolic_kernels.classified,
         "has no shape where the number of classes is not given: it makes an int of the greatest",
         during="export",
@@ -178,15 +161,15 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        _overridden,
+        model_calls.handling,
         "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
         "of bytes, has no shapes of packed sequences, and makes constants of x.data and of lengths that are pooled",
     ),
     *(
         Replacement(
             target,
-            preserve_rnn.KEY,
-            preserve_rnn.whole(shapes),
+            symbolic_kernels.KEY,
+            symbolic_kernels.whole(shapes),
             "writes the steps of a recurrent layer out, for one length",
             during="export",
         )
@@ -201,16 +184,16 @@ TABLE: Final = (
     ),
     Replacement(
         aten.lstm_cell.default,
-        preserve_rnn.KEY,
-        preserve_rnn.whole(CELLS[aten.lstm_cell.default]),
+        symbolic_kernels.KEY,
+        symbolic_kernels.whole(CELLS[aten.lstm_cell.default]),
         "has no shapes for a GPU's kernel of a cell without biases",
         during="export",
         before=(2, 15),
     ),
     Replacement(
         aten.gru_cell.default,
-        preserve_rnn.KEY,
-        preserve_rnn.whole(CELLS[aten.gru_cell.default]),
+        symbolic_kernels.KEY,
+        symbolic_kernels.whole(CELLS[aten.gru_cell.default]),
         "has no shapes for a GPU's kernel of a cell, and runs it to have them",
         during="gpu",
         before=(2, 15),
@@ -219,7 +202,7 @@ TABLE: Final = (
         Replacement(
             exported_program,
             name,
-            lambda _: without_plain_copies,
+            without_plain_copies,
             "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
             during="export",
         )
@@ -228,7 +211,7 @@ TABLE: Final = (
     Replacement(
         proxy_tensor,
         "proxy_call",
-        lambda own: branches.noting(value_hooks.reading(own)),
+        lambda own, *args: branches.noting(partial(value_hooks.reading, own), *args),
         "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
         during="export",
     ),
@@ -241,7 +224,7 @@ TABLE: Final = (
             during="export",
             everywhere=True,
         )
-        for name, make in (("call_module", other_threads.calling), ("getattr", other_threads.reading))
+        for name, make in (("call_module", export_steps.calling), ("getattr", export_steps.reading))
     ),
     Replacement(
         _trace,
@@ -260,42 +243,42 @@ TABLE: Final = (
     Replacement(
         _trace,
         "produce_guards_and_solve_constraints",
-        constraint_violations.finishing,
+        export_steps.finishing,
         "gives no program where a range is wider than the model takes, after all of it is traced",
         during="export",
     ),
     Replacement(
         _trace,
         "register_buffer_assignment_hook",
-        lambda _: lambda module, assigned: RemovableHandle(OrderedDict()),
+        lambda _, module, assigned: RemovableHandle(OrderedDict()),
         "writes the buffers of the model itself where it assigns them, and not those of its parts",
         during="export",
     ),
     Replacement(
         _trace,
         "get_class_if_classified_error",
-        silence_torch_logs.prints,
+        export_steps.prints,
         "prints the graph before an error, and a line about it",
         during="export",
     ),
     Replacement(
         _trace,
         "make_constraints",
-        variadic.once,
+        input_checks.once,
         "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
         during="export",
     ),
     Replacement(
         torch.nn.TransformerEncoder,
         "forward",
-        padded.zeroing,
+        module_methods.zeroing,
         "computes padded places while it traces, where eager gives zeros",
         during="export",
     ),
     Replacement(
         torch.nn.Module,
         "_apply",
-        module_to_in_forward.applied,
+        module_methods.applied,
         "swaps weights with what a model makes of them while it is traced, which fails",
         during="export",
     ),
@@ -340,7 +323,7 @@ TABLE: Final = (
         Replacement(
             torch.compiler,
             name,
-            hide_is_exporting.hidden_from_models,
+            model_questions.hidden_from_models,
             "tells a model that it is exported, which then may go a way that fails",
             during="called",
         )
@@ -350,7 +333,7 @@ TABLE: Final = (
         Replacement(
             owner,
             name,
-            seeds.refused,
+            model_questions.refused,
             "seeds as it traces, and gives a graph that draws other numbers in each call",
             during="export",
         )
@@ -360,29 +343,29 @@ TABLE: Final = (
     *(
         Replacement(torch.cuda, name, make, why, during="gpu")
         for name, make, why in (
-            ("get_device_capability", cuda_query_stubs.capability, "has no answer without a GPU, though models ask"),
-            ("is_bf16_supported", cuda_query_stubs.bfloat16, "answers for the machine at hand, not for the GPU"),
-            ("current_device", cuda_query_stubs.first, "has no answer without a GPU"),
+            ("get_device_capability", model_questions.capability, "has no answer without a GPU, though models ask"),
+            ("is_bf16_supported", model_questions.bfloat16, "answers for the machine at hand, not for the GPU"),
+            ("current_device", model_questions.first, "has no answer without a GPU"),
         )
     ),
     Replacement(
         torch.cuda.amp.common,
         "amp_definitely_not_available",
-        cuda_query_stubs.no,
+        model_questions.no,
         "switches autocast for cuda off without a GPU",
         during="gpu",
     ),
     Replacement(
         aten.scaled_dot_product_attention.default,
-        cuda_query_stubs.KEY,
-        cuda_query_stubs.attention,
+        model_questions.KEY,
+        model_questions.attention,
         "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
         during="gpu",
     ),
     Replacement(
         aten._to_copy.default,
-        cuda_query_stubs.SELECTION,
-        cuda_query_stubs.constant,
+        model_questions.SELECTION,
+        model_questions.constant,
         "copies the values that it keeps beside a constant to the GPU",
         during="gpu",
     ),

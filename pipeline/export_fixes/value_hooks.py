@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.known_values import FROM, has_few, known, number_of, with_value
-from pipeline.export_fixes.patching import Kernel
+from pipeline.export_fixes.patching import Kernel, ModelCall
 from pipeline.inputs import Constant
 
 
@@ -42,82 +42,63 @@ def with_numbers(fake: torch.Tensor, value: torch.Tensor) -> None:
         with_value(fake, elements.detach().to("cpu", copy=True))
 
 
-def buffers(own: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
+def buffers(
+    own: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
+) -> dict[str, torch.Tensor]:
     """Wrap torch.export's making of fake parameters and buffers: buffers of few elements have their values."""
-
-    def fakes(mode: FakeTensorMode, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        made, state = own(mode, module), known.get()
-        if state is None:
-            return made
-        for name, buffer in module.named_buffers(remove_duplicate=False):
-            fake, names = made[name], state.own.get(id(buffer), frozenset())
-            if has_few(buffer) and isinstance(fake, FakeTensor) and names:
-                state.storages[StorageWeakRef(fake.untyped_storage())] = names
-                fake.constant = None
-                if not names & state.written:
-                    with_numbers(fake, buffer)
-                    vars(fake)[FROM] = names
-                    if fake.constant is not None:  # where views of its values lie
-                        state.storages[StorageWeakRef(fake.constant.untyped_storage())] = names
+    made, state = own(mode, module), known.get()
+    if state is None:
         return made
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        fake, names = made[name], state.own.get(id(buffer), frozenset())
+        if has_few(buffer) and isinstance(fake, FakeTensor) and names:
+            state.storages[StorageWeakRef(fake.untyped_storage())] = names
+            fake.constant = None
+            if not names & state.written:
+                with_numbers(fake, buffer)
+                vars(fake)[FROM] = names
+                if fake.constant is not None:  # where views of its values lie
+                    state.storages[StorageWeakRef(fake.constant.untyped_storage())] = names
+    return made
 
-    return fakes
 
-
-def inputs(own: Kernel) -> Kernel:
+def inputs(own: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument) -> Argument:
     """Wrap torch.export's making of fake inputs: those of constants have their values."""
-
-    def fakes(module: object, args: object, kwargs: object, *rest: Argument, **options: Argument) -> Argument:
-        made, state = own(module, args, kwargs, *rest, **options), known.get()
-        values = state.inputs if state is not None else {}
-        for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
-            if place in values:
-                if not all(isinstance(size, int) for size in fake.shape):
-                    why = f"dynamic_shapes lets sizes vary of the input that is {Constant(values[place])!r}"
-                    raise CaptureError(why, "a Constant has one value: pass None for it")
-                with_value(fake, values[place].cpu().clone())
-        return made
-
-    return fakes
+    made, state = own(module, args, kwargs, *rest, **options), known.get()
+    values = state.inputs if state is not None else {}
+    for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
+        if place in values:
+            if not all(isinstance(size, int) for size in fake.shape):
+                why = f"dynamic_shapes lets sizes vary of the input that is {Constant(values[place])!r}"
+                raise CaptureError(why, "a Constant has one value: pass None for it")
+            with_value(fake, values[place].cpu().clone())
+    return made
 
 
-def reading(own: Kernel) -> Kernel:
+def reading(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
     """Wrap torch's tracing of a call: a number read is the fake's, not the one beside a literal's proxy."""
-
-    def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
-        if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
-            slot = get_proxy_slot(args[0], mode.tracer, None)
-            if slot is not None and slot.constant is not None:
-                set_proxy_slot(args[0], mode.tracer, _ProxyTensor(slot.proxy, args[0].constant))
-        return own(mode, func, pre_dispatch, args, kwargs)
-
-    return proxy_call
+    if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
+        slot = get_proxy_slot(args[0], mode.tracer, None)
+        if slot is not None and slot.constant is not None:
+            set_proxy_slot(args[0], mode.tracer, _ProxyTensor(slot.proxy, args[0].constant))
+    return own(mode, func, pre_dispatch, args, kwargs)
 
 
-def left_out(specialize: Callable[..., object]) -> Callable[..., object]:
+def left_out(specialize: Callable[..., object], graph: Argument) -> object:
     """Wrap Dynamo's search for float inputs, which treats each number of a tensor as a symbol."""
-
-    def specialize_symbols(graph: Argument) -> object:
-        values = [node.meta.get("example_value") for node in graph.graph.nodes]
-        for value in values:
-            if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
-                value.item_memo = None
-        return specialize(graph)
-
-    return specialize_symbols
+    values = [node.meta.get("example_value") for node in graph.graph.nodes]
+    for value in values:
+        if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
+            value.item_memo = None
+    return specialize(graph)
 
 
-def indexing(override: Callable[..., object]) -> Callable[..., object]:
-    """Wrap torch.export's handling of a call in the model: index tensors are replaced by their known numbers. torch
-    would fix their value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are
-    tensors)."""
-
-    def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
-        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
-            args = (args[0], _indices(args[1]), *args[2:])
-        return override(self, func, args, kwargs)
-
-    return override_indices
+def indexing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Replace index tensors by their known numbers. torch would fix their value in the example (2.11 when it reads;
+    2.13 when it writes, or beside indices that are tensors)."""
+    if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
+        args = (args[0], _indices(args[1]), *args[2:])
+    return func, args, kwargs
 
 
 def _indices(index: Argument) -> object:

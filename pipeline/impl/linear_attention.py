@@ -54,7 +54,7 @@ def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
     """Return the output [B, H, L, V] and the last state [B, H, V, K] of
-    `aten.linear_recurrence_ops.linear_attention`."""
+    `aten.own_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])

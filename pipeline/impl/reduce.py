@@ -1,4 +1,5 @@
-"""Reductions along dims. Halves accumulate in float32, integers in int64."""
+"""Reductions along dims: halves accumulate in float32, integers in int64. Variance, norms, log-sum-exp, softmax and
+log-softmax are computed in float32 and rounded once; histograms count the elements above each edge."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
+from pipeline.impl.elementwise import arithmetic, compare, compare_or_equal, layer, logical_not, where, wide
 from pipeline.impl.empty import may_leave_none
-from pipeline.impl.shape import sampled
+from pipeline.impl.shape import concatenate, product, sampled
+from pipeline.impl.unary import absolute, widened
+from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -114,3 +117,111 @@ def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 def all_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     zero = logical_not(net, base.tensor(net, x))
     return logical_not(net, any_of(net, zero, dim, keepdim))
+
+
+@block
+def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
+    """Return the variance over dims, with the sum divided by their size minus the correction, and the mean."""
+    value, dims = widened(net, x), all_dims(dim, base.rank(x))
+    mean = reduce(net, "AVG", value, dims, keepdim=True)
+    centred = base.elementwise(net, "SUB", value, mean)
+    square = base.elementwise(net, "PROD", centred, centred)
+    total = reduce(net, "SUM", square, dims, keepdim)
+    result = layer(net, "DIV", total, _degrees(net, x, dims, correction), torch.float32)
+    return result, mean if keepdim or not dims else base.squeeze(net, mean, dims)
+
+
+def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Value:
+    """Return the number of reduced elements minus the correction, at least 0."""
+    sizes = [base.known_sizes(net, x)[d] for d in dims]
+    if all(isinstance(s, int | SymbolicInt) for s in sizes):
+        count: Value = product([s for s in sizes if s is not None])
+    else:
+        count = base.scalar_of(net, base.size(net, x, dims[0]))
+        for d in dims[1:]:
+            count = base.elementwise(net, "PROD", count, base.scalar_of(net, base.size(net, x, d)))
+    if isinstance(count, int):
+        return float(max(0, count - correction))
+    less = layer(net, "SUB", base.tensor(net, count, torch.float32), float(correction), torch.float32)
+    return layer(net, "MAX", less, 0.0, torch.float32)
+
+
+@block
+def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
+    """Return the norm of an order over dims: for infinite order the largest or smallest magnitude, for order 0 the
+    number of nonzero elements."""
+    value, dims = absolute(net, widened(net, x)), all_dims(dim, base.rank(x))
+    if math.isinf(order):
+        return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
+    if order == 0:
+        zero = layer(net, "EQUAL", value, 0.0, torch.float32)
+        value = base.cast(net, base.unary(net, "NOT", zero), torch.float32)
+    elif order == 2:
+        value = base.elementwise(net, "PROD", value, value)
+    elif order != 1:
+        value = layer(net, "POW", value, order, torch.float32)
+    total = reduce(net, "SUM", value, dims, keepdim)
+    if order in (0, 1):
+        return total
+    return base.unary(net, "SQRT", total) if order == 2 else layer(net, "POW", total, 1 / order, torch.float32)
+
+
+@block
+def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+    """``log(sum(exp(x)))`` without overflow: the largest element is factored out."""
+    value, dims = widened(net, x), all_dims(dim, base.rank(x))
+    largest = reduce(net, "MAX", value, dims, keepdim=True)
+    largest = where(net, base.unary(net, "ISINF", largest), 0.0, largest)
+    powers = base.unary(net, "EXP", base.elementwise(net, "SUB", value, largest))
+    logarithm = base.unary(net, "LOG", reduce(net, "SUM", powers, dims, keepdim=True))
+    result = base.elementwise(net, "SUM", logarithm, largest)
+    return result if keepdim or not dims else base.squeeze(net, result, dims)
+
+
+@block
+def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor:
+    """Count the elements in each of the equal bins from ``low`` to ``high``; the last includes ``high``."""
+    dtype = base.dtype_of(x)
+    edges = _edges(bins, low, high, dtype)
+    column = base.reshape(net, base.tensor(net, x), [-1, 1])
+    from_edge = compare_or_equal(net, "GREATER", column, edges[None, :-1].contiguous())
+    beyond = compare(net, "GREATER", column, edges[None, -1:].contiguous())
+    counts = [_count(net, flags) for flags in (from_edge, beyond)]
+    later = concatenate(net, [sampled(net, counts[0], [0], [1], [bins - 1]), counts[1]], 0, torch.int32)
+    return layer(net, "SUB", counts[0], later, torch.int32)
+
+
+def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return the least element of each bin, and the greatest of the last. Integers, which eager counts on a GPU only,
+    are in bin ``(x - low) * bins // (high - low)``."""
+    if dtype.is_floating_point:
+        return torch.linspace(low, high, bins + 1, dtype=dtype)
+    first, width = int(low), int(high) - int(low)
+    return torch.tensor([first - (-b * width // bins) for b in range(bins + 1)], dtype=dtype)
+
+
+def _count(net: Net, flags: ITensor) -> ITensor:
+    return reduce(net, "SUM", base.cast(net, flags, torch.int32), [0], keepdim=False)
+
+
+@block
+def softmax(net: Net, x: ITensor, dim: int) -> ITensor:
+    """``exp(x) / sum(exp(x))`` over a dim, NaN for a row of -inf as in eager. The result has ``x``'s dtype."""
+    rank = base.rank(x)
+    wide = base.raise_rank(net, base.cast(net, x, torch.float32), 2)  # TensorRT requires two dims
+    layer = net.add("softmax", wide)
+    layer.axes = 1 << (base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1))
+    result = base.squeeze(net, layer.get_output(0), range(2 - rank))
+    return base.cast(net, result, base.dtype_of(x))
+
+
+@block
+def log_softmax(net: Net, x: ITensor, dim: int) -> ITensor:
+    """``x - log(sum(exp(x)))`` over a dim, without overflow. The result has ``x``'s dtype."""
+    rank = base.rank(x)
+    wide = base.raise_rank(net, base.cast(net, x, torch.float32), 1)
+    dims = [base.axis(dim, base.rank(wide))]
+    shifted = base.elementwise(net, "SUB", wide, reduce(net, "MAX", wide, dims, True))
+    total = reduce(net, "SUM", base.unary(net, "EXP", shifted), dims, True)
+    result = base.elementwise(net, "SUB", shifted, base.unary(net, "LOG", total))
+    return base.cast(net, base.squeeze(net, result, range(1 - rank)), base.dtype_of(x))

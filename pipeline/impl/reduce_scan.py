@@ -11,9 +11,8 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.creation import arange
 from pipeline.impl.elementwise import arithmetic, where, wide
-from pipeline.impl.shape import bounds_of, expression, sampled
+from pipeline.impl.shape import arange, bounds_of, expression, sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt
 

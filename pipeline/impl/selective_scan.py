@@ -33,7 +33,7 @@ static trip count does not build."""
 def selective_scan(
     net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, D, L] and the last state [B, D, N] of `aten.linear_recurrence_ops.selective_scan`."""
+    """Return the output [B, D, L] and the last state [B, D, N] of `aten.own_ops.selective_scan`."""
     dtypes = [base.dtype_of(input), base.dtype_of(state)]
     given = [in_float32(net, each) for each in (input, step, b, c)]
     rates, state = in_float32(net, a), in_float32(net, state)

@@ -1,4 +1,4 @@
-"""Sizes as expressions, and layers that concatenate, repeat and slice."""
+"""Create tensors from sizes and numbers; sizes as expressions, and layers that concatenate, repeat and slice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,25 @@ from pipeline.impl.block_decorators import block, fact
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.shapes.environment import bounds, shape_of
-from pipeline.trt import trt
+from pipeline.trt import to_trt, trt
+
+
+@block
+def full(net: Net, shape: Sequence[Size], value: Value, dtype: torch.dtype) -> ITensor:
+    """Broadcast a constant of one element."""
+    return base.expand(net, base.tensor(net, value, dtype), shape)
+
+
+@block
+def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype) -> ITensor:
+    """``start + i * step`` for each i below the length, computed in a dtype that LINSPACE has and cast."""
+    other = torch.float32 if dtype.is_floating_point else torch.int32
+    compute = dtype if dtype in (torch.int32, torch.int64) else other
+    layer = net.add("fill", (1,), trt.FillOperation.LINSPACE, to_trt(compute))
+    layer.set_input(0, base.size_tensor(net, length))
+    layer.set_input(1, base.tensor(net, start, compute))
+    layer.set_input(2, base.tensor(net, step, compute, rank=1))
+    return base.cast(net, layer.get_output(0), dtype)
 
 
 def sizes_of(value: torch.Tensor) -> list[Size]:

@@ -1,14 +1,15 @@
-"""Slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic."""
+"""Slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic; and padding, by
+slices that extend beyond their tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.empty import may_be_none
 from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
@@ -127,3 +128,40 @@ def diagonal(net: Net, x: ITensor, offset: int, dim1: int, dim2: int, count: Siz
     flat, _, sizes = flattened(net, x, dim1, dim2)
     start = 0 if count == 0 else diagonal_start(offset, sizes[-1])
     return sampled(net, flat, [len(sizes) - 2], [start], [count], stride=[total([sizes[-1], 1])])
+
+
+MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circular": "WRAP"}
+"""TensorRT's ``SampleMode`` of eager's modes."""
+
+
+@block
+def pad(
+    net: Net, x: ITensor, amounts: Sequence[Size], shape: Sequence[Size], mode: str = "constant", value: Value = 0
+) -> ITensor:
+    """Pad both ends of the last dims, or crop where an amount is negative.
+
+    amounts: (before, after) of the last dim, then of the one before it, …. shape: the result's.
+    """
+    rank = base.rank(x)
+    amount = {rank - 1 - i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
+    axes = sorted(a for a, both in amount.items() if both != (0, 0))
+    if not axes:
+        return x
+    if mode == "circular" and any(isinstance(n, int) and n < 0 for n in amounts):
+        x = _trimmed(net, x, amount)
+        amount = {a: (_positive(before), _positive(after)) for a, (before, after) in amount.items()}
+    fill = base.tensor(net, value, base.dtype_of(x)) if mode == "constant" and value not in (0, False) else None
+    start, sizes = [negative(amount[a][0]) for a in axes], [shape[a] for a in axes]
+    return sampled(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
+
+
+def _trimmed(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
+    """Crop by the negative amounts, before the rest wraps around."""
+    axes, known = sorted(amount), base.known_sizes(net, x)
+    less = {a: [total([n, negative(_positive(n))]) for n in amount[a]] for a in axes}
+    sizes = [total([known[a], *less[a]]) for a in axes]
+    return sampled(net, x, axes, [negative(less[a][0]) for a in axes], sizes)
+
+
+def _positive(amount: Size) -> Size:
+    return max(amount, 0) if isinstance(amount, int) else amount

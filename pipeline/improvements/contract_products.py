@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.converters.einsum import einsum
+from pipeline.converters.matmul import einsum
 from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 

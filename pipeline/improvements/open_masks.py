@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.aten.arguments import argument
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.converters.attention import is_open
 from pipeline.improvements.rewriting import Node, Rewriting, aten
 

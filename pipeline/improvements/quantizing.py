@@ -11,9 +11,9 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, operators
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Node
 
 Tensor = torch.Tensor
-Node = torch.fx.Node
 
 LENGTHS: Final = (128, 64, 32)
 """The lengths of INT4's blocks along a row; the first that divides the row is used."""

@@ -7,8 +7,7 @@ from attrs import field, frozen
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import is_pointwise
-from pipeline.aten.speculatable import why_apart
+from pipeline.aten.op_predicates import is_pointwise, why_apart
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of

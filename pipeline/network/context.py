@@ -12,7 +12,7 @@ import sympy
 import torch
 from attrs import define, field, frozen
 
-from pipeline.aten.tensor_bytes import raw_bytes
+from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import PipelineError
 from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight

@@ -1,14 +1,19 @@
-"""Determine which faults are avoided: those of the TensorRT in use, except in experiments."""
+"""Determine which faults are avoided, those of the TensorRT in use, except in experiments; and mark where they are
+avoided in a segment."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
 from typing import Final
 
 import torch
 
+from pipeline.network.marks import Mark
+from pipeline.quirks.quirk import Part
 from pipeline.quirks.table import QUIRKS
+from pipeline.shapes.environment import Symbols
 from pipeline.trt import CAPABILITIES, has_gpu
 
 _BY_ID: Final = {quirk.id: quirk for quirk in QUIRKS}
@@ -72,3 +77,26 @@ def _known(ids: tuple[str, ...]) -> frozenset[str]:
     if unknown := sorted(set(ids) - _BY_ID.keys()):
         raise ValueError(f"no fault {', '.join(unknown)}; the faults are {', '.join(_BY_ID)}")
     return frozenset(ids)
+
+
+def marks_of(
+    nodes: Iterable[torch.fx.Node],
+    ranges: Symbols,
+    constants: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+) -> tuple[Mark, ...]:
+    """Return the marks of a segment: for each fault that applies, the places that its analysis finds.
+
+    Args:
+        nodes: the nodes, in order.
+        ranges: the values of each symbol in the segment.
+        constants: the names of the placeholders that are the segment's constants.
+        outputs: the names of the nodes that are the segment's outputs.
+    """
+    part = Part(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
+    return tuple(
+        Mark(quirk.id, *place)
+        for quirk in QUIRKS
+        if quirk.places is not None and applies(quirk.id)
+        for place in quirk.places(part)
+    )

@@ -16,11 +16,10 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.op_predicates import moves
 from pipeline.aten.traits import Does, does
-from pipeline.quirks.parts import Part, Place
+from pipeline.aten.types import aten
+from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import REDUCING, broadcast_inputs, is_broadcast, node_shape, passes, reduces
 from pipeline.shapes.environment import Shape
-
-aten = torch.ops.aten
 
 Role: TypeAlias = Literal["reduced", "behind"]
 """The role of a value for a reduction kernel: its result, or computed from the result and the reduced elements."""

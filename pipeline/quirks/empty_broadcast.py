@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 
-from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.quirk import Part, Place
 from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
 
 

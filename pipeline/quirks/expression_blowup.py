@@ -17,7 +17,7 @@ import torch
 
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 

@@ -18,7 +18,7 @@ import torch
 from pipeline.aten.arguments import argument, names_of
 from pipeline.aten.traits import Does, does
 from pipeline.quirks.expression_blowup import FEW, can_be_summed, summed
-from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import MOVING, broadcast_inputs, node_shape, passes, reduces
 from pipeline.shapes.environment import Shape
 

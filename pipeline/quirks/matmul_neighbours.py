@@ -11,10 +11,9 @@ import torch
 from pipeline.aten.arguments import argument, bind, names_of
 from pipeline.aten.op_predicates import is_cheap, is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.quirks.parts import Part, Place
+from pipeline.aten.types import aten
+from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
-
-aten = torch.ops.aten
 
 WITHIN: Final = 6
 """The most operators after a matmul that are examined."""

@@ -1,14 +1,44 @@
-"""`Quirk`: a row of the table of kernel faults."""
+"""`Quirk`: a row of the table of kernel faults; and the input and output of an analysis for one: a segment, and
+places in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TypeAlias
 
-from attrs import field, frozen
+import torch
+from attrs import define, field, frozen
 
-from pipeline.quirks.parts import Part, Place
+from pipeline.network.marks import Form
 from pipeline.quirks.plan_detectors import Plan, Sources
+from pipeline.shapes.environment import Symbols
+
+Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
+"""A mark without its fault's id: its form, the node, and names of inputs or sizes."""
+
+
+@define(slots=False, eq=False)
+class Part:
+    """The nodes of a segment.
+
+    Attributes:
+        nodes: the nodes, in order.
+        constants: the names of the placeholders that are the segment's constants.
+        outputs: the names of the nodes that are the segment's outputs.
+        ranges: the ranges of the symbols in the segment.
+    """
+
+    nodes: tuple[torch.fx.Node, ...]
+    constants: frozenset[str]
+    outputs: frozenset[str]
+    ranges: Symbols
+
+    @cached_property
+    def inside(self) -> frozenset[str]:
+        """The names of the nodes."""
+        return frozenset(node.name for node in self.nodes)
+
 
 Version: TypeAlias = tuple[int, ...]
 Analysis: TypeAlias = Callable[[Part], Iterable[Place]]

@@ -10,9 +10,8 @@ import torch
 
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
-
-aten = torch.ops.aten
 
 REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
 """Operators that reduce; the first two return as many elements as they take."""

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.quirks.parts import Part, Place
+from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.aten.op_predicates import READS
 from pipeline.aten.tensor_type import TensorType
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
@@ -34,7 +34,6 @@ from pipeline.runtime.opened_file import FileWeights, file_of
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 
 T = TypeVar("T")
-aten = torch.ops.aten
 
 FACTOR: Final = 4
 """How often the memory of its result an operator may take: an engine's layers compute it in steps."""

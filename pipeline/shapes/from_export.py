@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import branches
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, aten
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.shapes.environment import (
@@ -38,7 +38,6 @@ from pipeline.shapes.lines import solved, solved_in_words
 from pipeline.shapes.operator_conditions import of_operators
 
 log = logging.getLogger(__name__)
-aten = torch.ops.aten
 
 UNBOUNDED_FACTOR = 4
 """The default ``max`` of a dim without an upper bound, as a multiple of its size in the example (and at least 16)."""

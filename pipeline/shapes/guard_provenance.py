@@ -62,40 +62,32 @@ unanswered: ContextVar[list[Exception] | None] = ContextVar("questions that only
 _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
 
-def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
+def noting(
+    evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
+) -> Argument:
     """Wrap `ShapeEnv.evaluate_expr` to record a model's questions that torch can already answer, and records no
     condition for."""
-
-    def evaluate_and_note(self: Argument, expr: Argument, *args: object, **kwargs: object) -> Argument:
-        known = len(self.guards)
-        try:
-            answer = evaluate(self, expr, *args, **kwargs)
-        except GuardOnDataDependentSymNode as error:
-            answer = (
-                self._maybe_evaluate_static(expr, size_oblivious=True) if _is_zero_or_one_check(self, expr) else None
-            )
-            if answer is None or not _torch_asks():
-                if (errors := unanswered.get()) is not None:
-                    errors.append(error)
-                raise
-            return answer
-        if (
-            len(self.guards) == known
-            and isinstance(expr, Boolean)
-            and expr.free_symbols
-            and (place := _model_location())
-        ):
-            places, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
-            if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
-                places[holds] = place
+    known = len(self.guards)
+    try:
+        answer = evaluate(self, expr, *args, **kwargs)
+    except GuardOnDataDependentSymNode as error:
+        answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_zero_or_one_check(self, expr) else None
+        if answer is None or not _torch_asks():
+            if (errors := unanswered.get()) is not None:
+                errors.append(error)
+            raise
         return answer
+    if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model_location()):
+        places, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
+        if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
+            places[holds] = place
+    return answer
 
-    return evaluate_and_note
 
-
-def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
+@functools.cache
+def placing(files: Callable[[], set[str]]) -> set[str]:
     """Wrap torch's list of files that ask on behalf of others, so that a condition is not attributed to `noting`."""
-    return functools.cache(lambda: files() | _PASSES)
+    return files() | _PASSES
 
 
 def asked(shape_env: object) -> Mapping[sympy.Basic, str]:

@@ -17,15 +17,13 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.graphs import copied_node
 from pipeline.aten.naming import module_path, origin
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.improvements.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import qualified_name
 
 log = logging.getLogger(__name__)
-aten = torch.ops.aten
-Node = torch.fx.Node
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)

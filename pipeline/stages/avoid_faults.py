@@ -13,7 +13,7 @@ from attrs import evolve
 from pipeline.build.profiles import symbols_of
 from pipeline.compose.pipelines import stage
 from pipeline.program import Partitioned, Program, Segment
-from pipeline.quirks.marking import marks_of
+from pipeline.quirks.applied import marks_of
 
 
 @stage

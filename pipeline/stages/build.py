@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from pipeline.build.deduplicate import built_once
 from pipeline.build.executor_pool import gathered
-from pipeline.build.memory_mapped_weights import leave_memory
+from pipeline.build.memory import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, serialize

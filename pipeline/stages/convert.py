@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
-from pipeline.build.memory_mapped_weights import MemoryMappedWeights
+from pipeline.build.memory import MemoryMappedWeights
 from pipeline.build.profiles import profiles_of, symbols_of
 from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded

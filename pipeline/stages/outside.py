@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.linear_recurrence_ops import SELECTIVE_SCAN
+from pipeline.aten.own_ops import SELECTIVE_SCAN
 from pipeline.aten.traits import Does, does
 from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.graphs import copied, pasted
 from pipeline.aten.naming import module_path, origin
 from pipeline.aten.quantized import TYPES, operators
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
@@ -34,7 +34,6 @@ from pipeline.recipes import identity, qualified_name
 from pipeline.records.wording import kind_of
 from pipeline.verification.calibration import Range, ranges
 
-Node = torch.fx.Node
 Weights = Literal["int8", "int4", "fp8"]
 Activations = Literal["int8", "fp8"]
 

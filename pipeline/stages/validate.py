@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import aten
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.lookup import rejection_of
@@ -42,7 +43,6 @@ DTYPES = frozenset(
 )
 """The dtypes of tensors in networks."""
 
-aten = torch.ops.aten
 
 TAKES_FLOATS = frozenset(
     {

@@ -27,9 +27,8 @@ from pipeline.stages.validate import Validate
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.healing import healed
 from pipeline.verification.measure import Comparison
-from pipeline.verification.missing_parts import check_compilable
 from pipeline.verification.module_comparison import beside_module
-from pipeline.verification.recompile import Again
+from pipeline.verification.recompile import Again, check_compilable
 from pipeline.verification.samples import Given
 
 OnFailure = Literal["raise", "warn", "heal"]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from pipeline.aten.types import Argument, Leaf, Target
+from pipeline.aten.types import Argument, Leaf, Target, aten
 from pipeline.capture.output_names import named
 from pipeline.errors import PipelineError
 from pipeline.export_fixes.device_guard import ensure_cuda_guard
@@ -25,8 +25,6 @@ from pipeline.recipes import identity
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
-
-aten = torch.ops.aten
 
 MOST = 1024
 """The assumed upper bound of data-dependent sizes."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.aten.graphs import pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.tracing_thread import one_export
-from pipeline.aten.types import Argument, Function, Target
+from pipeline.aten.types import Argument, Function, Target, aten
 from pipeline.capture.fake_tensors import quietly
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
@@ -26,7 +26,6 @@ from pipeline.improvements.rewriting import Node, Rewriting
 from pipeline.program import Program, Validated
 from pipeline.verification.split import refused
 
-aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 
 

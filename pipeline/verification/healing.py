@@ -1,22 +1,57 @@
-"""Heal a program: compile nodes whose engine is wrong in other forms, until it agrees with eager."""
+"""Heal a program: replace nodes whose engine is wrong by alternative forms, and compile these, until it agrees with
+eager."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
 from pipeline.compiled import Compiled
 from pipeline.errors import AgreementError
+from pipeline.frozen import FrozenDict
 from pipeline.program import Validated
 from pipeline.records.agreement import Agreement, Healed
-from pipeline.verification.alternative_lowerings import FORMS, IN_TORCH, Form
+from pipeline.verification.alternative_lowerings import FORMS, IN_TORCH, Form, NotPossibleError
 from pipeline.verification.bisection import bisected
 from pipeline.verification.measure import Comparison
 from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection, Fault
-from pipeline.verification.reform import Decision, reformed
+
+
+@frozen
+class Decision:
+    """A decision about nodes: the form that they get together, and the reason."""
+
+    nodes: tuple[str, ...]
+    form: Form
+    reason: str
+
+
+def reformed(compiled: Compiled, decisions: Sequence[Decision], again: Again) -> Validated:
+    """Return the program in these forms, with verdicts. New nodes of a form must run in engines; nodes that were healed
+    before stay healed.
+
+    Raises:
+        NotPossibleError: nodes do not have such a form.
+    """
+    program, verdicts = compiled.program, compiled.partitioned.verdicts
+    changed = program
+    for each in decisions:
+        changed = each.form.rewritten(changed, each.nodes)
+    validated = Validated(program, verdicts)
+    if changed is not program:
+        validated = again.validated(changed)
+        there = validated.verdicts.keys() & verdicts.keys()
+        healed = {row.node: verdicts[row.node] for row in compiled.healed if row.node in there}
+        validated = evolve(validated, verdicts=FrozenDict({**validated.verdicts, **healed}))
+    if new := [v for v in validated.verdicts.values() if not v.supported and v.node not in verdicts]:
+        raise NotPossibleError("; ".join(map(str, new)))
+    for each in decisions:
+        validated = each.form.decided(validated, each.nodes, each.reason)
+    return validated
+
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from pipeline.records.agreement import Healed
 from pipeline.runtime.program_engines import Loads
 from pipeline.settings import CompilationSettings
 from pipeline.verification.alternative_lowerings import FORMS, IN_TORCH, Form, NotPossibleError
+from pipeline.verification.healing import Decision, reformed
 from pipeline.verification.recompile import Again
-from pipeline.verification.reform import Decision, reformed
 from pipeline.verification.search import Questions, smallest
 from pipeline.verification.split import split
 

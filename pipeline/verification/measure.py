@@ -20,7 +20,7 @@ from pipeline.records.agreement import Agreement, OutputAgreement, versions
 from pipeline.runtime.state import buffer
 from pipeline.trt import has_gpu
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.missing_parts import check_comparable
+from pipeline.verification.recompile import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
 from pipeline.verification.samples import Given, samples
 

@@ -23,7 +23,7 @@ from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.profile import Profile
 from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
-from pipeline.viewing.fusion import fusions
+from pipeline.viewing.plan_text import fusions
 from pipeline.viewing.records import (
     CutView,
     KernelView,

@@ -14,8 +14,8 @@ from pipeline.records.profile import Profile
 from pipeline.runtime.atomic import replacing
 from pipeline.version import __version__
 from pipeline.viewing.collect import view
-from pipeline.viewing.json import data_of
 from pipeline.viewing.records import Change, ProgramView
+from pipeline.viewing.sources import data_of
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
 """The libraries: d3 draws, dagre computes the layout; the licence of each is in a file beside it."""

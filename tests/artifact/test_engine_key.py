@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.artifact import engine_key
+from pipeline.artifact import engine_entry
 from pipeline.artifact.engine_cache_stage import wanted_engines
 from pipeline.network.description import Layer
 from pipeline.settings import ENGINE, CompilationSettings
@@ -143,7 +143,7 @@ def test_targets_change_the_key_and_what_runs_a_program_does_not() -> None:
 def test_library_and_tf32_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     made = drawn(random.Random(2))
     found = [made.key()]
-    monkeypatch.setattr(engine_key, "LIBRARY", "tensorrt_rtx 99.0")
+    monkeypatch.setattr(engine_entry, "LIBRARY", "tensorrt_rtx 99.0")
     found.append(made.key())
     monkeypatch.undo()
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.aten.tensor_bytes import raw_bytes
+from pipeline.aten.tensor_type import raw_bytes
 
 LAYOUTS = {
     "one element of stride 0": torch.tensor(3).expand(1),

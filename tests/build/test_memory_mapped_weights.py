@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from pipeline.build import memory_mapped_weights
-from pipeline.build.memory_mapped_weights import LEAST, MemoryMappedWeights
+from pipeline.build import memory
+from pipeline.build.memory import LEAST, MemoryMappedWeights
 from pipeline.compose.resident import resident
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs posix_fallocate and madvise")
@@ -43,8 +43,8 @@ def test_they_leave_memory() -> None:
 def test_views_are_written_as_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the system writes less at once than it is given."""
     written = os.pwrite
-    monkeypatch.setattr(memory_mapped_weights.os, "pwrite", lambda file, data, at: written(file, data[:70_000], at))
-    monkeypatch.setattr(memory_mapped_weights, "PIECE", 1 << 17)
+    monkeypatch.setattr(memory.os, "pwrite", lambda file, data, at: written(file, data[:70_000], at))
+    monkeypatch.setattr(memory, "PIECE", 1 << 17)
     x = torch.randn(300, 200, requires_grad=True)
     for view in (x.t(), x[::2, 10:], torch.view_as_complex(torch.randn(200, 100, 2)).conj().imag):
         made = MemoryMappedWeights([0, view.nbytes, view.nbytes])
@@ -60,8 +60,8 @@ def test_what_has_no_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory_mapped_weights.os, "pwrite", full)
+        patch.setattr(memory.os, "pwrite", full)
         assert MemoryMappedWeights([large.nbytes]).moved(large) is large
 
-    monkeypatch.setattr(memory_mapped_weights.os, "posix_fallocate", full)
+    monkeypatch.setattr(memory.os, "posix_fallocate", full)
     assert MemoryMappedWeights([large.nbytes]).moved(large) is large

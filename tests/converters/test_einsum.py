@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.converters.einsum import einsum
+from pipeline.converters.matmul import einsum
 
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6, "f": 1}
 

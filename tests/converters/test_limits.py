@@ -15,7 +15,7 @@ import torch
 
 import pipeline
 from pipeline.aten.support import Rejection, function_name
-from pipeline.converters import DYNAMO_CONVERTERS, index_masks
+from pipeline.converters import DYNAMO_CONVERTERS, index
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
 from pipeline.settings import CompilationSettings
 from pipeline.testing import Call, Checked, CheckError, TensorSpec, check
@@ -174,7 +174,7 @@ def test_a_condition_on_sizes_is_refused() -> None:
 
 
 def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_masks, "CAPABILITIES", attrs.evolve(index_masks.CAPABILITIES, cumulative=False))
+    monkeypatch.setattr(index, "CAPABILITIES", attrs.evolve(index.CAPABILITIES, cumulative=False))
     call = Call(aten.masked_scatter.default, (TensorSpec((3,)), TensorSpec((3,), torch.bool), TensorSpec((3,))))
     assert reasons(call) == [f"{LIBRARY} has no cumulative sum"]
 

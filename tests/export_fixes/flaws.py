@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import pipeline
 from pipeline.aten.preserved_composites import RECURRENT
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.constraint_violations import collected_violations
+from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.torch_patches import SEEDS
 from tests.export_fixes.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, counts_alike, differs, filled
 from tests.export_fixes.made_up import adds_elements, there_are_two

@@ -81,7 +81,7 @@ def test_no_interrupt_leaves_a_change() -> None:
     """Of the process, in a table of each kind of places; of a model; and of torch's modes."""
     table, operator = {"f": len}, aten.gru_cell.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    rows = [Replacement(owner, name, lambda own: lambda *_: 0, "why") for owner, name in (
+    rows = [Replacement(owner, name, lambda own, *_: 0, "why") for owner, name in (
         (table, "f"), (Inherits, "get"), (nn.Identity, "forward"), (operator, key),
     )]  # fmt: skip
     places, model = Places(rows), nn.Sequential(nn.Linear(2, 2))

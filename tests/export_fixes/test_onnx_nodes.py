@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.export_fixes.onnx_file import read
-from pipeline.export_fixes.onnx_wrong import WRONG
+from pipeline.export_fixes.onnx_file import WRONG, read
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnx2fx", reason="the extra onnx is not installed")

@@ -41,7 +41,7 @@ def expired(table: Sequence[Replacement], installed: tuple[int, ...], oldest: tu
 def test_no_row_has_expired() -> None:
     """Where this fails, look at what the row mends with this torch: delete it, or give it a later `until`."""
     assert not expired(TABLE, VERSION, OLDEST)
-    row = Replacement({}, "f", lambda own: own, "why", before=(2, 12), until=(2, 14))
+    row = Replacement({}, "f", lambda own: own(), "why", before=(2, 12), until=(2, 14))
     assert expired([row], (2, 14), (2, 11)) == expired([row], (2, 13), (2, 12)) == ["f"]
     assert not expired([row], (2, 13), (2, 11))
 
@@ -117,7 +117,7 @@ def test_places_are_torchs_when_the_last_thread_has_done() -> None:
 
 
 def test_only_the_torch_that_needs_it_gets_a_replacement() -> None:
-    row = Replacement({"f": len}, "f", lambda own: own, "why", before=VERSION)
+    row = Replacement({"f": len}, "f", lambda own: own(), "why", before=VERSION)
     assert not row.applies
-    assert Replacement({"f": len}, "f", lambda own: own, "why", before=(VERSION[0], VERSION[1] + 1)).applies
-    assert not Replacement({}, "f", lambda own: own, "why").applies
+    assert Replacement({"f": len}, "f", lambda own: own(), "why", before=(VERSION[0], VERSION[1] + 1)).applies
+    assert not Replacement({}, "f", lambda own: own(), "why").applies

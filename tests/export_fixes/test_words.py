@@ -15,7 +15,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.build.memory_mapped_weights import LEAST, MemoryMappedWeights
+from pipeline.build.memory import LEAST, MemoryMappedWeights
 
 
 class Calls(nn.Module):

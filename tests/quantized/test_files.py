@@ -42,7 +42,7 @@ def test_codes_of_torchao_are_refitted() -> None:
     other = by_torchao(INT4, model)
     compiled = quantized("int4")
     from pipeline.artifact.refit import _tensors
-    from pipeline.capture.subclasses import taken_apart
+    from pipeline.capture.shared_tensors import taken_apart
 
     given = taken_apart(_tensors(other, compiled.program))
     fresh = COMPILE(other, args=(rows(),))

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.decomposition import quantized_float8
-from pipeline.decomposition.quantized_float8 import SATURATES
+from pipeline.decomposition import quantized_activations
+from pipeline.decomposition.quantized_activations import SATURATES
 from pipeline.trt import CAPABILITIES
 from tests.quantized.models import COMPILE, by_torchao, two
 
@@ -89,7 +89,7 @@ def test_a_cast_beyond_the_range_is_what_torch_makes_of_it(
     clamped: bool, saturates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch 2.13 gives the last number, and those before it gave NaN."""
-    monkeypatch.setattr(quantized_float8, "SATURATES", saturates)
+    monkeypatch.setattr(quantized_activations, "SATURATES", saturates)
     model = Of(lambda x, w: linear((eighths(x) if clamped else x.to(E4M3)).to(x.dtype), w), w=WEIGHT).eval()
     x = rows()
     x[0, 0] = 465

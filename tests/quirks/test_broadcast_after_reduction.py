@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.capture.capture import capture
-from pipeline.quirks.marking import marks_of
+from pipeline.quirks.applied import marks_of
 
 
 def _shifted(x: torch.Tensor, y: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_map
 
 from pipeline.decomposition import rewriter
-from pipeline.decomposition.complex_pairs import Pair
+from pipeline.decomposition.complex_functions import Pair
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call, CallError, CheckError, TensorSpec, check

@@ -14,11 +14,10 @@ from pipeline.errors import ArtifactError
 from pipeline.network.pairs import pairs
 from pipeline.trt import CAPABILITIES
 from pipeline.viewing.collect import view
-from pipeline.viewing.fusion import fusions
-from pipeline.viewing.json import data_of, read
 from pipeline.viewing.page import write
+from pipeline.viewing.plan_text import fusions
 from pipeline.viewing.records import NodeView, ProgramView
-from pipeline.viewing.sources import opened
+from pipeline.viewing.sources import data_of, opened, read
 from tests.quantized import test_pairs as quantized_pairs
 from tests.viewing.models import architecture, fallbacks
 

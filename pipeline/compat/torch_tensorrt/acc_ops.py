@@ -13,10 +13,8 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.types import Argument, Operator, Target
+from pipeline.aten.types import Argument, Operator, Target, aten
 from pipeline.frozen import FrozenDict
-
-aten = torch.ops.aten
 
 _DEFAULTS: Final = """
     abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d argmax argmin as_strided asin asinh

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-import torch
 from attrs import field, frozen
 
-from pipeline.aten.types import Argument, Operator
+from pipeline.aten.types import Argument, Operator, aten
 from pipeline.frozen import FrozenDict
 
 __all__ = ["Argument", "Call", "Expression", "Item", "aten", "call"]
-
-aten: Final = torch.ops.aten
 
 
 def _keywords(kwargs: Mapping[str, Argument]) -> FrozenDict[str, Argument]:

@@ -22,7 +22,7 @@ from pipeline.impl import barriers, base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.marks import Marks
 from pipeline.program import Output, Program, Validated
-from pipeline.quirks.marking import marks_of
+from pipeline.quirks.applied import marks_of
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import ShapeEnvironment, expression
 from pipeline.stages import Decompose, Validate

@@ -15,7 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.aten.annotation_ops import OPEN_MASK
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.compat.transformers.caches import Pretrained
 
 log = logging.getLogger(__name__)

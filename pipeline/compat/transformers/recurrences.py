@@ -1,6 +1,6 @@
 """Replace the functions by which transformers' models compute recurrent states: a program stores the states.
 
-They become operators, `pipeline.aten.linear_recurrence_ops`, which are the same for one token and for several: the
+They become operators, `pipeline.aten.own_ops`, which are the same for one token and for several: the
 model gets a cache whose states seem empty, and the functions add the stored states.
 """
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import Final, TypeAlias
 
@@ -21,7 +21,7 @@ from torch.nn.functional import silu, softplus
 from transformers import cache_utils
 from transformers.activations import ACT2FN
 
-from pipeline.aten.linear_recurrence_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.patching import Places, Replacement
@@ -270,7 +270,7 @@ def _places(module: ModuleType) -> Places:
     """Return the entries of a transformers module to replace: models call these functions as globals, which neither a
     registry of transformers nor a mode of torch can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
-    rows = [Replacement(module, row.name, partial(partial, row.make), why, module.__name__) for row in TABLE]
+    rows = [Replacement(module, row.name, row.make, why, module.__name__) for row in TABLE]
     return Places(rows)
 
 

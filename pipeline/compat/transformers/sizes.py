@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 from pipeline.compat.transformers.chunked_prefill import Limits
-from pipeline.export_fixes.profiles import Tuned
+from pipeline.export_fixes.requests import Tuned
 
 Along: TypeAlias = dict[int, int | Tuned]
 """The sizes of dims, by index."""

@@ -9,10 +9,9 @@ import torch
 
 from pipeline.export_fixes.branches import either
 from pipeline.export_fixes.runtime_asserts import taken_to_hold
-from pipeline.export_fixes.torchscript.graph import Block, Node
+from pipeline.export_fixes.torchscript.graph import Block, Node, Value
 from pipeline.export_fixes.torchscript.objects import Object
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
-from pipeline.export_fixes.torchscript.types import Value
 
 LIMIT: Final = 10_000
 """The most turns of a loop that is unrolled."""

@@ -12,15 +12,12 @@ from torch.fx import traceback as provenance
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.errors import PipelineError
-from pipeline.export_fixes.torchscript.containers import CONTAINERS
 from pipeline.export_fixes.torchscript.control import CONTROL
-from pipeline.export_fixes.torchscript.graph import Block, Node
-from pipeline.export_fixes.torchscript.numbers import NUMBERS
+from pipeline.export_fixes.torchscript.graph import Block, Node, Value
 from pipeline.export_fixes.torchscript.objects import OBJECTS
-from pipeline.export_fixes.torchscript.packed import PACKED
+from pipeline.export_fixes.torchscript.plain_values import CONTAINERS, NUMBERS
 from pipeline.export_fixes.torchscript.registry import Call, Evaluators
-from pipeline.export_fixes.torchscript.tensors import TENSORS, dtype_of
-from pipeline.export_fixes.torchscript.types import Value
+from pipeline.export_fixes.torchscript.tensors import PACKED, TENSORS, dtype_of
 
 EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS, **PACKED})
 """The evaluators that come with the package."""

@@ -14,10 +14,9 @@ from torch.fx import traceback as provenance
 from pipeline.aten.naming import unlike
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.module_copy import copied
-from pipeline.export_fixes.torchscript.graph import Graph, read
+from pipeline.export_fixes.torchscript.graph import Graph, Value, read
 from pipeline.export_fixes.torchscript.interpreter import EVALUATORS, Interpreter
 from pipeline.export_fixes.torchscript.registry import Evaluators
-from pipeline.export_fixes.torchscript.types import Value
 from pipeline.records.wording import kind_of
 
 Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Value]"

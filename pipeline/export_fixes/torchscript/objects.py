@@ -13,8 +13,8 @@ import torch
 from attrs import define, field
 
 from pipeline.export_fixes.branches import UNSET
+from pipeline.export_fixes.torchscript.graph import Value
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
-from pipeline.export_fixes.torchscript.types import Value
 from pipeline.records.wording import kind_of
 
 

@@ -12,8 +12,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.torchscript.graph import Node
-from pipeline.export_fixes.torchscript.types import Value
+from pipeline.export_fixes.torchscript.graph import Node, Value
 from pipeline.frozen import FrozenDict
 from pipeline.records.wording import kind_of
 

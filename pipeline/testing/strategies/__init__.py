@@ -1,7 +1,7 @@
 """Strategies that draw calls of an operator: written by hand, one file per family, or made from the operator's schema.
 
-``for_target(target)`` returns one or the other. The file of a family ``strategies/<family>.py`` exports ``STRATEGIES``,
-a mapping from target to strategy:
+``for_target(target)`` returns one or the other. The file of a family ``strategies/<family>.py`` declares some by
+``@calls``:
 
     @calls(aten.linear.default)
     def linear(draw, target):
@@ -16,8 +16,6 @@ a mapping from target to strategy:
         dtype, (a, b) = draw(dtypes), draw(broadcastable())
         return draw(named(Call(target, (draw(tensors(a, dtype)), draw(tensors(b, dtype))), {"alpha": 2})))
 
-    STRATEGIES = {**linear, **add}
-
 Name every size that may be dynamic: tests remove the names if they need a static call.
 """
 
@@ -27,26 +25,29 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from hypothesis import strategies as st
 
 from pipeline.recipes import qualified_name
 from pipeline.testing.calls import Call
 from pipeline.testing.strategies.automatic import automatic
+from pipeline.testing.strategies.common import Strategies
 
 _MECHANISM: Final = frozenset({"automatic", "common"})
 
 
 @cache
 def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
-    """Return the strategies that the families' files export."""
-    found: dict[Any, st.SearchStrategy[Call]] = {}
+    """Return the strategies that the families' files declare."""
+    found = Strategies()
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
-        strategies = importlib.import_module(f"{__name__}.{name}").STRATEGIES
-        if twice := found.keys() & strategies.keys():
-            raise ValueError(f"two strategies for {', '.join(sorted(map(qualified_name, twice)))}, one in {name}.py")
-        found.update(strategies)
+        for declared in vars(importlib.import_module(f"{__name__}.{name}")).values():
+            if isinstance(declared, Strategies):
+                if twice := found.keys() & declared.keys():
+                    names = ", ".join(sorted(map(qualified_name, twice)))
+                    raise ValueError(f"two strategies for {names}, one in {name}.py")
+                found.update(declared)
     return found
 
 

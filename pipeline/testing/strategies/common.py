@@ -200,12 +200,16 @@ def _eager(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]
     return True
 
 
-def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], dict[object, st.SearchStrategy[Call]]]:
-    """Turn a function ``(draw, target) -> Call`` (or its ``args``, a tuple), by ``@calls(target, …)``, into a strategy
-    of well-formed calls for each target: ``{target: strategy}``, a part of a family's ``STRATEGIES``."""
+class Strategies(dict[Any, st.SearchStrategy[Call]]):
+    """The strategies of operators that one function declares."""
 
-    def declare(function: Callable[[Draw, Target], object]) -> dict[Any, st.SearchStrategy[Call]]:
-        return {target: calls_of(target, function) for target in targets}
+
+def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
+    """Turn a function ``(draw, target) -> Call`` (or its ``args``, a tuple), by ``@calls(target, …)``, into a strategy
+    of well-formed calls for each target."""
+
+    def declare(function: Callable[[Draw, Target], object]) -> Strategies:
+        return Strategies({target: calls_of(target, function) for target in targets})
 
     return declare
 

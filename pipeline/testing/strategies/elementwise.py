@@ -1,10 +1,13 @@
-"""Calls of elementwise operators with constrained arguments: conditions are bool, integer divisors are not zero."""
+"""Calls of elementwise operators with constrained arguments: conditions are bool, integer divisors are not zero, and
+floats are cast to integers only within their range, beyond which devices differ."""
 
 from __future__ import annotations
 
 import torch
+from attrs import evolve
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call
 from pipeline.testing.strategies.common import (
     FLOATS,
@@ -13,6 +16,7 @@ from pipeline.testing.strategies.common import (
     broadcastable,
     calls,
     dtypes,
+    floats,
     moved,
     named,
     numbers,
@@ -20,8 +24,6 @@ from pipeline.testing.strategies.common import (
     tensors,
     values,
 )
-
-aten = torch.ops.aten
 
 
 @calls(aten.where.self)
@@ -73,4 +75,49 @@ def round_decimals(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
 
 
-STRATEGIES = {**where, **masked_fill, **floor_divide, **power, **round_decimals}
+@calls(aten._prelu_kernel.default)
+def prelu(draw: Draw, target: object) -> Call:
+    shape, dtype = draw(shapes(2, 4)), draw(floats)
+    slopes = (1, shape[1] if draw(st.booleans()) else 1, *[1] * (len(shape) - 2))
+    weight = draw(tensors(slopes, dtype, constant=draw(st.booleans())))
+    rest = [d for d in range(len(shape)) if d != 1]
+    return draw(named(Call(target, (draw(tensors(shape, dtype, values(dtype))), weight)), {0: rest}))
+
+
+@calls(aten.log_sigmoid_forward.default)
+def log_sigmoid(draw: Draw, target: object) -> Call:
+    """Draw calls for the first result only: the second is for the gradient, and eager's own differs between devices."""
+    dtype = draw(floats)
+    call = draw(named(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
+    return evolve(call, outputs=(0,))
+
+
+prims = torch.ops.prims
+
+
+def _held(source: torch.dtype, dtype: torch.dtype) -> st.SearchStrategy[str]:
+    if source.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
+        return st.just("positive")
+    return values(source)
+
+
+@calls(aten._to_copy.default)
+def to_copy(draw: Draw, target: object) -> Call:
+    source, dtype = draw(dtypes), draw(dtypes)
+    spec = draw(tensors(draw(shapes()), source, _held(source, dtype)))
+    return draw(named(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
+
+
+@calls(prims.convert_element_type.default)
+def convert_element_type(draw: Draw, target: object) -> Call:
+    source, dtype = draw(dtypes), draw(dtypes)
+    return draw(named(Call(target, (draw(tensors(draw(shapes()), source, _held(source, dtype))), dtype))))
+
+
+@calls(aten.copy.default)
+def copy(draw: Draw, target: object) -> Call:
+    source, dtype = draw(dtypes), draw(dtypes)
+    shape = draw(shapes())
+    part = draw(st.sampled_from((shape, shape[1:], tuple(1 for _ in shape), ())))
+    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _held(source, dtype)))
+    return draw(named(Call(target, given)))

@@ -1,15 +1,16 @@
-"""Calls of matmuls: the sizes that two operands share have one name."""
+"""Calls of matmuls, distances and sums of products, and of inverses, determinants and solutions for matrices far from
+singular. The sizes that two operands share have one name."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Argument
-from pipeline.testing.calls import Call, Dim
-from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, floats, named, tensors
-
-aten = torch.ops.aten
+from pipeline.aten.types import Argument, aten
+from pipeline.testing.calls import Call, Dim, TensorSpec
+from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, floats, named, seeds, tensors
 
 dtypes = st.sampled_from((*FLOATS, *FLOATS, *INTS))
 ROWS, INNER, COLUMNS = "n", "k", "m"
@@ -81,4 +82,98 @@ def linear(draw: Draw, target: object) -> Call:
     return draw(named(call, {0: range(len(shape) - 1)}))
 
 
-STRATEGIES = {**products, **sums, **matmul, **linear}
+booleans = st.booleans()
+SIZES = {"n": 3}
+
+
+@st.composite
+def matrices(draw: Draw, values: str = "regular") -> TensorSpec:
+    """Draw a square matrix, or a batch of them."""
+    size, batch = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.sampled_from(((), ("n",), (2, "n"))))
+    return TensorSpec((*batch, size, size), torch.float32, values, seed=draw(seeds))
+
+
+def _sizes(*specs: TensorSpec) -> dict[str, int]:
+    return SIZES if any(spec.names for spec in specs) else {}
+
+
+def _other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
+    """Draw the other operand of a matmul or solve, of the same batch or of none. For 1 × 1 matrices it has their batch,
+    since ``linalg.solve`` may take an operand with a single row for a batch of vectors."""
+    columns, size = draw(st.integers(1, 3)), a.shape[-1]
+    batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
+    return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))
+
+
+@calls(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default)
+def of_one(draw: Draw, target: object) -> Call:
+    a = draw(matrices())
+    return Call(target, (a,), sizes=_sizes(a))
+
+
+@calls(aten.linalg_cholesky_ex.default)
+def cholesky(draw: Draw, target: object) -> Call:
+    a = draw(matrices("definite"))
+    return Call(target, (a,), {"upper": draw(booleans)}, _sizes(a))
+
+
+@calls(aten.cholesky_inverse.default)
+def cholesky_inverse(draw: Draw, target: object) -> Call:
+    a = draw(matrices("definite"))
+    return Call(target, (a, draw(booleans)), sizes=_sizes(a))
+
+
+@calls(aten.cholesky_solve.default)
+def cholesky_solve(draw: Draw, target: object) -> Call:
+    a = draw(matrices("definite"))
+    b = _other_operand(draw, a, True)
+    return Call(target, (b, a, draw(booleans)), sizes=_sizes(a, b))
+
+
+@calls(aten.linalg_solve_triangular.default)
+def solve_triangular(draw: Draw, target: object) -> Call:
+    a, left = draw(matrices("definite")), draw(booleans)
+    b = _other_operand(draw, a, left)
+    kwargs: dict[str, Any] = {"upper": draw(booleans), "left": left, "unitriangular": draw(booleans)}
+    return Call(target, (a, b), kwargs, _sizes(a, b))
+
+
+@calls(aten.linalg_solve.default)
+def solve(draw: Draw, target: object) -> Call:
+    a, left = draw(matrices()), draw(booleans)
+    b = _other_operand(draw, a, left)
+    return Call(target, (a, b), {"left": left}, _sizes(a, b))
+
+
+orders = st.sampled_from((2.0, 1.0, 0.0, 3.0, 0.5, float("inf")))
+
+
+@calls(aten._cdist_forward.default)
+def cdist(draw: Draw, target: object) -> Call:
+    batch, size = draw(st.sampled_from(((), ("b",)))), draw(st.integers(1, 4))
+    a, b = (draw(tensors((*batch, name, size), torch.float32)) for name in ("n", "m"))
+    sizes = {"n": 3, "m": 4, **({"b": 2} if batch else {})}
+    return Call(target, (a, b, draw(orders), None), sizes=sizes)
+
+
+@calls(aten._pdist_forward.default)
+def pdist(draw: Draw, target: object) -> Call:
+    shape = (draw(st.integers(2, 5)), draw(st.integers(1, 4)))
+    return Call(target, (draw(tensors(shape, torch.float32)), draw(orders)))
+
+
+@calls(aten.linalg_cross.default)
+def cross(draw: Draw, target: object) -> Call:
+    dim = draw(st.sampled_from((-1, 1, -2, 2)))
+    shape: list[Any] = ["n", 3, 2] if dim in (1, -2) else ["n", 2, 3]
+    dtype = draw(st.sampled_from((torch.float32, torch.int64)))
+    a, b = (draw(tensors(shape, dtype)) for _ in range(2))
+    return Call(target, (a, b), {"dim": dim}, {"n": 2})
+
+
+@calls(aten.addbmm.default)
+def addbmm(draw: Draw, target: object) -> Call:
+    f, i = torch.float32, torch.int64
+    dtype, beta, alpha = draw(st.sampled_from([(i, 0.5, 1.5), (f, 2.0, 3.0), (f, 0.0, 1.5), (i, 1.0, 3.0)]))
+    specs = [draw(tensors(shape, dtype)) for shape in (("n", 4), (2, "n", 3), (2, 3, 4))]
+    return Call(target, tuple(specs), {"beta": beta, "alpha": alpha}, {"n": 3})

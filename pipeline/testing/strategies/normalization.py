@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Leaf, aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
-
-aten = torch.ops.aten
 
 epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 
@@ -118,14 +116,3 @@ def batch_norm(draw: Draw, target: object) -> Call:
     outputs = None if target is aten.batch_norm.default else (0,)
     call = Call(target, (x, *affine, *running, *training, 0.1, draw(epsilons), *cudnn), outputs=outputs)
     return draw(named(call, {0: [0, *range(2, len(shape))]}))
-
-
-STRATEGIES = {
-    **layer_norm,
-    **rms_norm,
-    **group_norm,
-    **native_group_norm,
-    **batch_norm_of_the_batch,
-    **instance_norm,
-    **batch_norm,
-}

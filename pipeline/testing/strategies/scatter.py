@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import FLOATS, INTS, Draw, Shape, calls, dims, dtypes, named, shapes, tensors
-
-aten = torch.ops.aten
 
 
 @st.composite
@@ -157,16 +156,3 @@ def diagonal_scatter(draw: Draw, target: object) -> Call:
         return Call(target, (*given, draw(st.sampled_from([1, -2])), 1, 2), sizes={"n": (1, 3, 6)})
     part = torch.empty(shape).diagonal(offset, dim1, dim2).shape
     return Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, dtype)), offset, dim1, dim2))
-
-
-STRATEGIES = {
-    **scatter,
-    **scatter_value,
-    **scatter_reduce,
-    **scatter_value_reduce,
-    **index_reduce,
-    **index_copy,
-    **select_scatter,
-    **slice_scatter,
-    **diagonal_scatter,
-}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import Draw, calls, dim_lists, dims, dtypes, moved, named, shapes
-
-aten = torch.ops.aten
 
 BOUNDS = st.none() | st.integers(-7, 7)
 
@@ -125,6 +124,3 @@ def resize(draw: Draw, target: object) -> Call:
     count = torch.Size(shape).numel()
     size = draw(st.sampled_from([(count,), (1, max(count // 2, 1)), (), (2, count // 2), (0, 3)]))
     return Call(target, (draw(moved(shape, draw(dtypes))), size))
-
-
-STRATEGIES = {**slice_, **select, **unbind, **flip, **roll, **diagonal, **unfold, **as_strided, **resize}

@@ -159,17 +159,3 @@ def _above_one(call: Call) -> Call:
     """Return the call, static if a dynamic size may be 1, which would be squeezed."""
     spec: TensorSpec = call.specs[0]
     return call if all(call.sizes[n].min > 1 for n in spec.names) else call.static()
-
-
-STRATEGIES = {
-    **view,
-    **flatten,
-    **unflatten,
-    **permute,
-    **transpose,
-    **t,
-    **expand,
-    **broadcast_in_dim,
-    **unsqueeze,
-    **squeeze,
-}

@@ -1,0 +1,120 @@
+"""Define operators of our own, ``pipeline::…``: markers, which return a tensor as it is and record a fact about it in
+the printed program; ``size``, a tensor's size as a tensor, for sizes that depend on data; and recurrences over tokens.
+
+Recurrences are the layers of language models with a state, for any number of tokens. An engine computes a single token
+by the definition, and several tokens in chunks (`pipeline.impl.linear_attention`, `pipeline.impl.selective_scan`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pipeline.aten.types import Target
+
+_library = torch.library.Library("pipeline", "FRAGMENT")
+for _name, _input in (("open_mask", "mask"), ("again", "input")):
+    _library.define(f"{_name}(Tensor {_input}) -> Tensor")
+    _library.impl(_name, torch.clone, "CompositeExplicitAutograd")
+
+OPEN_MASK: Final[Any] = torch.ops.pipeline.open_mask.default
+"""Marks an attention mask as open: every row leaves at least one key to attend to."""
+
+AGAIN: Final[Any] = torch.ops.pipeline.again.default
+"""Marks an input as that of the second call, if a trace calls the model twice."""
+
+
+@torch.library.custom_op("pipeline::size", mutates_args=())
+def size(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the size of a dim at run time, as a 0-d int64 tensor."""
+    return torch.tensor(x.shape[dim], device=x.device)
+
+
+@size.register_fake
+def _(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.new_empty((), dtype=torch.int64)
+
+
+SIZE = torch.ops.pipeline.size.default
+
+
+@torch.library.custom_op("pipeline::linear_attention", mutates_args=())
+def linear_attention(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute gated linear attention, by the delta rule if there is a ``beta``.
+
+    A token's state is the one before it times ``exp(decay)``, plus the outer product of its value and its key; by the
+    delta rule, of ``beta * (value - state @ key)`` and its key. Its output is ``state @ query``. Mamba-2, gated
+    DeltaNet, Kimi delta attention and lightning attention have this form.
+
+    Args:
+        query: [B, H, L, K].
+        key: [B, H, L, K].
+        value: [B, H, L, V].
+        decay: [B, H, L], or [B, H, L, K] with one per channel of the keys; at most 0.
+        beta: [B, H, L].
+        state: [B, H, V, K], before the first token.
+
+    Returns:
+        The output [B, H, L, V] in the dtype of ``value``, and the state after the last token in the dtype of ``state``.
+        Both are computed in float32 or wider.
+    """
+    outputs, dtypes, at_least = [], (value.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
+    state = state.to(at_least)
+    for at in range(query.shape[2]):
+        q, k, v, g = (each[:, :, at].to(at_least) for each in (query, key, value, decay))
+        state = state * (g[..., None, None] if g.dim() == 2 else g[..., None, :]).exp()
+        if beta is not None:
+            v = (v - (state * k[..., None, :]).sum(-1)) * beta[:, :, at, None].to(at_least)
+        state = state + v[..., None] * k[..., None, :]
+        outputs.append((state * q[..., None, :]).sum(-1))
+    return torch.stack(outputs, 2).to(dtypes[0]), state.to(dtypes[1], copy=True)
+
+
+@linear_attention.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return value.new_empty(value.shape), state.new_empty(state.shape)
+
+
+@torch.library.custom_op("pipeline::selective_scan", mutates_args=())
+def selective_scan(
+    input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the selective scan of Mamba.
+
+    A token's state is the one before it times ``exp(step * a)``, plus ``step * input * b``. Its output is the state
+    times ``c``, summed over N.
+
+    Args:
+        input: [B, D, L].
+        step: [B, D, L], at least 0.
+        a: [D, N], at most 0.
+        b: [B, N, L].
+        c: [B, N, L].
+        state: [B, D, N], before the first token.
+
+    Returns:
+        The output [B, D, L] in the dtype of ``input``, and the state after the last token in the dtype of ``state``.
+        Both are computed in float32 or wider.
+    """
+    outputs, dtypes, at_least = [], (input.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
+    input, step, a, b, c, state = (x.to(at_least) for x in (input, step, a, b, c, state))
+    for at in range(input.shape[2]):
+        u, dt = input[..., at, None], step[..., at, None]
+        state = state * (dt * a).exp() + dt * u * b[:, None, :, at]
+        outputs.append((state * c[:, None, :, at]).sum(-1))
+    return torch.stack(outputs, -1).to(dtypes[0]), state.to(dtypes[1], copy=True)
+
+
+@selective_scan.register_fake
+def _(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return input.new_empty(input.shape), state.new_empty(state.shape)
+
+
+LINEAR_ATTENTION: Final[Target] = torch.ops.pipeline.linear_attention.default
+SELECTIVE_SCAN: Final[Target] = torch.ops.pipeline.selective_scan.default

@@ -1,0 +1,149 @@
+"""What the notes of an export become in a program: constants for inputs with one value, `pipeline.Constant`; outputs
+that say whether a call decides otherwise than the example; conditions on data that engines do not check; and the
+ranges of symbols in each profile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence, Set
+from typing import Final
+
+import torch
+from attrs import evolve
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from pipeline.aten.naming import unlike
+from pipeline.aten.types import aten
+from pipeline.errors import CaptureError, line_of
+from pipeline.export_fixes import ExportNotes, Wish
+from pipeline.frozen import FrozenDict
+from pipeline.program import Port, Program
+from pipeline.recipes import identity
+from pipeline.shapes.environment import Range, ShapeEnvironment
+from pipeline.shapes.from_export import tuned_together
+from pipeline.shapes.lines import solved
+
+
+def with_constants(program: Program, notes: ExportNotes) -> Program:
+    """Return the program with the constants in place of these inputs.
+
+    Raises:
+        CaptureError: the model writes to one.
+    """
+    if not notes.constants:
+        return program
+    graph, names = program.graph, {node.name for node in program.graph.nodes}
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    replaced = set[str]()
+    inputs, added, tensors = list(program.inputs), dict(program.constants), dict(program.parameters)
+    for place, constant in notes.constants.items():
+        name = inputs[place].name
+        replaced.add(name)
+        if any(output.kind == "input" and output.target == name for output in program.outputs):
+            raise CaptureError(f"the model writes to the input {name}, which is a Constant", "pass it as a tensor")
+        target = f"the input {name}"
+        with graph.inserting_before(placeholders[name]):
+            node = graph.placeholder(unlike(f"constant_{name}", names))
+        node.meta = dict(placeholders[name].meta)
+        placeholders[name].replace_all_uses_with(node, delete_user_cb=lambda user: user.op != "output")
+        inputs[place] = Port(name, kind="constant", value=constant)
+        added[node.name], tensors[target] = identity(target), constant.value
+    program.graph_module.recompile()
+    return evolve(
+        program,
+        inputs=tuple(inputs),
+        constants=FrozenDict(added),
+        parameters=FrozenDict(tensors),
+        examples=FrozenDict({n: x for n, x in program.examples.items() if n not in replaced}),
+        written=program.written | (tensors.keys() - program.parameters.keys()),
+    )
+
+
+def with_decisions(program: Program, notes: ExportNotes) -> Program:
+    """Return the program with its last outputs marked as decisions: whether a call takes another branch at a line."""
+    if not notes.decisions:
+        return program
+    first = len(program.outputs) - len(notes.decisions)
+    rows = zip(program.outputs[first:], notes.decisions, strict=True)
+    asked = (evolve(output, kind="decision", target=place) for output, place in rows)
+    returned, _ = tree_unflatten([*range(program.out_spec.num_leaves)], program.out_spec)
+    return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_flatten(returned)[1])
+
+
+log = logging.getLogger(__name__)
+
+ASSERTS: Final = (aten._assert_async.default, aten._assert_async.msg)
+"""The assertions on data in an exported graph; programs leave them out."""
+PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
+"""Operators whose result has as many elements as a mask picks."""
+
+
+def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
+    """Warn of conditions on the data that the program assumes: those that the model checks, and that a mask selects as
+    many elements as the model needs. For another number eager raises an error."""
+    checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
+    given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
+    data: set[torch.fx.Node] = set()
+    for node in exported.graph.nodes:
+        if node.name in given or not data.isdisjoint(node.all_input_nodes):
+            data.add(node)
+        if node.target in ASSERTS or _picks_a_fixed_number(node, data):
+            place = line_of(node.meta).partition(",")[0] or node.name
+            (checks if node.target in ASSERTS else picks)[place] = None
+    if checks:
+        log.warning("the model checks its data at %s: engines assume that this holds", ", ".join(checks))
+    if picks:
+        why = "the model needs a fixed number of masked elements at %s: engines assume it, and do not check it"
+        log.warning(why, ", ".join(picks))
+
+
+def _picks_a_fixed_number(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool:
+    """Return whether a data-dependent mask is assumed to select a fixed number of elements: ``x[mask].view(4, 8)``."""
+    if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
+        return False
+    return any(each in data and _is_mask(each) for each in tree_leaves(node.args[1]))
+
+
+def _is_mask(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def with_profiles(program: Program, notes: ExportNotes) -> Program:
+    """Return the program with the ranges of its symbols in each profile. The data-dependent sizes of a split's pieces
+    are tuned so that they add up to the split dim in that profile.
+
+    Raises:
+        ValueError: a profile leaves no value for a size.
+    """
+    found = [_symbols(at, each, program.inputs, program.shapes) for at, each in enumerate(notes.profiles)]
+    each = (FrozenDict({**one, **tuned_together(program.graph, {**program.shapes, **one})}) for one in found)
+    return evolve(program, profiles=tuple(each))
+
+
+def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: ShapeEnvironment) -> dict[str, Range]:
+    found: dict[str, Range] = {}
+    for wish in wishes:
+        for name, given in _implied_ranges(wish, inputs[wish.leaf]):
+            known = found.get(name, shapes[name])
+            low, high = max(known.min, given.min), min(known.max, given.max)
+            if low > high:
+                raise ValueError(f"profile {at} leaves {inputs[wish.leaf].name} no size that the model takes")
+            found[name] = Range(low, min(max(given.opt, low), high), high)
+    return found
+
+
+def _implied_ranges(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
+    """Yield the symbols in an input's sizes with the values that a profile implies."""
+    for dim, given in wish.ranges.items():
+        size = port.shape[dim] if port.kind == "tensor" else None
+        if size is None or isinstance(size, int) or len(size.free_symbols) != 1:
+            continue
+        (symbol,) = size.free_symbols
+        ends = [e if size.is_Symbol else solved(size, symbol.name, e) for e in (given.min, given.opt, given.max)]
+        known = sorted(end for end in ends if end is not None)
+        if len(known) == 3:
+            yield symbol.name, Range(*known)

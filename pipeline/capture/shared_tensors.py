@@ -1,0 +1,151 @@
+"""Handle parameters and buffers that a program cannot have as they are.
+
+torch.export lifts a tensor held outside of modules (in a cache object, say) as a constant, even if it is a buffer as
+well; a write to one is a write to both. Parameters that consist of others, as torchao's quantized tensors consist of
+codes and scales, are flattened: each part becomes a parameter of its own, named after its holder
+(``linear.weight.qdata``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from pipeline.aten.collectives import local_tensor
+from pipeline.aten.graphs import copied, copied_node, over
+from pipeline.aten.types import Argument, Node
+from pipeline.capture.aliases import storage_of
+from pipeline.errors import CaptureError
+from pipeline.export_fixes import ExportNotes
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program, rewired, version
+from pipeline.recipes import Recipe, identity, qualified_name
+from pipeline.records.wording import kind_of
+from pipeline.runtime.memory_overlap import overlap
+
+
+def shared(
+    module: torch.fx.GraphModule, exported: ExportedProgram
+) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
+    """Return the graph and signature of an export, in which a constant that is also a buffer becomes that buffer."""
+    signature = exported.graph_signature
+    twins = _twins(exported)
+    if not twins:
+        return module, signature
+    graph, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    named: dict[str, torch.fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and node.name in twins:
+            env[node] = named[twins[node.name]]
+            continue
+        env[node] = named[node.name] = copied_node(node, graph, env.__getitem__)
+    specs = [spec for spec in signature.input_specs if spec.arg.name not in twins]
+    return over(module, graph), ExportGraphSignature(specs, list(signature.output_specs))
+
+
+def _twins(exported: ExportedProgram) -> Mapping[str, str]:
+    """Return the placeholder of a buffer for that of each constant which is the same tensor."""
+    specs = exported.graph_signature.input_specs
+    buffers = dict(exported.named_buffers())
+    known = {_place(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
+    lifted = [(s.arg.name, exported.constants.get(str(s.target))) for s in specs if s.kind == InputKind.CONSTANT_TENSOR]
+    found = {name: known.get(_place(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
+    return {name: buffer for name, buffer in found.items() if buffer is not None}
+
+
+def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str], read: Collection[str]) -> None:
+    """Raise an error if a model writes one of its tensors, at a line, and reads another that lies in the same memory.
+
+    Raises:
+        CaptureError: it does: a program stores each separately, so the other would not change.
+    """
+    for name, line in written.items():
+        for other in read:
+            if other != name and overlap(tensors[name], tensors[other]):
+                writes = f"the model writes to {name}{line and f' ({line})'}"
+                why = f"{writes}, and reads {other}, which lies in the same memory"
+                raise CaptureError(f"{why}: programs store each separately", f"compute {other} from {name} in forward")
+
+
+def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
+    """Return a tensor's memory and its layout there; a sparse tensor shares none."""
+    storage = storage_of(tensor)
+    if storage is None:
+        return (id(tensor),)
+    layout = (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return (storage, *layout)
+
+
+ACCESS = "export.access_subclass_inner_tensor.default"
+
+
+def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the inner tensors of a tensor subclass by name; a plain tensor itself; a DTensor's local tensor."""
+    tensor = local_tensor(tensor)
+    if not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    attributes, _ = tensor.__tensor_flatten__()
+    for each in attributes:
+        yield from inner(f"{name}.{each}", getattr(tensor, each))
+
+
+def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors by name, with each tensor subclass replaced by its inner tensors."""
+    return {name: part for outer, tensor in tensors.items() for name, part in inner(outer, tensor)}
+
+
+def flattened(program: Program, _: ExportNotes) -> Program:
+    """Return the program with tensor subclasses replaced by their inner tensors; itself if it has none.
+
+    Raises:
+        CaptureError: the exported graph does not access the inner tensors of a subclass.
+    """
+    if not any(map(is_traceable_wrapper_subclass, program.parameters.values())):
+        return program
+    graph, constants, parameters = copied(program.graph), dict(program.constants), dict(program.parameters)
+    for node in [n for n in graph.nodes if n.op == "placeholder" and n.name in program.constants]:
+        name = program.constants[node.name].result.name
+        if is_traceable_wrapper_subclass(parameters[name]):
+            parameters |= dict(inner(name, parameters[name]))
+            _replace(graph, node, name, constants)
+    used = {name for recipe in constants.values() for name in recipe.parameters} | set(program.buffers.values())
+    kept = {name: t for name, t in parameters.items() if name in used or not is_traceable_wrapper_subclass(t)}
+    for name, tensor in kept.items():
+        if is_traceable_wrapper_subclass(tensor):
+            raise CaptureError(
+                f"{name} is {kind_of(tensor)}, which torch.export does not flatten: the graph does not show how "
+                "its values are computed",
+                "quantize the model with NVIDIA ModelOpt, or with a configuration of torchao that is not a prototype "
+                "(docs/quantization.md), or make the parameter a plain tensor: .dequantize()",
+            )
+    return program.with_graph(
+        graph,
+        constants=FrozenDict(constants),
+        parameters=FrozenDict(kept),
+        versions=FrozenDict({name: version(tensor) for name, tensor in kept.items()}),
+        aliases=program.aliases | frozenset(kept),
+        outputs=rewired(program.outputs, graph),
+    )
+
+
+def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
+    """Replace a parameter by placeholders for the parts that are read."""
+    for user in list(node.users):
+        if qualified_name(user.target) != ACCESS:
+            continue
+        path = f"{name}.{user.args[1]}"
+        with graph.inserting_before(node):
+            made = graph.placeholder(path.replace(".", "_"))
+        made.target, made.meta = made.name, {"val": user.meta["val"]}
+        user.replace_all_uses_with(made)
+        graph.erase_node(user)
+        constants[made.name] = identity(path)
+        _replace(graph, made, path, constants)
+    if not node.users:
+        graph.erase_node(node)
+        del constants[node.name]

@@ -1,0 +1,133 @@
+"""Wrap steps of torch.export: passes over buffers, guards, logs, and the tracer's hooks in modules."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+
+from pipeline.aten.tracing_thread import is_tracing
+from pipeline.aten.types import Argument
+from pipeline.export_fixes.error_attribution import FIXES, NOT_THE_MODELS, place_of
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import Kernel
+from pipeline.shapes.environment import shape_of
+
+
+def without_plain_copies(
+    _: Kernel, module: torch.fx.GraphModule, signature: Any
+) -> tuple[torch.fx.GraphModule, object]:
+    """Replace torch's pass that removes copies into buffers: remove only copies without effect.
+
+    For every reader of a copy into a buffer, ``run_decompositions`` replaces the copy's result by its source, even if
+    the copy casts or expands (torch 2.11 to 2.13).
+    """
+    written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
+    with module._set_replace_hook(signature.get_replace_hook()):
+        for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+        module.recompile()
+    return module, signature
+
+
+def _is_plain_copy(node: torch.fx.Node) -> bool:
+    source = node.args[1] if node.target is torch.ops.aten.copy.default else None
+    if not isinstance(source, torch.fx.Node) or any(user.op == "output" for user in source.users):
+        return False  # what is returned beside the buffer is another tensor
+    made, given = node.meta["val"], source.meta["val"]
+    return made.dtype == given.dtype and shape_of(made) == shape_of(given)
+
+
+_kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
+
+
+def collected_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
+    """Return a context in which an export finishes although ranges are too wide; the list receives the errors.
+    torch.export raises an error for a range that is wider than the model accepts, but only after tracing it all."""
+    return set_to(_kept, [])
+
+
+def finishing(own: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
+    """Wrap `produce_guards_and_solve_constraints` to keep an error instead of raising it, where requested."""
+    try:
+        return own(fake_mode, *args, **kwargs)
+    except ConstraintViolationError as error:
+        kept = _kept.get()
+        if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
+            raise
+        words, *fixes = str(error).partition(FIXES)  # which torch reads from the message
+        kept.append(type(error)("".join((words, _fixing_lines(fake_mode.shape_env), *fixes))))
+
+
+def _fixing_lines(shape_env: Any) -> str:
+    """Return the lines of the model that fix a size to its value in the example, as lines of a message."""
+    found: dict[str, None] = {}
+    for guard in shape_env.guards:
+        sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()
+        frame = getattr(guard.sloc, "framework_loc", None)
+        if not isinstance(frame, traceback.FrameSummary) or not any(side.is_Integer for side in sides):
+            continue
+        if not frame.filename.startswith(NOT_THE_MODELS):
+            found[place_of(frame.filename, frame.lineno or 0)] = None
+    places = "".join(f"\n  - {place}" for place in found)
+    why = "The model makes numbers of sizes, or compares them with numbers, which it may keep from its last call:"
+    return f"\n{why}{places}" if places else ""
+
+
+log = logging.getLogger("pipeline.torch")
+
+
+def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Wrap `logging.Logger.handle` to keep torch's warnings and errors from the user: what matters it raises as well.
+
+    They are logged as ``pipeline.torch`` at DEBUG. Who sets ``TORCH_LOGS`` gets torch's logs as well.
+    """
+    is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
+    if is_torchs and not os.environ.get("TORCH_LOGS"):
+        log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
+    else:
+        own(logger, record)
+
+
+def prints(_: Callable[..., object], error: Argument) -> None:
+    """Replace `get_class_if_classified_error`: print no advice and no graph before an error."""
+    if hasattr(error, "partial_fx_graph"):
+        log.debug("what was traced before the error:\n%s", error.partial_fx_graph)
+        del error.partial_fx_graph
+
+
+def said_already(reason: str) -> None:
+    """Keep back the warning in which Dynamo repeats why a graph was broken, unless ``TORCH_LOGS`` is set."""
+    if not os.environ.get("TORCH_LOGS"):
+        dynamos = logging.getLogger("torch._dynamo.exc")
+
+        def repeats(record: logging.LogRecord) -> bool:
+            """Say whether to keep a record; this filter is removed by the one that it drops."""
+            if reason not in record.getMessage():
+                return True
+            dynamos.removeFilter(repeats)
+            return False
+
+        dynamos.addFilter(repeats)
+
+
+def calling(
+    own: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
+) -> object:
+    """Wrap the tracer's `call_module`: calls of other threads run untraced. The tracer replaces `Module.__call__` and
+    `Module.__getattr__` for the whole process, and treats every call as the model's."""
+    return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
+
+
+def reading(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
+    """Wrap the tracer's `getattr`: other threads get the plain attributes."""
+    return own(tracer, name, value, proxies) if is_tracing() else value

@@ -1,0 +1,266 @@
+"""Replace calls in a model that torch.export refuses, or of which it makes constants: ``x.data``, masks of bytes,
+indices of rank 0, pooling over sizes that vary, and ``torch.istft`` of a dynamic length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import _ProxyTensor, get_proxy_mode, get_proxy_slot, set_proxy_slot
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.nn import functional
+
+from pipeline.aten.types import Argument, Target, aten
+from pipeline.export_fixes import packed_sequence, runtime_asserts, value_hooks
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import VERSION, Kernel, ModelCall
+from pipeline.shapes.environment import expression
+
+_assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
+
+
+@contextmanager
+def assignments() -> Iterator[list[torch.Tensor]]:
+    """Return a context for one call, which records the tensors to whose ``.data`` the model assigns."""
+    with set_to(_assigned, list[torch.Tensor]()) as found:
+        yield found
+
+
+def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Assign ``tensor.data = value``: the trace goes on with the new value."""
+    mode = get_proxy_mode()
+    new = value if mode is None or get_proxy_slot(value, mode.tracer, None) is not None else torch.clone(value)
+    torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+    slot = None if mode is None else get_proxy_slot(new, mode.tracer, None)
+    if mode is not None and slot is not None:
+        set_proxy_slot(tensor, mode.tracer, _ProxyTensor(slot.proxy, None))
+    assigned = _assigned.get()
+    if assigned is not None:
+        assigned.append(tensor)
+
+
+def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Trace older code that eager accepts: ``x.data``, in which torch sees no operator, and ``torch.where`` with a mask
+    of bytes."""
+    if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+        return torch.Tensor.detach, args[:1], {}
+    if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+        return set_data, args, {}
+    if func is torch.where or func is torch.Tensor.where:
+        args, kwargs = _by_bools(func, args, kwargs)
+    return func, args, kwargs
+
+
+def _by_bools(
+    func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]
+) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+    """Return the arguments with a mask of bools."""
+    place, given, named = (0 if func is torch.where else 1), list(args), dict(kwargs)
+    held: Argument = given if len(given) > place else named
+    key: Argument = place if len(given) > place else "condition"
+    mask = held[key] if held is given or key in named else None
+    if isinstance(mask, torch.Tensor) and mask.dtype == torch.uint8:
+        held[key] = mask.bool()
+    return tuple(given), named
+
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Trace reads and writes at indices of rank 0 whose numbers only data has: ``cache[:, i] = cache[:, j] + x``.
+
+    torch.export takes such an index for a number, which only a call has, and fails: to write, and before torch 2.13 to
+    read. Here the model writes at an index of one element, and reads at a symbol, as torch 2.13 does.
+    """
+    name = getattr(func, "__name__", "")
+    if name in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(map(_is_position, index)) and all(_is_position(each) or _is_basic(each) for each in index):
+            if name == "__setitem__":
+                return _write, (args[0], index, args[2]), {}
+            if VERSION < (2, 13):
+                args = args[0], tuple(map(_symbol, index))
+    return func, args, kwargs
+
+
+def _symbol(index: Argument) -> Argument:
+    """Return a position as a symbol, also as an end of a slice."""
+    if isinstance(index, slice):
+        return slice(*map(_symbol, (index.start, index.stop, index.step)))
+    return index.item() if _is_position(index) else index
+
+
+def _is_position(index: object) -> bool:
+    """Return whether an index is a 0-d tensor whose value depends on data, even if it was read before."""
+    if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
+        return False
+    number = index.item_memo
+    return number is None or bool(free_unbacked_symbols(number))
+
+
+def _is_basic(index: object) -> bool:
+    """Return whether an index yields a view: it has no tensor, list or bool."""
+    return index is None or index is Ellipsis or isinstance(index, slice | torch.SymInt) or type(index) is int
+
+
+def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
+    """Write to a view in which the dims of the positions come first."""
+    view = tensor[tuple(slice(None) if _is_position(each) else each for each in index)]
+    dims = _indexed_dims(index, tensor.dim())
+    first = view.movedim(dims, tuple(range(len(dims))))
+    first[tuple(each.reshape(1) for each in index if _is_position(each))] = value
+
+
+def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
+    """Return the dims of the view that the positions index."""
+    found, dim = list[int](), 0
+    read = sum(each is not None and each is not Ellipsis for each in index)
+    for each in index:
+        if _is_position(each):
+            found.append(dim)
+        if each is Ellipsis:
+            dim += rank - read
+        elif each is None or isinstance(each, slice | torch.Tensor):
+            dim += 1
+    return tuple(found)
+
+
+MAXIMA: Final[Mapping[Target, int]] = {
+    getattr(module, f"max_pool{count}d"): count for module in (torch, functional) for count in (1, 2, 3)
+}
+POOLS: Final = {**MAXIMA, torch.avg_pool1d: 1, functional.avg_pool2d: 2, functional.avg_pool3d: 3}
+"""How many dims each function pools."""
+
+NONE: Final = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+"""The arguments that have a number for each dim, and the numbers with which a dim stays as it is."""
+OF_MEANS: Final = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+NAMES: Final = {func: ("input", *NONE, "ceil_mode") if func in MAXIMA else OF_MEANS for func in POOLS}
+
+
+def pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Trace pooling over sizes that vary, for which torch takes Python ints: windows as long as a dim
+    (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
+    if func in POOLS:
+        given = {**dict(zip(NAMES[func], args, strict=False)), **kwargs}
+        lengths = _per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAXIMA.get(func) == 1)
+        if any(isinstance(length, torch.SymInt) for length in lengths):
+            return _pool, (func, given), {}
+    return func, args, kwargs
+
+
+def _pool(func: Target, given: Mapping[str, Argument]) -> object:
+    """Reduce the dims that one window covers, and pool the others, in one rounding."""
+    count, x, dtype = POOLS[func], given["input"], given["input"].dtype
+    by_dim = {name: _per_dim(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
+    if not given.get("stride"):
+        by_dim["stride"] = [*by_dim["kernel_size"]]
+    covered = [_covers(*each) for each in zip(x.shape[-count:], by_dim["kernel_size"], by_dim["padding"], strict=True)]
+    if any(covered) and x.is_floating_point() and given.get("divisor_override") is None:
+        if func not in MAXIMA and not all(covered):
+            x = x.to(torch.promote_types(dtype, torch.float32))
+        reduce = torch.amax if func in MAXIMA else torch.mean
+        x = reduce(x, [dim - count for dim, is_covered in enumerate(covered) if is_covered], keepdim=True)
+        for name, numbers in by_dim.items():
+            by_dim[name] = [NONE[name] if each else number for each, number in zip(covered, numbers, strict=True)]
+        if all(covered):
+            return x
+    others = {name: value for name, value in given.items() if name not in by_dim and name != "input"}
+    if MAXIMA.get(func) != 1:
+        return func(x, **by_dim, **others).to(dtype)
+    rows: dict[str, Argument] = {name: (NONE[name], *numbers) for name, numbers in by_dim.items()}
+    return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
+
+
+def _per_dim(value: Argument, count: int) -> list[Argument]:
+    """Return an argument's value for each dim."""
+    numbers = [*value] if isinstance(value, tuple | list) else [value]
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
+    """Return whether a window always covers a dim of varying size."""
+    return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
+
+
+def inverse_spectra(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+    """Decompose ``torch.istft`` with a dynamic length, which torch accepts as a Python int alone."""
+    if func is torch.istft or func is torch.Tensor.istft:
+        given = {**dict(zip(ISTFT, args, strict=False)), **kwargs}
+        if isinstance(given.get("length"), torch.SymInt):
+            return istft, (), given
+    return func, args, kwargs
+
+
+ISTFT = tuple(argument.name.replace("self", "input") for argument in aten.istft.default._schema.arguments)
+
+
+def istft(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: Argument = None,
+    return_complex: bool = False,
+) -> torch.Tensor:
+    """istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True,
+    bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor. As ATen computes
+    it; that no sum of windows is 0 is not checked."""
+    hop, width = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
+    spectrum = input.unsqueeze(0) if input.dim() == 2 else input
+    real = spectrum.real.dtype
+    weights = torch.ones(width, dtype=real, device=input.device) if window is None else window
+    left = (n_fft - width) // 2
+    weights = torch.nn.functional.pad(weights, (left, n_fft - width - left))
+    frames, norm = spectrum.transpose(1, 2), "ortho" if normalized else "backward"
+    whole = return_complex if onesided is None else not onesided
+    if return_complex:
+        pieces = torch.fft.ifft(frames, dim=-1, norm=norm)
+    else:
+        pieces = torch.fft.irfft(frames[..., : n_fft // 2 + 1] if whole else frames, n_fft, dim=-1, norm=norm)
+    count = spectrum.shape[-1]
+    total = _overlap_add(pieces * weights, n_fft, hop, count)
+    weight = _overlap_add(weights.square().expand(1, count, n_fft), n_fft, hop, count)
+    start = n_fft // 2 if center else 0
+    ends = torch.sym_max(0, start + length - (n_fft + hop * (count - 1)))  # zeros beyond the last window
+    total = torch.nn.functional.pad(total, (0, ends)).narrow(1, start, length)
+    weight = torch.nn.functional.pad(weight, (0, ends), value=1.0).narrow(1, start, length)
+    signal = total / weight
+    return signal.squeeze(0) if input.dim() == 2 else signal
+
+
+def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
+    """Return the sum of overlapping windows."""
+    size = [windows.shape[0], n_fft + hop * (count - 1)]
+    if windows.is_complex():
+        parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))
+        return torch.complex(*parts)
+    added: torch.Tensor = aten.unfold_backward(windows, size, 1, n_fft, hop)
+    return added
+
+
+CALLS: Final = (
+    legacy,
+    inverse_spectra,
+    packed_sequence.packing,
+    runtime_asserts.holding,
+    at_positions,
+    value_hooks.indexing,
+    pooling,
+)
+"""What becomes of a call in the model, in this order, before torch.export handles it."""
+
+
+def handling(own: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
+    """Wrap torch.export's handling of a call in the model."""
+    for replaced in CALLS:
+        func, args, kwargs = replaced(mode, func, args, kwargs)
+    return own(mode, func, args, kwargs)

@@ -1,0 +1,91 @@
+"""Replace methods of torch's modules while a model is traced: `nn.TransformerEncoder.forward`, and `Module._apply`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.aten.types import Argument
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.patching import Kernel
+
+log = logging.getLogger(__name__)
+
+OTHERWISE: Final = (
+    "nn.TransformerEncoder returns zeros for padding under torch.no_grad(), and values where gradients are on, as they "
+    "are now, and the program does the same: capture it under torch.no_grad() to have zeros"
+)
+
+_gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)
+
+
+def as_called() -> AbstractContextManager[bool]:
+    """Return a context in which models are captured in the current gradient mode."""
+    return set_to(_gradients, torch.is_grad_enabled())
+
+
+def zeroing(
+    own: Callable[..., Tensor],
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """Wrap ``nn.TransformerEncoder.forward``: zero padded rows as eager does without gradients.
+
+    Eager then packs the rows of a batch without their padding, if that is at their end, and fills up with zeros before
+    the last norm. While torch traces, it does not, and padded places have values.
+    """
+    if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
+        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+    if _gradients.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
+        log.warning(OTHERWISE)
+        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+    output = src
+    for layer in encoder.layers:
+        output = layer(output, is_causal=bool(is_causal), src_key_padding_mask=src_key_padding_mask)
+    padding = src_key_padding_mask != 0
+    at_the_end = (padding[:, :-1] & ~padding[:, 1:]).any().logical_not()
+    output = output.masked_fill((padding & at_the_end).unsqueeze(-1), 0.0)
+    return output if encoder.norm is None else encoder.norm(output)
+
+
+def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
+    """Return whether eager packs rows: without gradients, depending on the mask."""
+    allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
+    asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
+    return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3
+
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+_stay: ContextVar[bool] = ContextVar("weights stay", default=False)
+
+
+def unmoved_weights() -> AbstractContextManager[bool]:
+    """Return a context in which only what modules hold beside parameters, buffers and other modules moves."""
+    return set_to(_stay, True)
+
+
+def applied(_: Kernel, module: torch.nn.Module, fn: Function, recurse: bool = True) -> torch.nn.Module:
+    """Apply a function to all tensors of a module: ``self.router = self.router.to(torch.float32)`` in a ``forward``.
+
+    torch swaps the contents of tensors, which fails on those of a trace. Here a module gets the results in their place,
+    and `untouched` puts back what it held.
+    """
+    if _stay.get():
+        return module
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    held: Argument
+    for held in (module._parameters, module._buffers):
+        with torch.no_grad():
+            held.update({name: fn(tensor) for name, tensor in held.items() if tensor is not None})
+    return module

@@ -1,0 +1,196 @@
+"""Evaluators of numbers, lists, dicts and strings. Python computes with its own objects, so a list with several names
+is one list, and sizes that vary stay expressions."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Final
+
+import torch
+
+from pipeline.export_fixes.torchscript.graph import Value
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator, overloads
+
+_OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
+    "aten::add": operator.add,
+    "aten::sub": operator.sub,
+    "aten::mul": operator.mul,
+    "aten::div": operator.truediv,
+    "aten::floordiv": operator.floordiv,
+    "aten::remainder": operator.mod,
+    "aten::pow": operator.pow,
+    "aten::neg": operator.neg,
+    "aten::eq": operator.eq,
+    "aten::ne": operator.ne,
+    "aten::lt": operator.lt,
+    "aten::le": operator.le,
+    "aten::gt": operator.gt,
+    "aten::ge": operator.ge,
+    "aten::__and__": operator.and_,
+    "aten::__or__": operator.or_,
+    "aten::__xor__": operator.xor,
+    "aten::__lshift__": operator.lshift,
+    "aten::__rshift__": operator.rshift,
+    "aten::__not__": lambda a: torch.logical_not(a) if isinstance(a, torch.Tensor) else torch.sym_not(a),
+    "aten::add_": operator.iadd,
+    "aten::mul_": operator.imul,
+    "aten::sum": sum,
+    "aten::any": any,
+    "aten::all": all,
+    "aten::round": round,
+    "aten::sqrt": torch.sym_sqrt,
+    "aten::divmod": divmod,
+    "aten::mathremainder": math.remainder,
+    "aten::__round_to_zero_floordiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "aten::__range_length": lambda low, high, step: _length(low, high, step),
+    "aten::__derive_index": lambda index, start, step: start + index * step,
+    "aten::bin": bin,
+    "aten::hex": hex,
+    "aten::oct": oct,
+    "aten::hash": hash,
+    "prim::abs": abs,
+}
+"""Kinds as functions of numbers, strings and lists, for all overloads without a tensor."""
+
+_MATH: Final = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf"),
+    *("erfc", "exp", "expm1", "fabs", "factorial", "floor", "fmod", "frexp", "gamma", "gcd", "isfinite", "isinf"),
+    *("isnan", "ldexp", "lgamma", "log", "log10", "log1p", "modf", "radians", "sin", "sinh", "tan", "tanh"),
+)
+"""Kinds that are the function of the same name in ``math``."""
+
+
+def _length(low: Value, high: Value, step: Value) -> Value:
+    """Return how many numbers a range has."""
+    if step == 1 and isinstance(high - low, torch.SymInt):
+        return torch.sym_max(high - low, 0)
+    return len(range(low, high, step))
+
+
+def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
+    """prim::max, prim::min of two numbers, of two lists or of one."""
+
+    def evaluate(call: Call, first: Value, second: Value = None) -> Value:
+        if second is None:
+            return reduce(pick, first)
+        return of_lists(first, second) if isinstance(first, list) else pick(first, second)
+
+    return evaluate
+
+
+def _number(function: Callable[..., Value]) -> Evaluator:
+    """Return an evaluator whose result has TorchScript's type: ``2 ** 3`` is a float, ``floor`` an int."""
+
+    def evaluate(call: Call, *values: Value) -> Value:
+        result = function(*values)
+        if call.types == ("float",) and type(result) in (int, torch.SymInt):
+            return torch.sym_float(result)
+        return int(result) if call.types == ("int",) and type(result) is float else result
+
+    return evaluate
+
+
+def plain(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
+    """Evaluators for the overloads of these kinds that take no tensor."""
+    return {f"{kind}.{o}": _number(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
+
+
+NUMBERS: Final[Mapping[str, Evaluator]] = {
+    **plain(_OPERATORS),
+    **plain({f"aten::{name}": getattr(math, name) for name in _MATH}),
+    "prim::max": _extreme(torch.sym_max, max),
+    "prim::min": _extreme(torch.sym_min, min),
+    "prim::rangelist": lambda call, end: list(range(end)),
+}
+"""Evaluators of arithmetic without tensors."""
+
+
+def _get(call: Call, values: Value, index: Value) -> Value:
+    if isinstance(values, dict) and index not in values:
+        raise call.error(f"the dict has no key {index!r}")
+    if not isinstance(values, dict) and not -len(values) <= index < len(values):
+        raise call.error(f"index {index} is outside a list of {len(values)}")
+    return values[index]
+
+
+def _set(values: Value, index: Value, value: Value) -> None:
+    values[index] = value
+
+
+def _delete(values: Value, index: Value) -> None:
+    del values[index]
+
+
+def _append(values: list[Value], value: Value) -> list[Value]:
+    values.append(value)
+    return values
+
+
+def _listed(values: Value) -> list[Value]:
+    return list(values)
+
+
+def _sort(values: list[Value], *options: Value) -> None:
+    values.sort(reverse=bool(options and options[-1]))
+
+
+def _method(name: str) -> Callable[..., Value]:
+    """Return a method of the first value, of this name."""
+    return lambda owner, *values: getattr(owner, name)(*values)
+
+
+_LISTS: Final[Mapping[str, Callable[..., Value]]] = {
+    "aten::slice": lambda values, start, end, step=1: values[start:end:step],
+    "aten::select": lambda values, index: values[index],
+    "aten::list": _listed,
+    "aten::sort": _sort,
+    "aten::sorted": lambda values, *options: sorted(values, reverse=bool(options and options[-1])),
+    "aten::copy": _method("copy"),
+    "aten::clear": _method("clear"),
+    "aten::index": _method("index"),
+    "aten::count": _method("count"),
+    "aten::remove": _method("remove"),
+    "aten::dict": dict,
+    "aten::split": _method("split"),
+    "aten::len": len,
+}
+"""Kinds that tensors share with lists, dicts and strings, as functions for overloads without a tensor."""
+
+_STRINGS: Final = (
+    *("capitalize", "center", "endswith", "expandtabs", "find", "isalnum", "isalpha", "isdecimal", "isdigit"),
+    *("isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower"),
+    *("lstrip", "partition", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "splitlines"),
+    *("startswith", "strip", "swapcase", "title", "upper", "zfill"),
+)
+"""Kinds that are Python's string method of the same name."""
+
+
+def _of(function: Callable[..., Value]) -> Evaluator:
+    return lambda call, *values: function(*values)
+
+
+CONTAINERS: Final[Mapping[str, Evaluator]] = {
+    **plain(_LISTS),
+    **plain({f"aten::{name}": _method(name) for name in _STRINGS}),
+    **{f"aten::{name}": _of(_method(name)) for name in ("extend", "insert", "pop", "reverse")},
+    **{f"aten::{name}": _of(_method(name)) for name in ("get", "setdefault", "update", "popitem")},
+    "aten::keys": lambda call, values: list(values.keys()),
+    "aten::values": lambda call, values: list(values.values()),
+    "aten::items": lambda call, values: list(values.items()),
+    "aten::append": _of(_append),
+    "aten::__getitem__": _get,
+    "prim::StringIndex": _get,
+    "aten::_set_item": _of(_set),
+    "aten::Delete": _of(_delete),
+    "aten::__contains__": lambda call, values, value: value in values,
+    "aten::Size": lambda call, sizes: list(sizes),
+    "aten::format": lambda call, text, *values: text.format(*values),
+    "aten::percentFormat": lambda call, text, *values: text % values,
+    "aten::str": lambda call, value: str(value),
+    "aten::ord": lambda call, value: ord(value),
+    "aten::chr": lambda call, value: chr(value),
+}
+"""Evaluators of lists, dicts and strings."""

@@ -1,0 +1,201 @@
+"""Powers, quotients and remainders with eager's signs and rounding; integers exactly. Small integer exponents are
+repeated multiplications."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
+from pipeline.impl.block_decorators import block
+from pipeline.impl.elementwise import arithmetic, binary, is_number, layer, promoted, where, wide
+from pipeline.impl.unary import absolute, is_negative, truncated
+from pipeline.network.net import Net
+
+LARGEST_PRODUCT = 64
+ONE_LAYER = (1, 2, 0.5, -1)
+"""Exponents that take one layer, which rounds once."""
+
+
+@block
+def power(net: Net, a: Value, b: Value) -> ITensor:
+    """``a ** b`` in eager's common dtype; in float32 for halves, rounded once."""
+    dtype = base.result_type(a, b)
+    compute = arithmetic(dtype) if is_number(b) and b in ONE_LAYER else wide(arithmetic(dtype))
+    known = is_number(b)
+    result = _known_power(net, base.tensor(net, a, compute), b) if known else _any_power(net, a, b, compute)
+    return base.cast(net, result, dtype)
+
+
+def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+    """Return a power with any exponent. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the
+    largest int for 0."""
+    if dtype.is_floating_point:
+        return layer(net, "POW", a, b, dtype)
+    x, y = promoted(net, a, b, dtype=dtype)
+    result = base.elementwise(net, "POW", x, absolute(net, y))
+    if is_number(a) and abs(a) == 1:
+        return result
+    fraction: Value = 0
+    if not is_number(a):
+        unit = layer(net, "EQUAL", absolute(net, x), 1, dtype)
+        fraction = where(net, unit, result, 0, dtype)
+    return where(net, layer(net, "LESS", y, 0, dtype), fraction, result, dtype)
+
+
+def _known_power(net: Net, x: ITensor, exponent: float) -> ITensor:
+    """Return a power with a number as exponent, by eager's shortcuts and repeated multiplication of integers."""
+    dtype = base.dtype_of(x)
+    if exponent in (0.5, -0.5):
+        root = base.unary(net, "SQRT", x)
+        return root if exponent > 0 else base.unary(net, "RECIP", root)
+    if exponent in (1, 2, 3) or (not dtype.is_floating_point and 0 < exponent <= LARGEST_PRODUCT):
+        return _multiplied(net, x, int(exponent))
+    if exponent in (-1, -2) and dtype.is_floating_point:
+        return base.unary(net, "RECIP", _multiplied(net, x, -int(exponent)))
+    return layer(net, "POW", x, exponent, dtype)
+
+
+def _multiplied(net: Net, x: ITensor, exponent: int) -> ITensor:
+    """Return an integer power by repeated squaring."""
+    if exponent == 1:
+        return x
+    half = _multiplied(net, x, exponent // 2)
+    square = base.elementwise(net, "PROD", half, half)
+    return square if exponent % 2 == 0 else base.elementwise(net, "PROD", square, x)
+
+
+HALF_OF_FLOAT = 4096.0
+"""Half of the 24 bits of a float32."""
+
+STEP = 24
+"""The bits of a quotient that are exact in float32, and so between the multiples of the divisor that are subtracted."""
+
+LARGE = 2.0**100
+"""Above it operands are scaled down, since a rounded multiple of the divisor may overflow. A divisor below ``2**-100``
+is then rounded."""
+
+
+@block
+def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> ITensor:
+    """Divide; integers to float32 unless the quotient is rounded, by ``"floor"`` or ``"trunc"``."""
+    dtype = base.result_type(a, b)
+    if rounding_mode is None:
+        return layer(net, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)
+    if not dtype.is_floating_point:
+        return binary(net, {"floor": "FLOOR_DIV", "trunc": "DIV"}[rounding_mode], a, b)
+    x, y = promoted(net, a, b, dtype=wide(dtype))
+    if rounding_mode == "floor":
+        return base.cast(net, _floored(net, x, y, _steps(dtype, b)), dtype)
+    return base.cast(net, truncated(net, base.elementwise(net, "DIV", x, y)), dtype)
+
+
+@block
+def floor_divide(net: Net, a: Value, b: Value) -> ITensor:
+    return divide(net, a, b, "floor")
+
+
+@block
+def fmod(net: Net, a: Value, b: Value) -> ITensor:
+    """Return the remainder with the sign of ``a``."""
+    dtype = base.result_type(a, b)
+    x, y = _operands(net, a, b, dtype)
+    if not dtype.is_floating_point:
+        return _integer_remainder(net, x, y, "DIV")
+    return base.cast(net, _float_fmod(net, x, y, _steps(dtype, b)), dtype)
+
+
+@block
+def remainder(net: Net, a: Value, b: Value) -> ITensor:
+    """Return the remainder with the sign of ``b``."""
+    dtype = base.result_type(a, b)
+    x, y = _operands(net, a, b, dtype)
+    if not dtype.is_floating_point:
+        return _integer_remainder(net, x, y, "FLOOR_DIV")
+    left = _float_fmod(net, x, y, _steps(dtype, b))
+    wrapped = base.elementwise(net, "SUM", left, y)
+    return base.cast(net, where(net, _signs_differ(net, left, y), wrapped, left), dtype)
+
+
+def _operands(net: Net, a: Value, b: Value, dtype: torch.dtype) -> list[ITensor]:
+    """Round both to eager's common dtype, and widen halves to float32."""
+    return [base.cast(net, v, wide(dtype)) for v in promoted(net, a, b, dtype=dtype)]
+
+
+def _steps(dtype: torch.dtype, divisor: Value) -> int:
+    """Return the number of steps of `_float_fmod` for the largest quotient."""
+    info = torch.finfo(dtype)
+    least = abs(divisor) if is_number(divisor) and info.tiny <= abs(divisor) <= info.max else info.tiny * info.eps
+    return max(1, math.ceil(math.log2(info.max / least) / STEP))
+
+
+def _integer_remainder(net: Net, x: ITensor, y: ITensor, division: str) -> ITensor:
+    multiple = base.elementwise(net, "PROD", base.elementwise(net, division, x, y), y)
+    return base.elementwise(net, "SUB", x, multiple)
+
+
+def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
+    """Return whether a nonzero remainder and the divisor have different signs."""
+    signs = [base.unary(net, "SIGN", value) for value in (left, divisor)]
+    return layer(net, "LESS", base.elementwise(net, "PROD", *signs), 0.0, base.dtype_of(left))
+
+
+def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
+    """Return the floor of the exact quotient, which may be below the rounded one; by zero, the quotient itself."""
+    quotient = base.elementwise(net, "DIV", x, y)
+    left = _float_fmod(net, x, y, steps)
+    floor = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
+    less = layer(net, "SUB", floor, 1.0, torch.float32)
+    floor = where(net, _signs_differ(net, left, y), less, floor)
+    zero = layer(net, "EQUAL", floor, 0.0, torch.float32)
+    signed_zero = layer(net, "PROD", quotient, 0.0, torch.float32)
+    result = where(net, zero, signed_zero, base.unary(net, "ROUND", floor))
+    return where(net, layer(net, "EQUAL", y, 0.0, torch.float32), quotient, result)
+
+
+def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
+    """Return the exact remainder, by subtracting multiples of ever smaller multiples of the divisor. Above `LARGE` both
+    are divided by 4, so that rounding up cannot overflow."""
+    magnitude, divisor = absolute(net, x), absolute(net, y)
+    large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
+    less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
+    left, divisor = (base.elementwise(net, "PROD", value, less) for value in (magnitude, divisor))
+    scaled = [[divisor, *_thirds(net, divisor)]]
+    for _ in range(steps - 1):
+        scaled.append([layer(net, "PROD", part, 2.0**STEP, torch.float32) for part in scaled[-1]])
+    for multiple, *parts in reversed(scaled):
+        below = base.elementwise(net, "LESS", left, multiple)
+        left = where(net, below, left, _rest(net, left, multiple, parts))
+    left = base.elementwise(net, "PROD", left, more)
+    return where(net, is_negative(net, x), base.unary(net, "NEG", left), left)
+
+
+def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor:
+    """Return ``a mod b`` for positive operands with a quotient below 2**24: the quotient times the divisor is
+    subtracted in parts that are exact in float32."""
+    times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
+    for part in parts:
+        for factor in _halves(net, times):
+            left = base.elementwise(net, "SUB", left, base.elementwise(net, "PROD", factor, part))
+    below = layer(net, "LESS", left, 0.0, torch.float32)
+    return where(net, below, base.elementwise(net, "SUM", left, b), left)
+
+
+def _thirds(net: Net, x: ITensor) -> list[ITensor]:
+    """Split ``x`` into three numbers of 8 bits, the largest first."""
+    parts = []
+    for _ in range(2):
+        part = base.cast(net, base.cast(net, x, torch.bfloat16), torch.float32)
+        parts.append(part)
+        x = base.elementwise(net, "SUB", x, part)
+    return [*parts, x]
+
+
+def _halves(net: Net, x: ITensor) -> list[ITensor]:
+    """Split an integer into a multiple of 4096 and a rest of 12 bits."""
+    scaled = base.unary(net, "ROUND", layer(net, "DIV", x, HALF_OF_FLOAT, torch.float32))
+    high = layer(net, "PROD", scaled, HALF_OF_FLOAT, torch.float32)
+    return [high, base.elementwise(net, "SUB", x, high)]

@@ -1,0 +1,193 @@
+"""Calls of operators over sequences: attention, cache updates, recurrences and recurrent layers.
+
+Recurrences have one token, some in a chunk, or several chunks. Rows of recurrent layers have one length, or several
+(packed sequences); layers go in one or both directions, with and without biases and projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+from hypothesis import strategies as st
+
+from pipeline.aten.kv_cache_ops import CACHE_UPDATE
+from pipeline.aten.own_ops import LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
+from pipeline.aten.packed_rnn_ops import LAYERS
+from pipeline.aten.types import Leaf, Target, aten
+from pipeline.testing.calls import Call, Dim, TensorSpec
+from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
+
+HEADS = 4
+QUERIES, KEYS = "n", "m"
+
+
+def _operands(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
+    size = draw(st.sampled_from((16, 8, 5, 20)))
+    groups = [*leading[:-1], heads] if leading else []
+    shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
+    return tuple(draw(tensors(shape, dtype)) for shape in shapes)
+
+
+def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
+    """Draw a mask: None, bools, or numbers to add; its leading dims are those of heads, or 1, or absent."""
+    kind = draw(st.sampled_from((None, torch.bool, dtype)))
+    if kind is None:
+        return None
+    parts: list[Dim] = draw(st.sampled_from((leading, [1] * len(leading), [*leading[:1], 1][: len(leading)], [])))
+    return draw(tensors([*parts, QUERIES, KEYS], kind))
+
+
+def _sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
+    names = {d for spec in call_args if spec is not None for d in spec.shape if isinstance(d, str)}
+    known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
+    return {name: known[name] for name in sorted(names)}
+
+
+@calls(aten.scaled_dot_product_attention.default)
+def attention(draw: Draw, target: object) -> Call:
+    dtype, gqa = draw(floats), draw(st.sampled_from((False, False, True)))
+    leading: list[Dim] = ["b", HEADS] if gqa else draw(st.sampled_from((["b", HEADS], ["b", HEADS], ["b"], [])))
+    operands = (
+        _operands(draw, dtype, 2 if gqa else HEADS, leading) if len(leading) == 2 else _plain(draw, dtype, leading)
+    )
+    mask = _mask(draw, dtype, leading)
+    causal = mask is None and draw(st.booleans())
+    kwargs = {"scale": draw(st.sampled_from((None, 0.3, 1.0))), "enable_gqa": gqa}
+    return Call(target, (*operands, mask, 0.0, causal), kwargs, _sizes((*operands, mask)))
+
+
+def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
+    """Draw arguments without heads; the values may have a size of their own."""
+    size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
+    shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
+    return tuple(draw(tensors(shape, dtype)) for shape in shapes)
+
+
+@calls(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def for_cpu(draw: Draw, target: object) -> Call:
+    dtype = draw(floats)
+    leading: list[Dim] = ["b", HEADS]
+    operands, mask = _operands(draw, dtype, HEADS, leading), _mask(draw, dtype, leading)
+    causal = mask is None and draw(st.booleans())
+    kwargs = {"attn_mask": mask, "scale": draw(st.sampled_from((None, 0.3)))}
+    return Call(target, (*operands, 0.0, causal), kwargs, _sizes((*operands, mask)), (0,))
+
+
+@calls(OPEN_MASK)
+def open_mask(draw: Draw, target: Any) -> Call:
+    dtype = draw(st.just(torch.bool) | floats)
+    return draw(named(Call(target, (draw(tensors(draw(shapes(2, 4)), dtype)),))))
+
+
+@calls(CACHE_UPDATE)
+def cache_update(draw: Draw, target: Any) -> Call:
+    batch, heads, size, width = (draw(st.integers(1, most)) for most in (3, 3, 6, 4))
+    length, dtype = draw(st.integers(1, size)), draw(floats)
+    starts = draw(tensors((draw(st.sampled_from((1, batch))),), torch.int64, ("below", size - length + 1)))
+    cache, update = tensors((batch, heads, size, width), dtype), tensors((batch, heads, length, width), dtype)
+    return draw(named(Call(target, (draw(cache), draw(update), starts)), {0: (1, 3), 1: (1, 3)}))
+
+
+TOKENS: tuple[Dim, ...] = ("t", "t", 1, 5, 70, 300)
+"""Numbers of tokens: dynamic, 1, within a chunk, and over several chunks."""
+FADES = ("uniform", -0.8, 0.0)
+
+
+WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
+
+
+def _call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
+    names = {name for each in arguments if each is not None for name in each.names}
+    return Call(
+        target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in sorted(names)}
+    )
+
+
+@calls(LINEAR_ATTENTION)
+def linear_attention(draw: Draw, target: object) -> Call:
+    dtype, width, of_values = draw(floats), draw(WIDTHS), draw(WIDTHS)
+    row: tuple[Dim, ...] = ("n", draw(st.integers(1, 3) | st.just("h")), draw(st.sampled_from(TOKENS)))
+    query, key = (draw(tensors((*row, width), dtype, ("uniform", -0.5, 0.5))) for _ in range(2))
+    value = draw(tensors((*row, of_values), dtype, "unit"))
+    decay = draw(tensors((*row, width) if draw(st.booleans()) else row, torch.float32, FADES))
+    beta = draw(tensors(row, dtype, ("uniform", 0.0, 1.0))) if draw(st.booleans()) else None
+    state = draw(tensors(("n", row[1], of_values, width), torch.float32, "unit"))
+    return _call(draw, target, (query, key, value, decay, beta, state))
+
+
+@calls(SELECTIVE_SCAN)
+def selective_scan(draw: Draw, target: object) -> Call:
+    dtype, tokens, width, states = draw(floats), draw(st.sampled_from(TOKENS)), draw(WIDTHS), draw(st.integers(1, 4))
+    input = draw(tensors(("n", width, tokens), dtype, "unit"))
+    step = draw(tensors(("n", width, tokens), dtype, ("uniform", 0.0, 1.0)))
+    constant = isinstance(width, int) and draw(st.booleans())
+    a = draw(tensors((width, states), torch.float32, FADES, constant=constant))
+    b, c = (draw(tensors(("n", states, tokens), dtype, "unit")) for _ in range(2))
+    state = draw(tensors(("n", width, states), torch.float32, "unit"))
+    return _call(draw, target, (input, step, a, b, c, state))
+
+
+GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
+PACKED = {LAYERS[getattr(aten, target._schema.name.removeprefix("aten::")).data]: n for target, n in GATES.items()}
+LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
+"""Lengths: dynamic, some that are unrolled, and one that becomes a loop."""
+
+
+@frozen
+class Layer:
+    """A layer's initial states, weights and options, and the form of its input."""
+
+    steps: Dim
+    features: int
+    dtype: torch.dtype
+    state: object
+    params: list[TensorSpec]
+    options: tuple[object, ...]
+
+    @property
+    def sizes(self) -> list[str]:
+        """Return the names of its sizes beside the batch."""
+        return ["t"] if self.steps == "t" else []
+
+
+@st.composite
+def layers(draw: Draw, gates: int) -> Layer:
+    """Draw a layer of so many gates; an LSTM has four."""
+    features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
+    projected = draw(st.none() | st.integers(1, hidden - 1)) if gates == 4 and hidden > 1 else None
+    dtype = draw(floats)
+    output: int = projected or hidden
+    rows = gates * hidden
+    shapes: list[tuple[Dim, ...]] = []
+    for layer in range(count):
+        given: int = features if layer == 0 else output * directions
+        biases: list[tuple[Dim, ...]] = [(rows,), (rows,)] if biased else []
+        own: list[tuple[Dim, ...]] = [(rows, given), (rows, output), *biases]
+        shapes += (own + ([(projected, hidden)] if projected else [])) * directions
+    params = [draw(tensors(shape, dtype, values="unit", constant=constant)) for shape in shapes]
+    sizes = (output, hidden) if gates == 4 else (hidden,)
+    states = [draw(tensors((count * directions, "n", size), dtype, values="unit")) for size in sizes]
+    options = (biased, count, 0.0, draw(st.booleans()), directions == 2)
+    state: object = states if gates == 4 else states[0]
+    return Layer(draw(st.sampled_from(LENGTHS)), features, dtype, state, params, options)
+
+
+@calls(*GATES)
+def recurrent(draw: Draw, target: Target) -> Call:
+    layer, batch_first = draw(layers(GATES[target])), draw(st.booleans())
+    steps, features = layer.steps, layer.features
+    shape = ("n", steps, features) if batch_first else (steps, "n", features)
+    x = draw(tensors(shape, layer.dtype, values="unit"))
+    sizes = {name: draw(st.integers(1, 3)) for name in ("n", *layer.sizes)}
+    return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
+
+
+@calls(*PACKED)
+def packed(draw: Draw, target: Target) -> Call:
+    layer = draw(layers(PACKED[target]))
+    x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
+    lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
+    sizes = {name: draw(st.integers(1, 3)) for name in ("n", *layer.sizes)}
+    return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)

@@ -1,0 +1,231 @@
+"""Calls of operators over spatial dims: convolutions, pooling, resizing, padding."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from pipeline.aten.types import Target, aten
+from pipeline.testing.calls import Call, TensorSpec
+from pipeline.testing.strategies.common import (
+    DTYPES,
+    Draw,
+    Shape,
+    calls,
+    dtypes,
+    floats,
+    moved,
+    named,
+    shapes,
+    spatial_rank,
+    tensors,
+)
+
+
+@calls(aten.convolution.default)
+def convolution(draw: Draw, target: object) -> Call:
+    rank, transposed = draw(st.sampled_from((2, 1, 3))), draw(st.booleans())
+    dtype, groups = draw(floats), draw(st.sampled_from((1, 2, 1, 3)))
+
+    def each(values: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(values, min_size=rank, max_size=rank))
+
+    channels, maps = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
+    kernel, stride, dilation = each(st.integers(1, 3)), each(st.integers(1, 3)), each(st.integers(1, 2))
+    weight = [channels, maps // groups] if transposed else [maps, channels // groups]
+    more = [draw(st.integers(0, max(s, d) - 1)) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
+    shape = [draw(st.integers(1, 2)), channels, *each(st.integers(5, 7))]
+    constant = draw(st.booleans())
+    specs = (
+        draw(tensors(shape, dtype)),
+        draw(tensors([*weight, *kernel], dtype, constant=constant)),
+        draw(st.none() | tensors([maps], dtype, constant=constant)),
+    )
+    call = Call(target, (*specs, stride, each(st.integers(0, 2)), dilation, transposed, more, groups))
+    return draw(named(call, {0: [0, *range(2, rank + 2)]}, least=5))
+
+
+def _lists(draw: Draw, low: int, high: int, rank: int) -> list[int]:
+    return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
+
+
+def _input(draw: Draw, rank: int, values: object = "normal") -> TensorSpec:
+    leading = [2] * draw(st.sampled_from((2, 2, 1)))
+    return draw(tensors([*leading, *_lists(draw, 5, 7, rank)], draw(floats), values))
+
+
+def _windows(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
+    kernel = _lists(draw, 1, 4, rank)
+    stride = draw(st.just([]) | st.just(_lists(draw, 1, 3, rank)))
+    return kernel, stride, [draw(st.integers(0, k // 2)) for k in kernel]
+
+
+def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
+    """Draw names for sizes: the batch may always be dynamic, the pooled dims mostly, except that of ``max_pool1d``,
+    which tracing fixes."""
+    pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
+    return draw(named(call, {0: [0, *pooled]}, least=5))
+
+
+@calls(
+    aten.max_pool1d.default,
+    aten.max_pool2d.default,
+    aten.max_pool3d.default,
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool3d_with_indices.default,
+)
+def max_pool(draw: Draw, target: Target) -> Call:
+    rank = spatial_rank(target)
+    values = draw(st.sampled_from(("normal", "small", "special")))
+    x, windows = _input(draw, rank, values), _windows(draw, rank)
+    dilation, ceil_mode = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((False, False, True)))
+    outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
+    call = Call(target, (x, *windows, [dilation] * rank, ceil_mode), outputs=outputs)
+    return _dynamic(draw, call, rank)
+
+
+@calls(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(draw: Draw, target: object) -> Call:
+    rank = spatial_rank(target)
+    ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
+    divisor = [draw(st.sampled_from((None, 3)))] if rank > 1 else []
+    arguments = (_input(draw, rank), *_windows(draw, rank), ceil_mode, count_include_pad, *divisor)
+    return _dynamic(draw, Call(target, arguments), rank)
+
+
+@calls(
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool3d.default,
+    aten.adaptive_max_pool1d.default,
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d.default,
+)
+def adaptive_pool(draw: Draw, target: Target) -> Call:
+    rank = spatial_rank(target)
+    size = draw(st.just([1] * rank) | st.just(_lists(draw, 1, 6, rank)))
+    is_max = "max" in str(target)
+    values = draw(st.sampled_from(("normal", "small", *(["special"] if is_max else []))))
+    outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
+    return _dynamic(draw, Call(target, (_input(draw, rank, values), size), outputs=outputs), rank)
+
+
+PACKETS = (
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d,
+    aten._upsample_nearest_exact3d,
+    aten.upsample_linear1d,
+    aten.upsample_bilinear2d,
+    aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
+    aten._upsample_bilinear2d_aa,
+    aten._upsample_bicubic2d_aa,
+)
+factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
+
+
+def _image(draw: Draw, rank: int) -> object:
+    dtype = draw(st.just(torch.float32) | floats)
+    return draw(tensors([2, 2, *draw(st.lists(st.integers(3, 6), min_size=rank, max_size=rank))], dtype))
+
+
+def _aligned(draw: Draw, target: Target) -> list[bool]:
+    """Draw align_corners, where the operator has it."""
+    names = [argument.name for argument in target._schema.arguments]
+    return [draw(st.booleans())] if "align_corners" in names else []
+
+
+def _sizes(draw: Draw, target: object, rank: int) -> list[int]:
+    """Draw sizes; the last is above 1 with antialiasing, since torch 2.13 repeats the first row there on a CPU."""
+    *others, last = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
+    return [*others, max(last, 2) if "_aa" in str(target) else last]
+
+
+def _resizable(draw: Draw, call: Call, rank: int) -> Call:
+    return draw(named(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
+
+
+@calls(*(packet.vec for packet in PACKETS))
+def by_size_or_scale(draw: Draw, target: object) -> Call:
+    rank = spatial_rank(target)
+    sizes = _sizes(draw, target, rank) if draw(st.booleans()) else None
+    some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
+    scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
+    return _resizable(draw, Call(target, (_image(draw, rank), sizes, *_aligned(draw, target), scales)), rank)
+
+
+@calls(*(packet.default for packet in PACKETS))
+def by_size(draw: Draw, target: object) -> Call:
+    rank = spatial_rank(target)
+    sizes = _sizes(draw, target, rank)
+    return _resizable(draw, Call(target, (_image(draw, rank), sizes, *_aligned(draw, target))), rank)
+
+
+@calls(aten.grid_sampler.default, aten.grid_sampler_2d.default)
+def grid_sampler(draw: Draw, target: object) -> Call:
+    values = draw(st.sampled_from(("unit", "small", "normal")))
+    x, grid = draw(tensors(("n", 2, "h", 5), torch.float32)), draw(tensors(("n", "m", 4, 2), torch.float32, values))
+    modes = (draw(st.integers(0, 2)), draw(st.integers(0, 2)), draw(st.booleans()))
+    return Call(target, (x, grid, *modes), sizes={"n": 2, "h": (2, 4, 8), "m": 3})
+
+
+@st.composite
+def _amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
+    """Draw (before, after) for the last ``count`` dims: no more than the mode allows; negative ones leave elements."""
+    found: list[int] = []
+    for size in reversed(shape[len(shape) - count :]):
+        most = {"reflect": size - 1, "circular": size - 1}.get(mode, 3)
+        before = draw(st.integers(-1, min(most, 3)))
+        found += [before, draw(st.integers(-1, min(most, 3)))]
+    return found
+
+
+@calls(aten.constant_pad_nd.default)
+def constant_pad_nd(draw: Draw, target: object) -> Call:
+    shape, dtype = draw(shapes(1, 4)), draw(dtypes)
+    amounts = draw(_amounts(shape, draw(st.integers(0, len(shape))), "constant"))
+    value = draw(st.sampled_from([0, 1, 2.5, -3] if dtype.is_floating_point else [0, 1]))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), amounts, value)), least=3))
+
+
+DIMS = {"1d": 1, "2d": 2, "3d": 3}
+
+
+@calls(
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad3d.default,
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+)
+def pad_nd(draw: Draw, target: Target) -> Call:
+    name = target._schema.name.removeprefix("aten::")
+    count, mode = DIMS[name[-2:]], "reflect" if name.startswith("reflection") else "replicate"
+    shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
+    x = draw(moved(shape, draw(floats)))
+    return draw(named(Call(target, (x, draw(_amounts(shape, count, mode)))), {0: range(len(shape))}, least=4))
+
+
+@calls(aten._pad_circular.default)
+def pad_circular(draw: Draw, target: object) -> Call:
+    count = draw(st.integers(1, 3))
+    shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
+    amounts = draw(_amounts(shape, count, "circular"))
+    return draw(named(Call(target, (draw(moved(shape, draw(floats))), amounts)), least=4))
+
+
+@calls(aten.pad.default)
+def pad(draw: Draw, target: object) -> Call:
+    mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
+    count = draw(st.integers(1, 3))
+    shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
+    dtype = draw(st.sampled_from(DTYPES) if mode == "constant" else floats)
+    value = draw(st.none() | st.sampled_from([1.0, 2.0])) if mode == "constant" else None
+    call = Call(target, (draw(moved(shape, dtype)), draw(_amounts(shape, count, mode)), mode, value))
+    return draw(named(call, least=4))
