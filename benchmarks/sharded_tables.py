@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks.environment import RESULTS
+from benchmarks.markdown import table, with_part
 from benchmarks.real_tables import group, main
 
 Key: TypeAlias = tuple[str, int, int, int, str]
@@ -31,6 +32,31 @@ A step of so many tokens beside its parts, in ms: its engines in a row, and its 
 the other ranks. On CPUs the reference executor takes the place of engines, and gloo that of NCCL.
 """
 OVERHEAD_COLUMNS = ["on", "model", "batch", "tokens", "method", "step", "engines", "collectives", "overhead", "between"]
+
+PAGE = Path(__file__).parent.parent / "docs" / "sharded.md"
+BESIDE = {
+    "two GPUs": "pipeline + graph",
+    "without graphs": "pipeline",
+    "torch.compile": "torch.compile, reduce-overhead",
+    "one GPU": "pipeline + graph, one GPU",
+}
+"""The methods of whole models that the page of sharded models has, by its columns."""
+
+
+def page(results: Path = RESULTS) -> str:
+    """The page of sharded models with the times of whole models."""
+    found = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("sharded-*.json")))
+    lines = table(["model", "batch", *BESIDE], (row for data in found for row in whole_rows(data)))
+    return with_part(PAGE.read_text(encoding="utf-8"), "times", lines)
+
+
+def whole_rows(data: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield a row for each whole model and batch: milliseconds of a token and of a prompt by each method."""
+    rows = [row for row in data.get("sharded", []) if not row["layers"] and data["machine"]["gpu"]]
+    for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
+        of = {row["method"]: row for row in rows if (row["model"], row["batch"]) == (model, batch)}
+        times = (of.get(method) for method in BESIDE.values())
+        yield [model, str(batch), *(f"{r['token_ms']:.3g} / {r['prompt_ms']:.3g}" if r else "" for r in times)]
 
 
 def key(row: dict[str, Any]) -> Key:

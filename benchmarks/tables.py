@@ -17,6 +17,7 @@ from benchmarks import (
     plots,
     quantized_tables,
     real_tables,
+    sharded_tables,
     summaries,
     token_tables,
     version_tables,
@@ -299,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         summaries.SPEED: summaries.speed(),
         summaries.MODELS: summaries.models(),
         version_tables.PAGE: version_tables.page(),
+        sharded_tables.PAGE: sharded_tables.page(),
         summary.PAGE: summary.page(),
     }
     if parser.parse_args(argv).note:
