@@ -153,7 +153,7 @@ class GraphOfFile(torch.fx.GraphModule):
         """Generate no code."""
 
     def forward(self, *args: object, **kwargs: object) -> Argument:
-        """Raise an error."""
+        """Raise an error: only an interpreter runs the nodes."""
         raise ArtifactError("the graph of a loaded program does not run: call program.module()")
 
 

@@ -121,7 +121,7 @@ class _Search:
         if found.target is not declaration.key:
             if declaration in self.claims.high.get(declaration.key, ()):
                 return f"it takes static shapes only, and {found.name} has sizes that vary", _DYNAMIC
-            return f"{qualified_name(found.target)}, a composite that contains it, has a converter", hint
+            return f"{qualified_name(found.target)}, a composite of {qualified_name(declaration.key)}, has one", hint
         if found.name not in self.verdicts:
             return self.why_gone(declaration), hint
         rejection = rejection_of(declaration.support, found, settings)
@@ -153,7 +153,7 @@ class _Search:
             name = f"{entry_name(entry)} in torch_executed_ops"
             if found is not None:
                 target = qualified_name(found.target)
-                yield Unreached(name, f"the model calls {target}, a composite that contains it", f"name {target}")
+                yield Unreached(name, f"the model calls {target}, a composite of this operator", f"name {target}")
             elif isinstance(entry, OpOverload | str):
                 yield Unreached(name, "the model does not call it", _CALLS)
             else:
@@ -170,5 +170,5 @@ class _Search:
         if op in self.claims.high:
             return "a HIGH converter of the operator comes before it", "leave one of the two out"
         if found.target is not op:
-            return f"{qualified_name(found.target)}, a composite that contains it, is not decomposed", ""
+            return f"{qualified_name(found.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
         return "the decomposition returned NotImplemented or the operator itself for every call", ""

@@ -85,7 +85,7 @@ class Flags:
         self._free = deque[torch.Tensor]()
 
     def take(self) -> torch.Tensor:
-        """Take a bool tensor, which is False."""
+        """Return a bool tensor from the pool, set to False."""
         while len(self._free) <= self.PAGE:
             self._free.extend(torch.zeros(self.PAGE, dtype=torch.bool, pin_memory=torch.cuda.is_available()))
         return self._free.popleft().zero_()

@@ -66,7 +66,7 @@ def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attended(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require a value for each key, which torch.export does not check."""
+    """Require an attention to have as many values as keys, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))

@@ -79,7 +79,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "standard within a composite": (
         lambda: compiled(registry=registry(aten.addmm.default, priority=ConverterPriority.STANDARD)),
-        "a composite that contains it.*HIGH",
+        "a composite of aten.addmm.default, has one.*HIGH",
     ),
     "standard behind a decomposition": (
         lambda: compiled(_Hypot(), registry=registry(aten.hypot.default, priority=ConverterPriority.STANDARD)),

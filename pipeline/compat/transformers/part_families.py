@@ -39,7 +39,7 @@ def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
 
 
 def _shuffled(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """Return so many entries along a dim in an order that is the same each time."""
+    """Return ``count`` entries along a dim, in a random order that is the same each time."""
     order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
     return x.index_select(dim, order.to(x.device))
 
