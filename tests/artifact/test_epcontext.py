@@ -95,7 +95,7 @@ def test_the_plan_may_be_a_file_in_the_same_folder(
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in onnx.load("model.onnx").graph.node[0].attribute}
     assert (attributes["embed_mode"], attributes["ep_cache_context"]) == (0, b"plans/a.plan")
     assert Path("plans/a.plan").read_bytes() == bytes(compiled.engines[0])
-    for plan, words in (("../a.plan", "outside"), ("model.onnx", "itself"), ("none", "no place")):
+    for plan, words in (("../a.plan", "outside"), ("model.onnx", "itself"), ("none", "not a path")):
         with pytest.raises(pipeline.ArtifactError, match=words):
             compiled.save("model.onnx", plan, format="epcontext")
     monkeypatch.setattr(epcontext, "LARGEST", 100)
