@@ -1,7 +1,7 @@
 """Merge the ranges of ``pipeline.Input`` with torch.export's ``dynamic_shapes``.
 
-torch.export specializes a size of 0 or 1 in an example, and reads one in the range of a dim that no input has by itself
-as at least 2. Here examples are made larger, and such dims are counted from 2, so that ranges mean what they say.
+torch.export specializes a size of 0 or 1 in an example, and raises the lower end of a range to 2 if no input has the
+``Dim`` itself, only one derived from it. Examples are made larger here, and such a ``Dim`` is replaced by one from 2.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def merged_dynamic_shapes(
 
 @define
 class _Merger:
-    """Joins Inputs and dims; a dim that gets a range from an Input has it wherever it is used. ``names`` are taken."""
+    """Merges Inputs and dims; a dim that gets a range from an Input has it in all inputs. ``names``: names in use."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
@@ -110,7 +110,7 @@ class _Merger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def renamed(self, dim: Any) -> object:
-        """Return the dim under a unique name: an Input that is used in several places has independent sizes in each."""
+        """Return the dim under a unique name: an Input that is passed several times has independent sizes each time."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -178,7 +178,7 @@ def _text(entry: Spec) -> str:
 
 
 def _with_roots(shapes: object) -> object:
-    """Dims derived from one that no input has (``4*s``) count it from 2: torch.export would have it start there."""
+    """Replace a ``Dim`` that no input has itself, only derived (``4*s``), by one from 2, as torch.export requires."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
 
@@ -212,7 +212,7 @@ def relaxed(shapes: object) -> Iterator[object]:
 
 
 def roomier(shapes: object) -> Iterator[object]:
-    """Yield the ranges with a third size where a range is 1 to 2: torch fixes such dims without need."""
+    """Yield the ranges with 1..2 extended to 1..3: torch needlessly fixes dims of two sizes."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 

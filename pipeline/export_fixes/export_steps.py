@@ -111,7 +111,7 @@ def said_already(reason: str) -> None:
         dynamos = logging.getLogger("torch._dynamo.exc")
 
         def repeats(record: logging.LogRecord) -> bool:
-            """Say whether to keep a record; this filter is removed by the one that it drops."""
+            """Return whether to log a record: the repeated warning is dropped, and this filter is removed then."""
             if reason not in record.getMessage():
                 return True
             dynamos.removeFilter(repeats)

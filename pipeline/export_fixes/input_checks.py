@@ -148,7 +148,7 @@ def check_examples(
 
 
 def _entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor, int, object]]:
-    """Yield the entries for dims of tensors, as far as both have the same form."""
+    """Yield (path, tensor, dim, entry) for each dim with an entry in ``spec``, if its containers match the value's."""
     if isinstance(value, torch.Tensor):
         pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec if isinstance(spec, list | tuple) else ())
         yield from ((path, value, dim, entry) for dim, entry in pairs if entry is not None)
@@ -167,7 +167,7 @@ def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str
 
 
 def _check_spec(path: str, value: object, spec: object) -> None:
-    """Check the entry of one input; containers are followed as far as both have the same form."""
+    """Check the entries of one input, in containers as well if those of ``value`` and ``spec`` match."""
     if spec is None:
         return
     if isinstance(value, torch.Tensor | Input):
@@ -219,7 +219,7 @@ def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) 
 
 
 def _is_of_one(spec: object, value: object) -> bool:
-    """Return whether an entry belongs to a tuple with this input, and is not the input's own tuple of dims."""
+    """Return whether an entry is for a tuple that contains this input, and is not the input's own tuple of dims."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False
     return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)

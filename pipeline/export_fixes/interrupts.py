@@ -201,9 +201,9 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _end_contexts(error: BaseException, handled: BaseException | None) -> None:
-    """End the contexts that nobody leaves any more: now, and not with a traceback or when garbage is collected. One
-    that puts back a mode of torch's would do so after the modes were put back. Tracebacks of what the caller handles
-    (``handled``) stay as they are."""
+    """End the contexts that an interrupt left open: now, not when their frames are garbage-collected, since those that
+    restore a mode of torch would then do so after we have restored it. Tracebacks of the exception that the caller
+    handles (``handled``) are not cleared."""
     found: BaseException | None = error
     while found is not None and found is not handled:
         clear_frames(found.__traceback__)

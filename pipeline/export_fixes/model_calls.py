@@ -74,8 +74,8 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Trace reads and writes at indices of rank 0 whose numbers only data has: ``cache[:, i] = cache[:, j] + x``.
 
-    torch.export takes such an index for a number, which only a call has, and fails: to write, and before torch 2.13 to
-    read. Here the model writes at an index of one element, and reads at a symbol, as torch 2.13 does.
+    torch.export needs such an index as a number, which is known only in a call, and fails: for writes, and before torch
+    2.13 for reads. Here a write uses an index tensor of one element, and a read a symbol, as in torch 2.13.
     """
     name = getattr(func, "__name__", "")
     if name in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):

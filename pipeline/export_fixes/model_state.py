@@ -60,10 +60,10 @@ class Kept:
     """The state that an exported model keeps.
 
     Attributes:
-        changes: what else than buffers changed in the last export: where it is, and its values after each call.
-        memos: those among them that held nothing before, and now hold what depends on no input.
+        changes: the values after each call, by attribute path, of attributes other than buffers that changed.
+        memos: the changed attributes that were empty before, and now have a value that depends on no input.
         again: repeats the last export that succeeded.
-        containers: the inputs that are lists or dicts, and got other entries in the last call.
+        containers: the inputs that are lists or dicts, and whose entries the last call changed.
         twice: whether the model is called twice.
         structures: the structure of the outputs of each call.
     """
@@ -117,10 +117,10 @@ class Kept:
         return outputs
 
     def check(self) -> None:
-        """Raise an error if a call depends on what an earlier one left behind.
+        """Raise an error if a call depends on the state that an earlier call left in the model.
 
         Raises:
-            CaptureError: it does; the message names the attribute and the line that assigns it.
+            CaptureError: a call does; the message names the attribute and the line that assigns it.
         """
         if self.containers:
             log.warning(CONTAINERS, type(self.model).__name__, ", ".join(self.containers))
@@ -140,7 +140,7 @@ class Kept:
         if not same:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
             why = f"{type(self.model).__name__} carries state from call to call in {self.told(moving or kept)}"
-            raise CaptureError(f"{why}: a program would begin anew in each", HINT)
+            raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
         read = names_read(self.model)
         shown = [place for place in kept if _has_tensors(kept[place]) and place.rpartition(".")[2] not in read]
         if shown:
@@ -222,7 +222,7 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
 @contextmanager
 def _unseeded() -> Iterator[None]:
-    """Return the context of a trace, which draws no random numbers: another state of the generator means a seed."""
+    """Return a context that raises an error if a model seeds: a trace must leave the generator unchanged."""
     numbers = torch.get_rng_state()
     with undoing(lambda: torch.set_rng_state(numbers)):
         torch.default_generator.manual_seed(TRACED)
@@ -234,7 +234,7 @@ def _unseeded() -> Iterator[None]:
 
 @frozen
 class _Registered:
-    """A parameter, buffer or input before a call: its place, shape, memory, and node in the trace."""
+    """A parameter, buffer or input before a call: its attribute path, shape, storage, and node in the trace."""
 
     place: str
     space: dict[str, torch.Tensor]
@@ -261,7 +261,7 @@ class _Registered:
         return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _memory(tensor), slot)
 
     def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
-        """Return whether another tensor is in the place of this one, or in its ``.data``."""
+        """Return whether another tensor was assigned to the attribute, or to the tensor's ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
     def restore(self) -> None:
@@ -327,7 +327,7 @@ class _Before:
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 
     def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
-        """Return the outputs, and each buffer that got another tensor of its kind written with that."""
+        """Write each buffer that was assigned another tensor of its shape and dtype with that; return the outputs."""
         moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
         pairs = [
             (row, new) for row in moved if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.like

@@ -70,7 +70,7 @@ _stay: ContextVar[bool] = ContextVar("weights stay", default=False)
 
 
 def unmoved_weights() -> AbstractContextManager[bool]:
-    """Return a context in which only what modules hold beside parameters, buffers and other modules moves."""
+    """Return a context in which moving a model moves only tensors other than its parameters and buffers."""
     return set_to(_stay, True)
 
 

@@ -47,8 +47,8 @@ ASKS: Final = (
 
 @frozen(eq=False)
 class Packed:
-    """Padded rows [T, B, ...], and their lengths [B]. ``versions``: how often the rows, and the tensor that was made of
-    them, had been written to: they are its own as long as neither is written again."""
+    """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was made. ``versions``: the version counters
+    of the rows and of that tensor: if either has changed, the tensor is no longer the packed rows."""
 
     rows: Tensor
     lengths: Tensor
@@ -78,7 +78,7 @@ def of_sizes(value: object) -> Packed | None:
 
 
 def _data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the data of padded rows, marked as such."""
+    """Return the packed data of padded rows; `of_data` finds the rows again."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
@@ -93,7 +93,7 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Ten
 
 
 def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
-    """Return the handling of a recurrent layer."""
+    """Return a function that runs a recurrent layer on a packed sequence's padded rows; None for other inputs."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
         packed = of_sizes(sizes)
@@ -185,7 +185,7 @@ def settled(exported: ExportedProgram) -> None:
     for node in sizes:
         if node.users:
             why = f"{line_of(node.meta)}: the model reads the batch_sizes of a packed sequence"
-            raise CaptureError(why, "the lengths that pad_packed_sequence returns say the same")
+            raise CaptureError(why, "read the lengths that pad_packed_sequence returns instead")
         graph.erase_node(node)
     for node in reversed(data):
         readers = list(_readers(node))
@@ -198,7 +198,7 @@ def settled(exported: ExportedProgram) -> None:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the nodes that read a node, or one of these, in their order."""
+    """Yield the nodes that depend on a node, in graph order."""
     waiting = dict.fromkeys(node.users)
     while waiting:
         first = min(waiting)

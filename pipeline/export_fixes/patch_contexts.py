@@ -100,7 +100,7 @@ def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
 
 @contextmanager
 def moving() -> Iterator[None]:
-    """Return a context in which modules move what they hold beside parameters, buffers and other modules."""
+    """Return a context in which moving a model moves only tensors other than its parameters and buffers."""
     with _places.taken("export"), module_methods.unmoved_weights():
         yield
 

@@ -52,16 +52,16 @@ class Replacement:
         name: the name that torch looks up: an attribute, a key, or a dispatch key.
         ours: our function, which gets torch's own before its arguments.
         why: what torch does without it.
-        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
-            ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
-            not told so; ``"comparing"``: while one is whose sizes are compared by its example; ``"gpu"``: while torch
-            traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
-            Tables beside torch's own have names of their own.
+        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or functionalized; the next ones
+            in some exports: ``"example"``: the example decides branches; ``"called"``: ``is_exporting()`` is False in
+            the model; ``"comparing"``: the example decides comparisons of sizes; ``"gpu"``: torch traces for a GPU that
+            this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Other tables have other
+            names.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.
-        until: the first version with which it expires: whoever supports that torch deletes the row, or looks at what it
-            mends there, and says a later one. A test fails until then.
-        everywhere: whether all threads get ours, which asks which thread calls it.
+        until: the version of torch at which the row expires: a test fails with it until somebody deletes the row, or
+            finds that this torch needs it, too, and sets a later version.
+        everywhere: whether all threads get our function, which must then check which thread calls it.
     """
 
     owner: Any
@@ -195,7 +195,7 @@ class Places:
         return self._needed[during, version]
 
     def _dispatching(self, row: Replacement, own: Any) -> Kernel:
-        """Return the function in an entry, made once for each of torch's own."""
+        """Return the function for an entry, which calls ours in threads that trace; created once per torch function."""
         known = self._made.get(row)
         if known is None or known[0] is not own:
             self._made[row] = known = (own, row.beside(own))

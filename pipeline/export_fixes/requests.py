@@ -53,7 +53,7 @@ def stated(
     dynamic_shapes: Spec,
     profiles: Sequence[Spec] | None,
 ) -> tuple[Spec, list[list[Wish]]]:
-    """Return the ``dynamic_shapes`` over all profiles (without any, those given), and the ranges of each profile.
+    """Return the ``dynamic_shapes`` that cover all profiles (without profiles, those given), and each profile's ranges.
 
     Raises:
         TypeError: profiles are given twice, or beside ``dynamic_shapes``.
@@ -115,7 +115,7 @@ def _joined(
 
 
 def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
-    """Return the entry of a spec for a part of a value, by its key or index."""
+    """Return the entry of a spec for an item of a container, by the item's key or index."""
     if isinstance(spec, Mapping):
         return spec.get(key)
     at = key if place is None else place
@@ -226,9 +226,9 @@ class ExportNotes:
         ranges: the requested least and greatest size (None: no bound) by the export's symbol.
         constants: the inputs that have one value, by their places.
         tensors: the module's tensors by name. An export of another device has fake ones in their place.
-        checks: where the module checks its data, as ``file:line``: taken to hold.
-        reads: the buffers whose numbers Python read: the graph is for these numbers.
-        decisions: the places where the example decided, for as many outputs, which come last.
+        checks: where the module checks its data, as ``file:line``; the checks are assumed to pass.
+        reads: the buffers whose numbers Python read: the graph holds for these numbers only.
+        decisions: the lines where the example decided a branch; the last outputs, one for each, check it in a call.
     """
 
     inputs: tuple[object, ...] = ()

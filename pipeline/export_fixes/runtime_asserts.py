@@ -1,9 +1,9 @@
 """Assume that a model's checks of its data hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise
 ValueError``.
 
-torch.export fails where Python asks for a truth that only data has. Where one of the two answers leads to nothing but
-an error, the graph for the other is the model's, for all inputs that the model takes. What was asked is collected, so
-that the user is told that engines do not check it.
+torch.export fails if Python branches on data. If one of the two branches only raises an error, the graph of the other
+is the model's for all inputs that the model accepts. Such checks are collected for a warning: engines do not make
+them.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
 
 
 def unasked(own: Callable[..., None], distribution: Argument, value: Argument) -> None:
-    """Wrap the check of a distribution's sample, which asks whether sizes are 1, where these vary."""
+    """Wrap the check of a distribution's sample, which would compare dynamic sizes with 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
         own(distribution, value)
@@ -145,7 +145,7 @@ def is_unknown(tensor: object) -> bool:
 
 
 def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth that a check asks for, which is noted; None if it is no check."""
+    """Return the truth value that a check of data needs to pass, and record the check; None for other conditions."""
     checks = _checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
@@ -175,7 +175,7 @@ def _is_not_the_models(frame: FrameType) -> bool:
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
-    """Return the truth without which the code only raises an error, and the error's name; None without one."""
+    """Return the truth value that avoids a branch which only raises an error, and the error's name; else None."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):

@@ -22,13 +22,13 @@ from pipeline.export_fixes.patching import Kernel, traces
 
 
 def oblivious(own: Kernel, config: object, name: str) -> object:
-    """Return the settings of symbolic shapes, with ``backed_size_oblivious``."""
+    """Wrap reads of the settings for symbolic shapes: ``backed_size_oblivious`` is True."""
     return True if name == "backed_size_oblivious" else own(config, name)
 
 
 def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
-    """Decide a question about several sizes as the example does, where torch takes it for undecided: ``b // c == 1``
-    for the batches of two inputs, which turn out to be one. The answer is a condition on the sizes of calls."""
+    """Answer a comparison of several sizes by the example where torch cannot decide it, such as ``b // c == 1`` for the
+    batches of two inputs that must be equal. The answer becomes a condition on the sizes of calls."""
     answer: bool = own(asked, default)
     if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
         return answer
@@ -119,7 +119,7 @@ def scaled(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale:
 def weighed(
     own: Kernel, mode: object, func: object, self: object, weights: Any = None, minlength: object = 0
 ) -> object:
-    """Sum weights in their own dtype.
+    """Sum the weights of ``bincount`` in their own dtype.
 
     bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor
     """
@@ -130,7 +130,7 @@ def weighed(
 
 
 def selected(own: Kernel, mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
-    """Choose by a mask among as many elements as there are after broadcasting.
+    """Select by a mask from the broadcast elements, whose number bounds that of the selected ones.
 
     masked_select(Tensor self, Tensor mask) -> Tensor
     """
@@ -138,7 +138,7 @@ def selected(own: Kernel, mode: object, func: object, self: torch.Tensor, mask: 
 
 
 def rooted(own: Kernel, x: object, /) -> object:
-    """Return the root of a varying number as an expression; Dynamo, which traces this too, sees an ``int``."""
+    """Return the square root of a dynamic size as an expression; Dynamo, which traces this, sees an ``int``."""
     varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")
     return torch.sym_sqrt(x) if varies else own(x)
 

@@ -1,5 +1,5 @@
-"""Wrap what torch does beside `FakeTensorMode.dispatch` with values: it makes fakes of buffers and inputs,
-reads numbers of proxies, and takes indices that are tensors."""
+"""Wrap the steps of torch outside of `FakeTensorMode.dispatch` that handle known values: making fakes of buffers and
+inputs, reading numbers of proxies, and indexing by tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.inputs import Constant
 
 
 def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:
-    """Export a model, and once more where it writes a buffer whose number it reads, which then has no known number."""
+    """Export a model; if it reads a number from a buffer that it writes, export it again without that known number."""
     state = known.get()
     if state is None:
         return export()
@@ -76,7 +76,7 @@ def inputs(own: Kernel, module: object, args: object, kwargs: object, *rest: Arg
 
 
 def reading(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
-    """Wrap torch's tracing of a call: a number read is the fake's, not the one beside a literal's proxy."""
+    """Wrap torch's tracing of a call: a number is read from the fake tensor, not from the literal behind a proxy."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:

@@ -37,8 +37,8 @@ _GROWS: Final = ("aten::add_", "aten::mul_")
 
 
 def branch(call: Call, condition: Value) -> Value:
-    """prim::If: run the branch that is taken. A condition on sizes adds a guard. Where data decides, both run, and data
-    chooses, unless one raises: that is a check of data, which is taken to hold."""
+    """prim::If: run the branch that is taken. A condition on sizes adds a guard. If data decides, both branches run and
+    `torch.where` selects; but a branch that raises is a check of data, which is assumed to pass."""
     if not _is_data(condition):
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
@@ -46,7 +46,7 @@ def branch(call: Call, condition: Value) -> Value:
         taken_to_hold(call.where.partition(",")[0])
         return call.blocks[raised.index(False)]()
     if not isinstance(condition, torch.Tensor):
-        raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
+        raise call.error("the condition depends on data, which is known only when the program runs", _CHOOSE)
     changed = next((node.kind for block in call.node.blocks for node in _nodes(block) if _changes(node)), "")
     if changed:
         raise call.error(f"data decides, and {changed} in a branch must leave nothing behind", _CHOOSE)
@@ -69,7 +69,7 @@ def _changes(node: Node) -> bool:
 def _with_tensor_bools(
     call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
 ) -> Callable[[], tuple[Value, ...]]:
-    """Return a branch whose truths are tensors, so that data can choose one."""
+    """Return a branch that returns bools as tensors, so that `torch.where` can select one."""
 
     def truth(value: Value) -> Value:
         if isinstance(value, bool | torch.SymBool) and not _is_data(value):
@@ -81,27 +81,27 @@ def _with_tensor_bools(
 
 def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
     """prim::Loop: run its iterations one after the other; their number must be known at capture."""
-    _check_known(call, turns, "the number of its turns")
+    _check_known(call, turns, "the number of iterations")
     values: tuple[Value, ...] = carried
     done = 0
     while done < turns and _holds(call, condition):
         if done == LIMIT:
-            raise call.error(f"it has not ended after {LIMIT} turns, the most that are unrolled", _FIX)
+            raise call.error(f"the loop has not ended after {LIMIT} iterations, the most that are unrolled", _FIX)
         condition, *rest = call.blocks[0](done, *values)
         values, done = tuple(rest), done + 1
     return values
 
 
 def _holds(call: Call, condition: Value) -> bool:
-    _check_known(call, condition, "its condition")
+    _check_known(call, condition, "the condition")
     return bool(condition)
 
 
 def _check_known(call: Call, value: Value, what: str) -> None:
-    """Raise where a loop would have no one length: it would be compiled for the example's."""
+    """Raise an error if a loop's length depends on data: it would be compiled for the example's length."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
-        kind = "is data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
+        kind = "depends on data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
         raise call.error(f"{what} {kind}", _FIX)
 
 
@@ -135,9 +135,7 @@ def inside(call: Call, *inputs: Value) -> Value:
 def python(call: Call, *inputs: Value) -> Value:
     """prim::PythonOp: trace a function that the script leaves to Python (torch.jit.ignore)."""
     if any(isinstance(value, torch.nn.Module) for value in inputs):
-        raise call.error(
-            "it leaves a method to Python", "let torch.jit.ignore leave out functions, or script the method"
-        )
+        raise call.error("torch.jit.ignore leaves a method to Python", "ignore functions only, or script the method")
     values, scalars = iter(inputs), iter(call.attributes["scalars"])
     forms = call.attributes["form"]
     return call.attributes["function"](*(next(values) if form == "d" else next(scalars) for form in forms))

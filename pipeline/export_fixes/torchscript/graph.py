@@ -143,20 +143,20 @@ def read(script: Foreign, method: str = "forward") -> Graph:
 
 @frozen(eq=False)
 class _Receiver:
-    """A script module and its path in the one that is read."""
+    """A script module, and its path in the outermost one."""
 
     path: str
     script: Foreign
 
     def attribute(self, name: str) -> _Receiver | None:
-        """Return the part of this name; None if it is not a module."""
+        """Return the submodule of this name; None if there is none."""
         part = dict(self.script.named_children()).get(name)
         return None if part is None else _Receiver(f"{self.path}.{name}".removeprefix("."), part)
 
 
 @frozen(eq=False)
 class _Scope:
-    """Where a block is read: what the names of its values begin with, the modules among them, and the place."""
+    """The context of a block: the prefix of its values' names, its place, and the values that are modules."""
 
     prefix: str = ""
     place: Place = field(factory=Place)
@@ -165,7 +165,7 @@ class _Scope:
 
 def _inlined(graph: Foreign, receivers: dict[str, _Receiver]) -> Foreign:
     """Return a copy in which functions and methods of objects are inlined. Calls of modules stay, so that the path of
-    each node's module is known: torch's own note of it leaves containers out."""
+    each node's module is known: the path that torch records leaves containers out."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     known = {v.debugName(): receivers[name] for name, v in given if name in receivers}
@@ -192,7 +192,7 @@ def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
 
 
 def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
-    """Note the module that a node gets of another."""
+    """Record the submodule that a ``prim::GetAttr`` node reads from a module."""
     owner = receivers.get(node.inputsAt(0).debugName()) if node.kind() == "prim::GetAttr" else None
     part = owner.attribute(node.s("name")) if owner is not None else None
     if part is not None:
@@ -264,7 +264,7 @@ class _Reader:
                 yield self.subgraph(node, node.g(name), scope)
 
     def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
-        """Return the graph of a `prim::fork`, which receives the node's modules."""
+        """Return the block of a `prim::fork` 's graph, in which the node's inputs that are modules stay modules."""
         pairs = list(zip(node.inputs(), graph.inputs(), strict=True))
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy = _inlined(graph, known)

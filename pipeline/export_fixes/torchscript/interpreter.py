@@ -69,13 +69,13 @@ class Interpreter:
             return evaluator(call, *inputs)
         operator = operator_of(node.kind, node.overload)
         if operator is None:
-            raise call.error("no evaluator knows it", _HINT)
+            raise call.error("there is no evaluator for it", _HINT)
         args, kwargs = _bound_arguments(operator, inputs)
         return operator(*args, **kwargs)
 
 
 def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
-    """Return one value for each output; what a block gives is a tuple, of one value as well."""
+    """Return one value for each output; the result of a block is a tuple, even of one value."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:
         return (result,)
@@ -104,5 +104,5 @@ def _bound_arguments(operator: Value, inputs: list[Value]) -> tuple[list[Value],
 
 
 def _argument(argument: Value, value: Value) -> Value:
-    """Return a value as Python calls it: TorchScript has whole numbers for dtypes."""
+    """Return an argument as Python expects it: TorchScript passes dtypes as integers."""
     return dtype_of(value) if "ScalarType" in str(argument.real_type) else value

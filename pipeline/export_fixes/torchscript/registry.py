@@ -83,7 +83,7 @@ class Evaluators(Mapping[str, Evaluator]):
         return Evaluators({**self.without(key).table, key: evaluator})
 
     def without(self, key: str) -> Evaluators:
-        """Return evaluators without those of a kind and its overloads, or of one overload."""
+        """Return evaluators without those of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
         kept = {k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")}
         return Evaluators(kept)
 
