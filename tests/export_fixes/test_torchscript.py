@@ -199,7 +199,7 @@ REFUSED = {
     "an if on a number": (scripts.OnNumber(), r"prim::If \(scripts\.py:\d+, if x\.sum.*condition depends on data"),
     "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append in"),
     "a loop on data": (scripts.WhileData(), r"prim::Loop \(scripts\.py:\d+, while bool.*condition depends on data"),
-    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*not ended after 100 iterations"),
+    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*after 100 iterations"),
     "a method of Python's": (scripts.Asks(), r"prim::PythonOp \(scripts\.py:\d+, return self.*a method to Python"),
     "a raise": (scripts.Raises(), r"prim::RaiseException \(scripts\.py:\d+, raise ValueError.*no matrices"),
 }
@@ -220,7 +220,7 @@ def test_a_loop_over_a_size_that_varies_is_refused() -> None:
     rows = pipeline.Input(min_shape=(1, 4), opt_shape=(2, 4), max_shape=(9, 4))
     script = torch.jit.script(scripts.Rows())
     equal(pipeline.default()(script, (X,))(X), script(X))
-    with pytest.raises(pipeline.CaptureError, match=r"prim::Loop .* the number of iterations varies: s\d+\n.*one value"):
+    with pytest.raises(pipeline.CaptureError, match=r"prim::Loop .* number of iterations varies: s\d+\n.*one value"):
         pipeline.default()(script, (rows,))
 
 
