@@ -140,7 +140,7 @@ def _measured_agreement(
     """Return the error against eager, or the reason why it is not measured."""
     if options.no_check:
         return None, "--no-check"
-    return (None, "--verify did more") if options.verify else _agreement(compiled, source)
+    return (None, "--verify measured it at all sizes") if options.verify else _agreement(compiled, source)
 
 
 def _agreement(compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:

@@ -107,7 +107,7 @@ def taken_to_hold(place: str) -> None:
 
 
 def holding(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Answer for the truth of a tensor that only a check asks for."""
+    """Replace the truth value of a data-dependent tensor by the one that a check needs to pass."""
     if func in CHECKED:
         return _as_model_code(mode, func), args, kwargs
     if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):

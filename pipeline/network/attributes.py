@@ -137,7 +137,7 @@ def attention_has(name: str) -> Callable[[Any], bool]:
 
 
 def later_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
-    """Return attributes that only later versions have."""
+    """Return attributes that some TensorRT versions do not have yet."""
     return tuple(Attribute(name, read, exists=has(name)) for name in names)
 
 

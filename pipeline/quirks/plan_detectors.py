@@ -165,8 +165,8 @@ def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _reads_no_batch(source: bytes) -> bool:
-    """Return whether an address uses the quotient of an index below a size that is again taken modulo that size, or is
-    always 0."""
+    """Return whether a kernel reads at a batch index that is always 0: an index below N, divided by N or more; or one
+    divided by N and then taken modulo the same N."""
     below: dict[bytes, bytes] = {}
     divided: dict[bytes, bytes] = {}
     lost: set[bytes] = set()

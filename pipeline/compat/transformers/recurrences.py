@@ -89,7 +89,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Return the states: the functions have written them."""
+        """Return the states, which the replaced recurrence functions (`scan`) have already stored."""
         if not self.scans:
             raise self._own_way()
         return recurrent_states
