@@ -14,7 +14,6 @@ from benchmarks.emulator.plan import BLOCK, NotEmulated, Plan, Tensor
 from benchmarks.emulator.sources import COMPILER, functions
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.network.description import Network
 from pipeline.runtime import module
 
 __all__ = ["COMPILER", "emulated", "run"]
@@ -41,9 +40,8 @@ def run(plan: bytes | Plan, inputs: Mapping[str, torch.Tensor]) -> dict[str, tor
 def emulated() -> Iterator[None]:
     """Modules that are made for the executor ``"reference"`` within this context run their engines' kernels."""
 
-    def runner(compiled: Compiled, network: Network, parameters: Argument) -> Argument:
-        engine = next(e for n, e in zip(compiled.networks, compiled.engines, strict=True) if n is network)
-        machine = _Machine(Plan.of(bytes(engine.plan)))
+    def runner(compiled: Compiled, index: int, parameters: Argument) -> Argument:
+        network, machine = compiled.networks[index], _Machine(Plan.of(bytes(compiled.engines[index].plan)))
         names = [tensor.name for tensor in network.inputs]
 
         made = {_name(name) for name in machine.plan.outputs}

@@ -161,8 +161,11 @@ def loaded_engine(
 def group_in(compiled: Compiled, index: int) -> str:
     """Return the name of the process group that an engine's collectives join; empty if it has none.
 
-    The program's graph tells, whose operators `load` checks, and not the network or the plan of a file."""
-    inside = {*compiled.partitioned.engine_segments[index].nodes}
+    It comes from the program's graph, whose operators `load` checks, as it cannot check those of a plan.
+    """
+    if compiled.program.sharding is None:
+        return ""
+    inside = {name for segment in compiled.partitioned.engine_segments[index : index + 1] for name in segment.nodes}
     return next(iter(groups_of(node for node in compiled.program.graph.nodes if node.name in inside)), "")
 
 
