@@ -21,9 +21,9 @@ def test_all_forms_are_measured_and_right(cuda_graphs: bool, monkeypatch: pytest
     monkeypatch.setattr(choose, "LARGE", 0)
     asked = list[Compiled]()
 
-    def timer(programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]:
+    def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         asked.extend(programs)
-        times = choose.measured(programs)
+        times = choose.measured(programs, profile)
         [engine], [parts], [captured] = (list(costs.values()) for costs in times)
         for cost in (engine, parts, captured):
             assert cost.gpu > 0 and (cost.host == 0) == cuda_graphs

@@ -64,7 +64,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "engine builds": (1_020, ("build/",)),
     "runtime": (5_050, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
-    "verification": (2_600, ("verification/",)),
+    "verification": (2_660, ("verification/",)),
     "profiles": (970, ("profiling/",)),
     "reports": (1_030, ("viewing/",)),
     "command line": (1_840, ("cli/",)),
@@ -72,7 +72,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_060, ("aten/",)),
     "sizes": (1_300, ("shapes/",)),
     "stages": (
-        3_570,
+        3_600,
         (
             "stages/",
             "compose/",
