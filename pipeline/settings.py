@@ -228,11 +228,11 @@ class CompilationSettings:
     weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
-    torch_compile: compile the parts of a program of fixed sizes that run in PyTorch with `torch.compile`, in this mode:
-        `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more kernels. A large model takes 15 s to 2 min
-        at the first call, once in a process. `faster_in_torch` then measures two such forms of every program, also of
-        small ones. A loaded program calls each operator, since its file is data. None: each operator is called.
-        Default None.
+    torch_compile: compile the parts of a program that run in PyTorch with `torch.compile`, if its sizes are fixed or
+        they are for one profile, in this mode: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
+        kernels. A large model takes 15 s to 2 min at the first call, once in a process. `faster_in_torch` then measures
+        two such forms of every program, also of small ones. A loaded program calls each operator, since its file is
+        data. None: each operator is called. Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
         With False it reads the model's own if they are on its device, so that both share one copy. They
         must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.
