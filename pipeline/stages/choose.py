@@ -10,19 +10,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Final, Protocol
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.compiled import Compiled
+from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
+from pipeline.errors import PipelineError
 from pipeline.profiling.measure import SegmentCost, segment_costs
 from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
+from pipeline.stages.products_in_torch import because, by_profile, products_in_torch
+from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
 from pipeline.verification.samples import optimal_sizes, sample
@@ -66,11 +71,17 @@ class Choose:
 
     timer: measures the segments of programs.
     kept: stores measurements for later compilations, and for those without a GPU.
+    before: the stages before it in its pipeline.
     """
 
     timer: Timer = field(default=measured, repr=False)
     kept: Measurements = field(default=Forgotten(), repr=False)
+    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
+
+    def following(self, before: tuple[AnyStage, ...]) -> Choose:
+        """Return this stage with those before it, with which it compiles again."""
+        return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest form of a program."""
@@ -86,31 +97,59 @@ class Choose:
 
     def _fastest(self, compiled: Compiled) -> Compiled:
         profiles = {segment.profile for segment in compiled.partitioned.segments} - {None} or {None}
-        found = [self._times(compiled, profile) for profile in sorted(profiles, key=lambda profile: profile or 0)]
-        if all(times.captured_is_faster for times in found):
-            reason = joined([times.reason("the program", times.whole) for times in found])
-            log.warning("PyTorch runs the whole program, as captured, on this GPU: %s", _said(t.whole for t in found))
+        products = cache(lambda: self._products(compiled))
+        found = [self._times(compiled, profile, products) for profile in sorted(profiles, key=lambda p: p or 0)]
+        if all(times.is_faster(times.captured) for times in found):
+            reason = joined([times.reason("the program", times.captured) for times in found])
+            log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.captured for t in found))
             return captured_in_torch(compiled, reason)
-        slower = [(times, name, pair) for times in found for name, pair in times.slower.items()]
-        if not slower:
-            return compiled
-        which = f"{len(slower)} of {sum(len(times.engines) for times in found)} engines"
-        log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pair for *_, pair in slower))
-        mixed = in_torch(compiled, {name: times.reason("its engine", pair) for times, name, pair in slower})
-        if _is_here(compiled):
+        split = [times for times in found if times.is_faster(times.products)]
+        slower = [(t, name, pair) for t in found if t not in split for name, pair in t.slower.items()]
+        mixed = compiled
+        if slower:
+            which = f"{len(slower)} of {sum(len(times.engines) for times in found)} engines"
+            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pair for *_, pair in slower))
+            mixed = in_torch(compiled, {name: times.reason("its engine", pair) for times, name, pair in slower})
+        if split and (other := products()) is not None:
+            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.products for t in split))
+            reason = joined([times.reason("the program with it in engines", times.products) for times in split])
+            mixed = by_profile({t.profile or 0: because(other, reason) if t in split else mixed for t in found})
+        if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed
 
-    def _times(self, compiled: Compiled, profile: int | None) -> Times:
+    def _products(self, compiled: Compiled) -> Compiled | None:
+        """Return the program with products by weights in PyTorch; None if it has none, or cannot be compiled so."""
+        try:
+            return products_in_torch(compiled, self.before or STAGES)
+        except (ValueError, PipelineError) as error:
+            log.info("products by weights are not compared with PyTorch: %s", error)
+            return None
+
+    def _times(self, compiled: Compiled, profile: int | None, products: Callable[[], Compiled | None]) -> Times:
         """Return the times of a program's forms in calls of a profile: those that are kept, or new ones."""
         keys = Keys.of(compiled, profile)
         known = self.kept.load(compiled.settings.compute_capabilities)
         times = Times.of(compiled, profile, keys, known)
-        if not _is_here(compiled) or times.complete or times.captured_is_faster:
+        if not _is_here(compiled) or times.complete or times.is_faster(times.captured):
             return times
         found = self._measured(compiled, profile, keys)
+        if profile is not None:
+            found = {**found, keys.products: (found[keys.program][0], self._total(compiled, products(), profile))}
         self.kept.save(found)
         return Times.of(compiled, profile, keys, {**found, **known})
+
+    def _total(self, compiled: Compiled, other: Compiled | None, profile: int) -> float | None:
+        """Measure a call of another form; None if there is none, or if it does not run."""
+        if other is None:
+            return None
+        _free_memory()
+        try:
+            _, costs = self.timer((compiled, other), profile)
+        except Exception as error:
+            log.info("the program does not run with products in PyTorch: %s", error)
+            return None
+        return round(sum(cost.most for cost in costs.values()), 4)
 
     def _measured(self, compiled: Compiled, profile: int | None, keys: Keys) -> Mapping[str, Pair]:
         """Measure a program, its operators in PyTorch, and what was captured in PyTorch."""
@@ -144,14 +183,16 @@ def _free_memory() -> None:
 
 @frozen
 class Times:
-    """The milliseconds of a program's forms in calls of a profile: ``whole``, of the fastest mixture of engines and
-    PyTorch and of the captured program; and ``engines``, of each and of its operators in PyTorch.
+    """The milliseconds of a program's forms in calls of a profile. ``captured``: of the fastest mixture of engines and
+    PyTorch, and of the captured program; ``products``: of the same, and of that with products by weights in PyTorch;
+    ``engines``: of each engine, and of its operators in PyTorch.
 
     complete: whether all are known. least: the milliseconds that a form has to gain.
     """
 
     profile: int | None
-    whole: Pair
+    captured: Pair
+    products: Pair
     engines: Mapping[str, Pair]
     complete: bool
     least: float
@@ -161,12 +202,13 @@ class Times:
         """Take the times of a program from measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
-        return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _least(compiled))
+        complete = complete and (profile is None or keys.products in known)
+        captured, products = (known.get(key, (0.0, None)) for key in (keys.program, keys.products))
+        return cls(profile, captured, products, engines, complete, _least(compiled))
 
-    @property
-    def captured_is_faster(self) -> bool:
-        """Return whether the captured program is faster than any mixture."""
-        ours, theirs = self.whole
+    def is_faster(self, pair: Pair) -> bool:
+        """Return whether a form is faster than the fastest mixture."""
+        ours, theirs = pair
         return theirs is not None and _gains(ours, theirs, self.least)
 
     @property

@@ -17,7 +17,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.records.sharding import Sharding
-from pipeline.stages import choose
+from pipeline.stages import choose, products_in_torch
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
 from tests.verification.test_loading import noted
@@ -170,36 +170,58 @@ STEPS = ([0, 5], [5, 1], [6, 1], [7, 3])
 
 
 class ProfileTimes(Times):
-    """The same, where engines of a profile are slow: ``slow`` has them by profile."""
+    """The same, where engines of a profile are slow: ``slow`` has them by profile; and ``split`` the milliseconds with
+    products in PyTorch."""
+
+    split: Mapping[int, float] = {}
 
     def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         found = super().__call__(programs, profile)
         slow = 2.0 if profile in self.slow else 0.5
         ran = [{s.name for s in each.partitioned.segments if s.runs_in(profile)} for each in programs]
+        if len(programs) == 2 and programs[1].engines:
+            return [{}, {name: SegmentCost(self.split.get(profile or 0, 99.0) / len(ran[1]), 0.0) for name in ran[1]}]
         rows = [{n: c for n, c in costs.items() if n in names} for costs, names in zip(found, ran, strict=True)]
         return [{n: SegmentCost(slow, 0.1) if n.startswith("engine") else c for n, c in row.items()} for row in rows]
 
 
 @pytest.fixture(scope="module")
-def by_profile() -> Compiled:
-    """A program with an engine for single rows and one for several, which read weights in place."""
+def by_profile() -> tuple[Compiled, Choose]:
+    """A program and its stage, with an engine for single rows and one for several, which read weights in place."""
     compile = pipeline.default(min_block_size=1, torch_executed_ops={"aten.sort"}, load_built_engines=True)
     compile = compile.insert(pipeline.engine_per_profile(), after="partition")
     compile = compile.insert(pipeline.shared_weights(64), after="partition").replace("build", noted)
     profiles = [{"x": {1: 1}}, {"x": {1: torch.export.Dim("rows", min=2, max=8)}}]
     args = torch.rand(1, 4, 8), torch.tensor(0)
-    made = compile.replace("load", as_is).replace("choose", as_is)(Caching().eval(), args, profiles=profiles)
+    compile = compile.replace("load", as_is).replace("choose", as_is)
+    made = compile(Caching().eval(), args, profiles=profiles)
     assert isinstance(made, Compiled)
-    return made
+    return made, Choose(before=compile.stages[:-1])
+
+
+def check_values(program: Compiled, tmp_path: Path) -> None:
+    """Compare a program, its file, and the program with other weights to the model."""
+    program.save(tmp_path / "chosen.trtp")
+    with pytest.warns(pipeline.ArtifactWarning):
+        loaded = pipeline.load(tmp_path / "chosen.trtp")
+    assert loaded.partitioned.segments == program.partitioned.segments and loaded.coverage == program.coverage
+    other = Caching().eval()
+    torch.nn.init.ones_(other.first.weight)
+    refitted = pipeline.refit_module_weights(program, other)
+    for each, model in ((program, Caching().eval()), (loaded, Caching().eval()), (refitted, other)):
+        module = each.module("reference")
+        for start, rows in STEPS:
+            given = torch.rand(1, rows, 8), torch.tensor(start)
+            torch.testing.assert_close(module(*given), model(*given))
 
 
 @pytest.mark.parametrize("slow", [{0}, {1}, {0, 1}])
 def test_the_engines_of_a_profile_are_segments_of_pytorch(
-    slow: set[int], by_profile: Compiled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slow: set[int], by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(choose, "LARGE", 0)
-    times = ProfileTimes(dict.fromkeys(slow, 2.0))
-    found = Choose(times, store := Store())(by_profile)
+    (program, stage), store = by_profile, Store()
+    found = evolve(stage, timer=ProfileTimes(dict.fromkeys(slow, 2.0)), kept=store)(program)
     kinds = {(s.profile, s.kind) for s in found.partitioned.segments if s.profile is not None}
     assert kinds == {(profile, "torch" if profile in slow else "engine") for profile in (0, 1)}
     assert len(found.engines) == len(found.networks) == 4 - 2 * len(slow)
@@ -208,25 +230,37 @@ def test_the_engines_of_a_profile_are_segments_of_pytorch(
         why = f"its engine takes 2 ms in profile {profile}, and PyTorch 1 ms"
         assert others and all(why in each.reason for each in others)
     assert sort.target == "aten.sort.default" and not found.coverage.converted
-    assert found.coverage.total == by_profile.coverage.total
+    assert found.coverage.total == program.coverage.total
     assert all("p_first_weight" not in segment.constants for segment in found.partitioned.segments), "in one copy"
-    again = Choose(fresh := ProfileTimes({}), store)(by_profile)
+    again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
     assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
-    found.save(tmp_path / "chosen.trtp")
-    with pytest.warns(pipeline.ArtifactWarning):
-        loaded = pipeline.load(tmp_path / "chosen.trtp")
-    assert loaded.partitioned.segments == found.partitioned.segments and loaded.coverage == found.coverage
-    other = Caching().eval()
-    torch.nn.init.ones_(other.first.weight)
-    for program, model in (
-        (found, Caching().eval()),
-        (loaded, Caching().eval()),
-        (pipeline.refit_module_weights(found, other), other),
-    ):
-        module = program.module("reference")
-        for start, rows in STEPS:
-            given = torch.rand(1, rows, 8), torch.tensor(start)
-            torch.testing.assert_close(module(*given), model(*given))
+    check_values(found, tmp_path)
+
+
+@pytest.mark.parametrize("split", [{0}, {1}, {0, 1}])
+def test_products_of_a_profile_run_in_pytorch(
+    split: set[int], by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choose, "LARGE", 0)
+    monkeypatch.setattr(products_in_torch, "LEAST", 0)
+    monkeypatch.setattr(products_in_torch, "HALVES", (torch.float32,))
+    (program, stage), store, times = by_profile, Store(), ProfileTimes({1: 2.0})
+    times.split = dict.fromkeys(split, 1.5)  # 2 in engines in profile 0, and 3 with engines in PyTorch in profile 1
+    found = evolve(stage, timer=times, kept=store)(program)
+    own = {profile: [s for s in found.partitioned.segments if s.runs_in(profile)] for profile in (0, 1)}
+    for profile in split:
+        assert {s.kind for s in own[profile]} == {"engine", "torch"} and len(own[profile]) > 4
+        products = [s for s in own[profile] if s.kind == "torch" and any("linear" in name for name in s.nodes)]
+        assert len(products) == 2 and all(segment.inputs for segment in products)
+        assert any("p_first_weight" in {port.name for port in segment.inputs} for segment in products), "in one copy"
+    assert (0 in split) or [s.kind for s in own[0]] == ["engine", "torch", "engine"]
+    assert (1 in split) or {s.kind for s in own[1]} == {"torch"}
+    linear = next(each for each in found.coverage.fallback if "linear" in each.target)
+    assert all(f" ms in profile {profile}, and PyTorch 1.5 ms" in linear.reason for profile in split)
+    assert found.coverage.total == program.coverage.total
+    again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
+    assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
+    check_values(found, tmp_path)
 
 
 class Counting(nn.Module):
