@@ -179,7 +179,7 @@ class ProfileTimes(Times):
         found = super().__call__(programs, profile)
         slow = 2.0 if profile in self.slow else 0.5
         ran = [{s.name for s in each.partitioned.segments if s.runs_in(profile)} for each in programs]
-        if len(programs) == 2 and programs[1].engines:
+        if len(ran[1]) > len(ran[0]):
             return [{}, {name: SegmentCost(self.split.get(profile or 0, 99.0) / len(ran[1]), 0.0) for name in ran[1]}]
         rows = [{n: c for n, c in costs.items() if n in names} for costs, names in zip(found, ran, strict=True)]
         return [{n: SegmentCost(slow, 0.1) if n.startswith("engine") else c for n, c in row.items()} for row in rows]
