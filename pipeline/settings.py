@@ -184,9 +184,10 @@ class CompilationSettings:
 
     faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
         over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
-        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, or the whole
-        program if the captured operators are faster, when all are measured on this GPU (in a CUDA graph with
-        `cuda_graphs`). False, or ``require_full_compilation``, keeps them in engines. Default True.
+        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, matmuls of
+        halves by weights where profiles have engines of their own, or the whole program if the captured operators are
+        faster, when all are measured on this GPU (in a CUDA graph with `cuda_graphs`). False, or
+        ``require_full_compilation``, keeps them in engines. Default True.
     measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
         of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
         True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all.
