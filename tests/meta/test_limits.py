@@ -62,7 +62,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_130, ("partitioning/",)),
     "networks": (1_760, ("network/",)),
     "engine builds": (1_020, ("build/",)),
-    "runtime": (5_070, ("runtime/",)),
+    "runtime": (5_090, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_660, ("verification/",)),
     "profiles": (980, ("profiling/",)),
