@@ -18,11 +18,11 @@ import torch
 from attrs import evolve
 from torch.fx.node import map_aggregate
 
-from pipeline.aten.annotation_ops import OPEN_MASK
 from pipeline.aten.calls import callee
 from pipeline.aten.interpreter import Change
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.op_predicates import draws_random, drops_nothing
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.errors import worded
