@@ -40,8 +40,9 @@ smaller ones are measured, too."""
 MARGIN: Final = 0.97
 """Engines are replaced if PyTorch takes less than this part of their time."""
 LEAST: Final = 0.1
-LEAST_COMPILED: Final = 0.01
-"""The milliseconds that a program has to gain; and with ``torch_compile``, for which the user pays in seconds."""
+LEAST_OF_MANY: Final = 0.01
+"""The milliseconds that a program has to gain; and with ``torch_compile``, for which the user pays in seconds, or in a
+profile: the steps of a language model are many."""
 
 
 class Timer(Protocol):
@@ -112,7 +113,8 @@ class Choose:
             mixed = in_torch(compiled, {name: times.reason("its engine", pair) for times, name, pair in slower})
         if split and (other := products()) is not None:
             log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.products for t in split))
-            reason = joined([times.reason("the program with it in engines", times.products) for times in split])
+            how = "with matmuls by weights in PyTorch"
+            reason = joined([times.reason("the program", times.products, how) for times in split])
             mixed = by_profile({t.profile or 0: because(other, reason) if t in split else mixed for t in found})
         if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
@@ -167,14 +169,14 @@ class Choose:
         captured = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
         rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
-        before, after = _sums(_slower(pairs, _least(compiled)))
+        before, after = _sums(_slower(pairs, _least(compiled, profile)))
         others = sum(cost.most for name, cost in theirs.items() if name in ours)
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, captured)}
 
 
-def _least(compiled: Compiled) -> float:
-    return LEAST if compiled.settings.torch_compile is None else LEAST_COMPILED
+def _least(compiled: Compiled, profile: int | None) -> float:
+    return LEAST if compiled.settings.torch_compile is None and profile is None else LEAST_OF_MANY
 
 
 def _free_memory() -> None:
@@ -205,7 +207,7 @@ class Times:
         complete = keys.program in known and engines.keys() == keys.engines.keys()
         complete = complete and (profile is None or keys.products in known)
         captured, products = (known.get(key, (0.0, None)) for key in (keys.program, keys.products))
-        return cls(profile, captured, products, engines, complete, _least(compiled))
+        return cls(profile, captured, products, engines, complete, _least(compiled, profile))
 
     def is_faster(self, pair: Pair) -> bool:
         """Return whether a form is faster than the fastest mixture."""
@@ -217,11 +219,11 @@ class Times:
         """Return the engines that are slower than PyTorch."""
         return _slower(self.engines, self.least)
 
-    def reason(self, what: str, pair: Pair) -> Rejection:
-        """Return why PyTorch runs something."""
+    def reason(self, what: str, pair: Pair, instead: str = "PyTorch") -> Rejection:
+        """Return why PyTorch runs something, by the times of what is not done and of what is."""
         ours, theirs = pair
         where = "" if self.profile is None else f" in profile {self.profile}"
-        why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and PyTorch {theirs:.3g} ms"
+        why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
         return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
 
 

@@ -256,7 +256,9 @@ def test_products_of_a_profile_run_in_pytorch(
     assert (0 in split) or [s.kind for s in own[0]] == ["engine", "torch", "engine"]
     assert (1 in split) or {s.kind for s in own[1]} == {"torch"}
     linear = next(each for each in found.coverage.fallback if "linear" in each.target)
-    assert all(f" ms in profile {profile}, and PyTorch 1.5 ms" in linear.reason for profile in split)
+    assert all(
+        f" in profile {profile}, and with matmuls by weights in PyTorch 1.5 ms" in linear.reason for profile in split
+    )
     assert found.coverage.total == program.coverage.total
     again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
     assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
