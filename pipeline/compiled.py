@@ -70,9 +70,9 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """The operators that run in engines, those that run in PyTorch with the reason, and those that were compiled in
-    another form because their own engine did not load or was wrong. ``unreached`` lists the user's registrations that
-    nothing used although the model has their operator."""
+    """The operators that run in engines; those that run in PyTorch, in all profiles or in one, with the reason; and
+    those that were compiled in another form because their own engine did not load or was wrong. ``unreached`` lists the
+    user's registrations that nothing used although the model has their operator."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -211,12 +211,12 @@ class Compiled:
     def coverage(self) -> Coverage:
         """Return which operators run in engines (``converted``), which in PyTorch and why (``fallback``), and which in
         another form because the engine's own did not load or was wrong (``healed``)."""
-        verdicts = self.partitioned.verdicts
+        verdicts, elsewhere = self.partitioned.verdicts, {each.node for each in self.partitioned.fallbacks}
         rows = {
             name: ConvertedNode(name, verdicts[name].target, segment.name)
             for segment in reversed(self.partitioned.engine_segments)
             for name in reversed(segment.nodes)
-            if verdicts[name].target not in UNCOUNTED
+            if verdicts[name].target not in UNCOUNTED and name not in elsewhere
         }
         unreached = self.program.unreached
         return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed, unreached)

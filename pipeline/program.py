@@ -334,6 +334,7 @@ def headline(partitioned: Partitioned) -> str:
     """Return the first line: the numbers of segments and engines, and of operators in engines."""
     verdicts = partitioned.verdicts
     inside = {n for s in partitioned.engine_segments for n in s.nodes if verdicts[n].target != GETITEM}
+    inside -= {fallback.node for fallback in partitioned.fallbacks}
     total = len(inside) + len(partitioned.fallbacks)
     segments, engines = len(partitioned.segments), len(partitioned.engine_segments)
     places = f"{engines} engine{'s'[: engines != 1]}"

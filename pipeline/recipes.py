@@ -81,6 +81,8 @@ class Recipe:
         parameter."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluated(given).to(device)
+        if copied and value.layout != torch.strided:
+            return value.clone()
         strided = (tensor for tensor in given.values() if tensor.layout == torch.strided)
         memory = {tensor.untyped_storage().data_ptr() for tensor in strided}
         return value.clone() if copied and value.untyped_storage().data_ptr() in memory else value

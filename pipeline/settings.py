@@ -184,9 +184,10 @@ class CompilationSettings:
 
     faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
         over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
-        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, or the whole
-        program if the captured operators are faster, when all are measured on this GPU (in a CUDA graph with
-        `cuda_graphs`). False, or ``require_full_compilation``, keeps them in engines. Default True.
+        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, matmuls of
+        halves by weights where profiles have engines of their own, or the whole program if the captured operators are
+        faster, when all are measured on this GPU (in a CUDA graph with `cuda_graphs`). False, or
+        ``require_full_compilation``, keeps them in engines. Default True.
     measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
         of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
         True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all.
@@ -228,11 +229,11 @@ class CompilationSettings:
     weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
-    torch_compile: compile the parts of a program of fixed sizes that run in PyTorch with `torch.compile`, in this mode:
-        `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more kernels. A large model takes 15 s to 2 min
-        at the first call, once in a process. `faster_in_torch` then measures two such forms of every program, also of
-        small ones. A loaded program calls each operator, since its file is data. None: each operator is called.
-        Default None.
+    torch_compile: compile the parts of a program that run in PyTorch with `torch.compile`, if its sizes are fixed or
+        they are for one profile, in this mode: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
+        kernels. A large model takes 15 s to 2 min at the first call, once in a process. `faster_in_torch` then measures
+        two such forms of every program, also of small ones. A loaded program calls each operator, since its file is
+        data. None: each operator is called. Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
         With False it reads the model's own if they are on its device, so that both share one copy. They
         must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.

@@ -22,11 +22,11 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
 
 
 def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the rows [B, L] that an update writes; `IndexError` if one is outside the cache. On a GPU a device-side
-    assertion reports it, since the host does not wait."""
+    """Return the rows [B, L] that an update writes; `IndexError` if one is outside the cache. On a GPU, and under
+    torch.compile, an assertion of the kernel reports it, since the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
     positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
-    if positions.device.type == "cpu" and positions.numel():
+    if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= cache.shape[2]:
             raise IndexError(f"rows {low} to {high} of a cache that has {cache.shape[2]}")

@@ -173,8 +173,9 @@ def busy(cycles: int) -> None:
 
 
 def instrumentable(compiled: Compiled) -> ProgramModule:
-    """Return a module that launches each segment by itself, without CUDA graphs."""
-    return ProgramModule(compiled, "tensorrt", compiled.settings.evolve(cuda_graphs=False, engine_graphs=False))
+    """Return a module that launches each segment by itself, without CUDA graphs, over the model's own weights."""
+    settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
+    return ProgramModule(compiled, "tensorrt", settings)
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:

@@ -55,21 +55,26 @@ class Keys:
     """The keys of a program's measurements, digests of everything that times depend on but the GPU and the versions.
 
     program: that of the captured graph with its sizes: the time of the fastest mixture of engines and PyTorch, and that
-        of the captured operators in PyTorch. engines: by name, that of a network's structure without its names.
+        of the captured operators in PyTorch. products: the same, and that with products by weights in PyTorch.
+        engines: by name, that of a network's structure without its names. Those of a profile are of its calls and
+        engines.
     """
 
     program: str
+    products: str
     engines: Mapping[str, str] = field(factory=FrozenDict)
 
     @classmethod
-    def of(cls, compiled: Compiled) -> Keys:
-        """Compute the keys of a compiled program."""
-        around = _around(compiled.settings)
+    def of(cls, compiled: Compiled, profile: int | None = None) -> Keys:
+        """Compute the keys of a compiled program, or of one of its profiles."""
+        around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
-        forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in rows}
+        own = [(segment, network) for segment, network in rows if segment.profile == profile]
+        forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in own}
         engines = {name: digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
         captured = compiled.program.source or compiled.program
-        return cls(digest(f"{around}\nprogram\n{captured}"), FrozenDict(engines))
+        program, products = (digest(f"{around}\n{form}\n{captured}") for form in ("program", "products"))
+        return cls(program, products, FrozenDict(engines))
 
 
 def _around(settings: CompilationSettings) -> str:

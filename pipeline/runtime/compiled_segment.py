@@ -10,20 +10,23 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from attrs import evolve
 from torch.fx.node import map_aggregate
 
 from pipeline.aten.calls import callee
 from pipeline.aten.interpreter import Change
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.op_predicates import draws_random, drops_nothing
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.errors import worded
-from pipeline.program import Program, Segment
+from pipeline.program import Program, Segment, described
 
 log = logging.getLogger(__name__)
 
@@ -35,57 +38,93 @@ _lock = threading.Lock()
 
 def compiled_segment(program: Program, segment: Segment, mode: str, argument: Change) -> Run | None:
     """Return a segment, compiled in a mode of torch.compile, as a function of its inputs and then its constants; None
-    if it cannot be compiled. torch compiles it at the first call.
+    if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names; that
+    of a profile for its first sizes, and at others once more for all.
 
     argument: returns the replacement for a constant argument, such as a device.
     """
     if why := obstacle(program, segment):
         log.info("%s is not compiled by torch.compile: %s", segment.name, why)
         return None
-    key = segment.nodes, segment.inputs, segment.outputs, mode, argument(torch.device("cpu"))
+    copied = _Copied(program, segment, argument)
+    key = copied.text, segment.profile, mode, argument(torch.device("cpu"))
     with _lock:
         known = _done.setdefault(program.graph_module, {})
         if key not in known:
-            module = torch.fx.GraphModule(torch.nn.Module(), _graph(program, segment, argument))
-            known[key] = torch.compile(module, mode=mode, dynamic=False, fullgraph=True)
-        return known[key]
+            module, dynamic = torch.fx.GraphModule(torch.nn.Module(), copied.graph), segment.profile is not None
+            known[key] = torch.compile(module, mode=mode, dynamic=None if dynamic else False, fullgraph=True)
+        return partial(_with_updated, known[key], copied.updated) if copied.updated else known[key]
+
+
+def _with_updated(run: Run, updated: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
+    """Return a segment's results, some of which are inputs that it updated, at these places."""
+    results = iter(run(*inputs))
+    return [next(results) if place is None else inputs[place] for place in updated]
 
 
 def obstacle(program: Program, segment: Segment) -> str:
     """Return why a segment runs operator by operator; empty if it can be compiled."""
     nodes = {node.name: node for node in program.graph.nodes}
     inside = [nodes[name] for name in segment.nodes]
+    varies = len(program.shapes) > 0 or any(port.kind != "tensor" for port in segment.inputs)
     reasons = {
-        "sizes vary": len(program.shapes) > 0 or any(port.kind != "tensor" for port in segment.inputs),
+        "sizes vary": varies and segment.profile is None,
         "the program was loaded from a file": any(isinstance(n.meta.get("val"), TensorType) for n in inside),
         "it has control flow": any(source.op == "get_attr" for node in inside for source in node.all_input_nodes),
         "it draws random numbers": any(draws_random(node) and not drops_nothing(node) for node in inside),
-        "it updates a buffer in place": any(node.target in IN_PLACE for node in inside),
         "an operator of it has a form of its own": not all(map(_is_plain, inside)),
     }
     return next((why for why, found in reasons.items() if found), "")
 
 
 def _is_plain(node: torch.fx.Node) -> bool:
-    return node.target is operator.getitem or isinstance(callee(node.target), torch._ops.OpOverload)
+    is_number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+    return node.target is operator.getitem or is_number or isinstance(callee(node.target), torch._ops.OpOverload)
 
 
-def _graph(program: Program, segment: Segment, argument: Change) -> torch.fx.Graph:
-    """Return a graph of the segment's nodes, whose placeholders are its inputs and its constants."""
-    graph, made = torch.fx.Graph(), dict[str, torch.fx.Node]()
-    for name in (*(port.name for port in segment.inputs), *segment.constants):
-        made[name] = graph.placeholder(name)
+class _Copied:
+    """A graph of a segment's nodes, whose placeholders are its inputs and its constants.
 
-    def moved(value: Any) -> Any:
-        return made[value.name] if isinstance(value, torch.fx.Node) else argument(value)
+    text: the graph without the program's names, and the types of its placeholders. updated: for each output of the
+        segment the place of the input that it is, None if the graph returns it; empty if no input is updated in place.
+    """
 
-    nodes = {node.name: node for node in program.graph.nodes}
-    for node in map(nodes.__getitem__, segment.nodes):
-        args, kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
-        target = node.target if node.target is operator.getitem else callee(node.target)
-        made[node.name] = graph.call_function(target, args, kwargs)
-    graph.output(tuple(made[port.name] for port in segment.outputs))
-    return graph
+    def __init__(self, program: Program, segment: Segment, argument: Change) -> None:
+        self.program, self.argument = program, argument
+        nodes = {node.name: node for node in program.graph.nodes}
+        self.graph, self.made = torch.fx.Graph(), dict[str, torch.fx.Node]()
+        self.places = {port.name: place for place, port in enumerate(segment.inputs)}
+        self.written = dict[str, int]()
+        for place, name in enumerate((*self.places, *segment.constants)):
+            self.made[name] = self.graph.placeholder(f"x{place}")
+        for name in segment.nodes:
+            self._add(nodes[name])
+        names = [port.name for port in segment.outputs]
+        self.updated = [self.written.get(name) for name in names] if self.written else []
+        self.graph.output(tuple(self.made[name] for name in names if name not in self.written))
+        types = [evolve(port, name="").text() for port in segment.inputs]
+        types += [described(nodes[name].meta["val"]) for name in segment.constants]
+        self.text = "\n".join([self.graph.python_code("self").src, *types])
+
+    def _add(self, node: torch.fx.Node) -> None:
+        """Add a node, and before it the numbers it reads that are not inputs of the segment."""
+        if node.name in self.made:
+            return
+        for source in node.all_input_nodes:
+            self._add(source)
+        if node.target is OPEN_MASK:
+            self.made[node.name] = self._copied(node.args[0])
+            return
+        call = callee(node.target)
+        target: Any = call if isinstance(call, torch._ops.OpOverload) else node.target
+        buffer = getattr(node.args[0], "name", "") if target in IN_PLACE else ""
+        if buffer in self.program.buffers:
+            target, self.written[node.name] = IN_PLACE[target], self.places[buffer]
+        args, kwargs = map_aggregate(node.args, self._copied), map_aggregate(node.kwargs, self._copied)
+        self.made[node.name] = self.graph.call_function(target, args, kwargs)
+
+    def _copied(self, value: Any) -> Any:
+        return self.made[value.name] if isinstance(value, torch.fx.Node) else self.argument(value)
 
 
 class OrInterpreted:

@@ -66,14 +66,14 @@ class ProgramModule(CompiledModule):
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.program: Program = self.compiled.program
         parameters = Snapshot(compiled.program)
-        constant = cache(lambda name: self.program.constants[name].evaluate(parameters).to(self.device))
         self._initial = {name: Initial.of(parameters[name]) for name in self.program.buffers.values()}
         self._attach_state()
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         unchanged = Unchanged(compiled.program)
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
-        weight = partial(_weight, unchanged, self.device, copied)
-        self._weights = {slot: weight(self.program.constants[name]) for slot, name in self._layout.weights}
+        placed = partial(_weight, unchanged, self.device)
+        constant = cache(lambda name: placed(True, self.program.constants[name]))
+        self._weights = {slot: placed(copied, self.program.constants[name]) for slot, name in self._layout.weights}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
         folder = self.settings.runtime_cache
@@ -267,9 +267,10 @@ class ProgramModule(CompiledModule):
 
 
 def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
-    """Return a weight that engines read in place, aligned for TensorRT."""
+    """Return a weight that segments read in place, aligned for TensorRT."""
     value = recipe.placed_on(device, parameters, copied=copied)
-    return value.clone() if value.is_cuda and value.data_ptr() % ALIGNMENT else value
+    apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
+    return value.clone() if apart else value
 
 
 def _key(leaves: Sequence[object]) -> object:

@@ -8,8 +8,9 @@ program before `decompose` as one segment of PyTorch, whose operators may be few
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Final, Protocol
 
 import torch
@@ -19,15 +20,17 @@ from torch.utils._pytree import tree_leaves
 from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
+from pipeline.errors import PipelineError
 from pipeline.profiling.measure import SegmentCost, segment_costs
 from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
+from pipeline.stages.products_in_torch import because, by_profile, products_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
-from pipeline.verification.engines_in_torch import captured_in_torch, in_torch
-from pipeline.verification.samples import sample, sizes_to_try
+from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
+from pipeline.verification.samples import optimal_sizes, sample
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +40,26 @@ smaller ones are measured, too."""
 MARGIN: Final = 0.97
 """Engines are replaced if PyTorch takes less than this part of their time."""
 LEAST: Final = 0.1
-LEAST_COMPILED: Final = 0.01
-"""The milliseconds that a program has to gain; and with ``torch_compile``, for which the user pays in seconds."""
+LEAST_OF_MANY: Final = 0.01
+"""The milliseconds that a program has to gain; and with ``torch_compile``, for which the user pays in seconds, or in a
+profile: the steps of a language model are many."""
 
 
 class Timer(Protocol):
-    """A function that measures the segments of programs in calls with the same inputs on this GPU, by name."""
+    """A function that measures the segments of programs in calls with the same inputs on this GPU, by name: of the
+    optimal sizes, or of those of a profile."""
 
-    def __call__(self, programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]: ...
+    def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]: ...
 
 
 def measured(
-    programs: Sequence[Compiled], turn: Callable[[], AbstractContextManager[object]] = nullcontext
+    programs: Sequence[Compiled],
+    profile: int | None = None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
     """Measure segments in calls at the optimal sizes; ``turn`` as for `segment_costs`."""
     program = programs[0].program
-    args, kwargs = sample(program, dict(sizes_to_try(program))["optimal"]).arguments(program, torch.device("cuda"))
+    args, kwargs = sample(program, optimal_sizes(program, profile)).arguments(program, torch.device("cuda"))
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
         return segment_costs(programs, args, kwargs, turn)
 
@@ -83,56 +90,93 @@ class Choose:
             return compiled
         fastest = compiled
         try:
-            fastest = self._fastest(compiled, self.before or STAGES)
+            fastest = self._fastest(compiled)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
         _free_memory()
         return fastest
 
-    def _fastest(self, compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
-        keys, least = Keys.of(compiled), _least(compiled)
-        times = self.kept.load(compiled.settings.compute_capabilities)
-        if _is_here(compiled) and not _suffices(times, keys, least):
-            found = self._measured(compiled, keys, stages)
-            self.kept.save(found)
-            times = {**found, **times}
-        ours, theirs = times.get(keys.program, (0.0, None))
-        if theirs is not None and _gains(ours, theirs, least):
-            log.warning("PyTorch runs the whole program, as captured, on this GPU: %s", _said(ours, theirs))
-            return captured_in_torch(compiled, _reason("the program", ours, theirs))
-        slower = _slower({name: times[key] for name, key in keys.engines.items() if key in times}, least)
-        if not slower:
-            return compiled
-        which = f"{len(slower)} of {len(keys.engines)} engines"
-        log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(*_sums(slower)))
-        mixed = in_torch(compiled, {name: _reason("its engine", *pair) for name, pair in slower.items()}, stages)
-        if _is_here(compiled):
+    def _fastest(self, compiled: Compiled) -> Compiled:
+        profiles = {segment.profile for segment in compiled.partitioned.segments} - {None} or {None}
+        products = cache(lambda: self._products(compiled))
+        found = [self._times(compiled, profile, products) for profile in sorted(profiles, key=lambda p: p or 0)]
+        if all(times.is_faster(times.captured) for times in found):
+            reason = joined([times.reason("the program", times.captured) for times in found])
+            log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.captured for t in found))
+            return captured_in_torch(compiled, reason)
+        split = [times for times in found if times.is_faster(times.products)]
+        slower = [(t, name, pair) for t in found if t not in split for name, pair in t.slower.items()]
+        mixed = compiled
+        if slower:
+            which = f"{len(slower)} of {sum(len(times.engines) for times in found)} engines"
+            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pair for *_, pair in slower))
+            mixed = in_torch(compiled, {name: times.reason("its engine", pair) for times, name, pair in slower})
+        if split and (other := products()) is not None:
+            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.products for t in split))
+            how = "with matmuls by weights in PyTorch"
+            reason = joined([times.reason("the program", times.products, how) for times in split])
+            mixed = by_profile({t.profile or 0: because(other, reason) if t in split else mixed for t in found})
+        if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed
 
-    def _measured(self, compiled: Compiled, keys: Keys, stages: Sequence[AnyStage]) -> Mapping[str, Pair]:
+    def _products(self, compiled: Compiled) -> Compiled | None:
+        """Return the program with products by weights in PyTorch; None if it has none, or cannot be compiled so."""
+        try:
+            return products_in_torch(compiled, self.before or STAGES)
+        except (ValueError, PipelineError) as error:
+            log.info("products by weights are not compared with PyTorch: %s", error)
+            return None
+
+    def _times(self, compiled: Compiled, profile: int | None, products: Callable[[], Compiled | None]) -> Times:
+        """Return the times of a program's forms in calls of a profile: those that are kept, or new ones."""
+        keys = Keys.of(compiled, profile)
+        known = self.kept.load(compiled.settings.compute_capabilities)
+        times = Times.of(compiled, profile, keys, known)
+        if not _is_here(compiled) or times.complete or times.is_faster(times.captured):
+            return times
+        found = self._measured(compiled, profile, keys)
+        if profile is not None:
+            found = {**found, keys.products: (found[keys.program][0], self._total(compiled, products(), profile))}
+        self.kept.save(found)
+        return Times.of(compiled, profile, keys, {**found, **known})
+
+    def _total(self, compiled: Compiled, other: Compiled | None, profile: int) -> float | None:
+        """Measure a call of another form; None if there is none, or if it does not run."""
+        if other is None:
+            return None
+        _free_memory()
+        try:
+            _, costs = self.timer((compiled, other), profile)
+        except Exception as error:
+            log.info("the program does not run with products in PyTorch: %s", error)
+            return None
+        return round(sum(cost.most for cost in costs.values()), 4)
+
+    def _measured(self, compiled: Compiled, profile: int | None, keys: Keys) -> Mapping[str, Pair]:
         """Measure a program, its operators in PyTorch, and what was captured in PyTorch."""
         trial = Rejection("it is measured in PyTorch")
-        other = in_torch(compiled, dict.fromkeys(keys.engines, trial), stages)
+        other = in_torch(compiled, dict.fromkeys(keys.engines, trial))
         whole: Mapping[str, SegmentCost] | None = None
         try:
-            ours, theirs, whole = self.timer((compiled, other, captured_in_torch(compiled, trial)))
+            if profile is None:  # of programs with engines by profile another form has fewer operators
+                ours, theirs, whole = self.timer((compiled, other, captured_in_torch(compiled, trial)), profile)
         except Exception as error:
             log.info("the captured program does not run in PyTorch: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
-            ours, theirs = self.timer((compiled, other))
+            ours, theirs = self.timer((compiled, other), profile)
         captured = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
-        rows = [(s, theirs[s.name.replace("engine", "torch", 1)].most) for s in compiled.partitioned.segments]
-        pairs = {s.name: (round(ours[s.name].gpu, 4), round(b, 4)) for s, b in rows if s.kind == "engine"}
-        before, after = _sums(_slower(pairs, _least(compiled)))
-        others = sum(b for s, b in rows if s.kind == "torch")
+        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in keys.engines]
+        pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
+        before, after = _sums(_slower(pairs, _least(compiled, profile)))
+        others = sum(cost.most for name, cost in theirs.items() if name in ours)
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, captured)}
 
 
-def _least(compiled: Compiled) -> float:
-    return LEAST if compiled.settings.torch_compile is None else LEAST_COMPILED
+def _least(compiled: Compiled, profile: int | None) -> float:
+    return LEAST if compiled.settings.torch_compile is None and profile is None else LEAST_OF_MANY
 
 
 def _free_memory() -> None:
@@ -140,11 +184,47 @@ def _free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _suffices(times: Mapping[str, Pair], keys: Keys, least: float) -> bool:
-    """Return whether these measurements decide everything."""
-    ours, theirs = times.get(keys.program, (0.0, None))
-    whole = theirs is not None and _gains(ours, theirs, least)
-    return keys.program in times and (whole or times.keys() >= {*keys.engines.values()})
+@frozen
+class Times:
+    """The milliseconds of a program's forms in calls of a profile. ``captured``: of the fastest mixture of engines and
+    PyTorch, and of the captured program; ``products``: of the same, and of that with products by weights in PyTorch;
+    ``engines``: of each engine, and of its operators in PyTorch.
+
+    complete: whether all are known. least: the milliseconds that a form has to gain.
+    """
+
+    profile: int | None
+    captured: Pair
+    products: Pair
+    engines: Mapping[str, Pair]
+    complete: bool
+    least: float
+
+    @classmethod
+    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Pair]) -> Times:
+        """Take the times of a program from measurements."""
+        engines = {name: known[key] for name, key in keys.engines.items() if key in known}
+        complete = keys.program in known and engines.keys() == keys.engines.keys()
+        complete = complete and (profile is None or keys.products in known)
+        captured, products = (known.get(key, (0.0, None)) for key in (keys.program, keys.products))
+        return cls(profile, captured, products, engines, complete, _least(compiled, profile))
+
+    def is_faster(self, pair: Pair) -> bool:
+        """Return whether a form is faster than the fastest mixture."""
+        ours, theirs = pair
+        return theirs is not None and _gains(ours, theirs, self.least)
+
+    @property
+    def slower(self) -> Mapping[str, tuple[float, float]]:
+        """Return the engines that are slower than PyTorch."""
+        return _slower(self.engines, self.least)
+
+    def reason(self, what: str, pair: Pair, instead: str = "PyTorch") -> Rejection:
+        """Return why PyTorch runs something, by the times of what is not done and of what is."""
+        ours, theirs = pair
+        where = "" if self.profile is None else f" in profile {self.profile}"
+        why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
+        return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
 
 
 def _slower(times: Mapping[str, Pair], least: float) -> dict[str, tuple[float, float]]:
@@ -162,23 +242,18 @@ def _gains(before: float, after: float, least: float) -> bool:
     return after < MARGIN * before and before - after >= least
 
 
-def _said(ours: float, theirs: float) -> str:
+def _said(pairs: Iterable[Pair]) -> str:
+    ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (faster_in_torch=False keeps them in TensorRT)"
-
-
-def _reason(what: str, ours: float, theirs: float) -> Rejection:
-    why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms, and PyTorch {theirs:.3g} ms"
-    return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
 
 
 def _is_asked(compiled: Compiled) -> bool:
     """Return whether the settings and the size of a program ask for measurements."""
-    settings, segments = compiled.settings, compiled.partitioned.segments
+    settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     asked = asked and compiled.program.sharding is None  # ranks that measure make other calls than those that do not
-    plain = bool(compiled.engines) and all(segment.profile is None for segment in segments)
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= LARGE
-    return asked and plain and large
+    return asked and bool(compiled.engines) and large
 
 
 def _is_here(compiled: Compiled) -> bool:

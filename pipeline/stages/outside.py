@@ -39,12 +39,10 @@ class SharedWeights:
         _check_bytes("least", value)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """Return the same segments; weights that are shared are inputs of engines."""
+        """Return the same segments; weights that are shared are inputs of engines, and of segments of PyTorch."""
         nodes = {node.name: node for node in partitioned.program.graph.nodes}
 
         def changed(segment: Segment) -> Segment:
-            if segment.kind != "engine":
-                return segment
             shared = [name for name in segment.constants if self._is_shared(partitioned, segment, nodes[name])]
             own = tuple(name for name in segment.constants if name not in shared)
             ports = (port(name, nodes[name].meta["val"], partitioned.program.shapes) for name in shared)
@@ -53,11 +51,13 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _is_shared(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Return whether a weight is large enough, and read only by our converters that accept weights as inputs."""
+        """Return whether a weight is large enough, and in an engine read only by our converters that accept inputs."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
-        return all(_reads_tensors(partitioned, user) for user in weight.users if user.name in inside)
+        return segment.kind == "torch" or all(
+            _reads_tensors(partitioned, user) for user in weight.users if user.name in inside
+        )
 
 
 @frozen

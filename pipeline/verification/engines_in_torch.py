@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from pipeline.compiled import Compiled, RefitMap
-from pipeline.compose.pipelines import as_stage
-from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict
-from pipeline.network.engine import Engine
-from pipeline.partitioning.assemble import Group, assemble
-from pipeline.program import Built, Converted, Validated, Verdict, is_operator
+from pipeline.partitioning.assemble import Group, assemble, cuts
+from pipeline.program import Partitioned, Segment, Validated, Verdict, is_operator
 from pipeline.recipes import qualified_name
-from pipeline.verification.recompile import Again
 from pipeline.verification.split import refused
 
+T = TypeVar("T")
 
-def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection], stages: Sequence[AnyStage]) -> Compiled:
-    """Return a program in which these engines are segments of PyTorch, each for its reason. Other engines stay.
+
+def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Compiled:
+    """Return a program in which these engines are segments of PyTorch, each for its reason. An engine of one profile is
+    replaced in that profile. Other engines stay.
 
     Raises:
-        ValueError: a segment has no operator of its own.
+        ValueError: a segment has no operator of its own, or another would be cut differently.
     """
-    partitioned, program = compiled.partitioned, compiled.program
-    operators = {node.name for node in program.graph.nodes if is_operator(node)}
-    counts = Counter(name for segment in partitioned.segments for name in segment.nodes)
-    groups: list[Group] = []
-    rejections = dict[str, Rejection]()
-    for segment in partitioned.segments:
-        own = [name for name in segment.nodes if name in operators and counts[name] == 1]
-        rejections |= dict.fromkeys(own, reasons[segment.name]) if segment.name in reasons else {}
-        groups.append(("torch" if segment.name in reasons else segment.kind, own))
-    validated = refused(Validated(program, partitioned.verdicts), rejections)
+    before = compiled.partitioned
+    forms = [tuple(same) for _, same in groupby(before.segments, lambda segment: segment.nodes)]
+    validated, groups = _groups(before, forms, reasons)
     assembled = assemble(validated, groups, {})
-    if len(assembled.segments) != len(partitioned.segments):
+    if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in forms]:
         raise ValueError("a segment has no operator of its own, so engines would get other names")
-    kept = Kept({engine.name: engine for engine in compiled.engines})
-    made = Again.of(stages, as_stage(kept)).finished(assembled)
-    return evolve(made, healed=compiled.healed, kernels=compiled.kernels)
+    segments = tuple(
+        _read_in_place(segment, made) if segment.name in reasons else segment
+        for same, made in zip(forms, assembled.segments, strict=True)
+        for segment in same
+    )
+    inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
+    verdicts = {n: before.verdicts[n] if n in inside else verdict for n, verdict in assembled.verdicts.items()}
+    partitioned = evolve(assembled, segments=segments, verdicts=FrozenDict(verdicts), cuts=tuple(cuts(segments)))
+    return _with_engines(compiled, partitioned)
 
 
 def captured_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
@@ -62,15 +62,50 @@ def captured_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
     return Compiled(assemble(validated, [("torch", operators)], {}), (), (), RefitMap(), FrozenDict())
 
 
-@frozen
-class Kept:
-    """A stage in place of ``build`` that takes the engines of another program, by their names."""
+def joined(reasons: Sequence[Rejection]) -> Rejection:
+    """Return several reasons with one hint as one."""
+    return Rejection("; ".join(dict.fromkeys(each.reason for each in reasons)), reasons[0].hint)
 
-    engines: Mapping[str, Engine] = field(repr=False)
-    name: str = "kept"
 
-    def __call__(self, converted: Converted) -> Built:
-        """Return the engines of the networks."""
-        c = converted
-        engines = tuple(self.engines[network.name] for network in c.networks)
-        return Built(c.partitioned, c.networks, engines, c.recipes, c.literals, c.computed)
+def _groups(
+    before: Partitioned, forms: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
+) -> tuple[Validated, list[Group]]:
+    """Return the operators of each segment, once for all profiles, and the verdicts that let PyTorch run some."""
+    operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
+    counts = Counter(name for first, *_ in forms for name in first.nodes)
+    groups: list[Group] = []
+    rejections = dict[str, Rejection]()
+    for same in forms:
+        own = [name for name in same[0].nodes if name in operators and counts[name] == 1]
+        given = [reasons[segment.name] for segment in same if segment.name in reasons]
+        if given:
+            rejections |= dict.fromkeys(own, joined(given))
+        groups.append(("torch" if given else same[0].kind, own))
+    return refused(Validated(before.program, before.verdicts), rejections), groups
+
+
+def _read_in_place(engine: Segment, made: Segment) -> Segment:
+    """Return a segment of PyTorch for an engine: in its profile, and reading the weights that it reads in place."""
+    name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
+    placed = [shared[name] for name in made.constants if name in shared]
+    own = tuple(name for name in made.constants if name not in shared)
+    return evolve(made, name=name, inputs=(*made.inputs, *placed), constants=own, profile=engine.profile)
+
+
+def _with_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+    """Return the program with other segments, and the engines and weights that are left."""
+    names = {segment.name for segment in partitioned.engine_segments}
+    networks = tuple(network for network in compiled.networks if network.name in names)
+    used = {weight.name for network in networks for weight in network.weights}
+
+    def left(rows: Mapping[str, T]) -> FrozenDict[str, T]:
+        return FrozenDict({name: value for name, value in rows.items() if name in used})
+
+    return evolve(
+        compiled,
+        partitioned=partitioned,
+        networks=networks,
+        engines=tuple(engine for engine in compiled.engines if engine.name in names),
+        refit_map=RefitMap(left(compiled.refit_map.recipes), left(compiled.refit_map.computed)),
+        literals=left(compiled.literals),
+    )

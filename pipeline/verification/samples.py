@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.aten.op_predicates import moves
@@ -112,6 +112,15 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
         sizes = _feasible(program, ENDS[name])
         found.setdefault(tuple(sizes.values()), (name, sizes))
     return sorted(found.values(), key=lambda row: list(ENDS).index(row[0]))
+
+
+def optimal_sizes(program: Program, profile: int | None = None) -> dict[str, int]:
+    """Return the sizes that engines are tuned for, in a profile of the program if it is given."""
+    if profile is None:
+        return _feasible(program, ENDS["optimal"])
+    narrowed, symbols = program.profiles[profile], program.shapes.symbols
+    own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
+    return _feasible(evolve(program, shapes=evolve(program.shapes, symbols=FrozenDict(own))), ENDS["optimal"])
 
 
 def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:

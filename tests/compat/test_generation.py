@@ -19,7 +19,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import Kept, kept_by
+from pipeline.compiled import Compiled
+from pipeline.converters.declare import Rejection
 from pipeline.impl.attention import MANY_KEYS
+from pipeline.verification.engines_in_torch import in_torch
 from tests.compat import families
 from tests.meta.executor_faults import factor, planted
 from tests.testing.in_turn import in_turn
@@ -55,6 +58,22 @@ def test_tokens_are_eagers(family: str) -> None:
 def test_tokens_are_eagers_with_few_positions() -> None:
     assert 80 < MANY_KEYS <= SIZES["max_cache_len"]
     check("llama", 80)
+
+
+def test_tokens_and_prompts_in_pytorch_and_in_engines_use_the_same_caches() -> None:
+    names = "engine_0_profile_0", "engine_1_profile_1"  # tokens of the first layer, prompts of the second
+
+    def chosen(compiled: Compiled) -> Compiled:
+        return in_torch(compiled, dict.fromkeys(names, Rejection("it is a test")))
+
+    model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
+    compile = pipeline.default().replace("build", pipeline.stages.unbuilt).replace("choose", chosen)
+    compiled = compile_for_generation(model, executor="reference", compile=compile, **SIZES)
+    kinds = {segment.name: segment.kind for segment in compiled.compiled["decoder"].partitioned.segments}
+    assert [kinds.get(name.replace("engine", "torch")) for name in names] == [
+        "torch"
+    ] * 2 and "engine" in kinds.values()
+    assert torch.equal(families.generated(compiled, inputs, 12), families.generated(model, inputs, 12))
 
 
 @pytest.mark.slow

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import pipeline
+from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import SegmentCost
-from pipeline.stages import choose
+from pipeline.stages import choose, products_in_torch
+from tests.compat import families
 
 pytestmark = pytest.mark.gpu
 
@@ -21,9 +23,9 @@ def test_all_forms_are_measured_and_right(cuda_graphs: bool, monkeypatch: pytest
     monkeypatch.setattr(choose, "LARGE", 0)
     asked = list[Compiled]()
 
-    def timer(programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]:
+    def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         asked.extend(programs)
-        times = choose.measured(programs)
+        times = choose.measured(programs, profile)
         [engine], [parts], [captured] = (list(costs.values()) for costs in times)
         for cost in (engine, parts, captured):
             assert cost.gpu > 0 and (cost.host == 0) == cuda_graphs
@@ -40,3 +42,35 @@ def test_all_forms_are_measured_and_right(cuda_graphs: bool, monkeypatch: pytest
             for _ in range(3):
                 torch.testing.assert_close(module(x), expected, rtol=tolerance, atol=tolerance)
             assert not module.refused_graphs
+
+
+@pytest.mark.parametrize("torch_compile", [None, "default"])
+def test_all_forms_of_a_language_model_are_measured_and_right(
+    torch_compile: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "LARGE", 0)
+    monkeypatch.setattr(products_in_torch, "LEAST", 0)
+    asked = list[tuple[int | None, Compiled]]()
+
+    def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
+        asked.extend((profile, program) for program in programs)
+        times = choose.measured(programs, profile)
+        assert all(cost.gpu > 0 for costs in times for cost in costs.values())
+        return times
+
+    model = families.model("llama", torch.float16).cuda()
+    compile = pipeline.default(min_block_size=1, cuda_graphs=True, torch_compile=torch_compile)
+    compile = compile.replace("choose", choose.Choose(timer))
+    compiled = compile_for_generation(model, max_cache_len=32, max_batch=2, max_prompt_len=8, compile=compile)
+    assert [profile for profile, _ in asked] == [0] * 4 + [1] * 4, "all forms run"
+    ids = torch.arange(10, device=model.device).reshape(2, 5)
+    with torch.no_grad():
+        expected = model(ids).logits
+    for form in (compiled.compiled["decoder"], asked[1][1], asked[3][1], asked[5][1]):
+        module = form.module()
+        for start, length in 3 * ((0, 4), (4, 1)):
+            places = torch.arange(start, start + length, device=model.device)
+            step = {"input_ids": ids[:, places], "position_ids": places.expand(2, -1), "start": places[0]}
+            found = module(**step, attention_mask=torch.ones(2, 32, dtype=torch.bool, device=model.device))
+            torch.testing.assert_close(found[:, 0], expected[:, start + length - 1], rtol=2e-2, atol=2e-3)
+        assert not module.refused_graphs

@@ -15,6 +15,7 @@ from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.runtime.compiled_segment import obstacle
 from pipeline.runtime.torch_segment import torch_segment
+from pipeline.verification import engines_in_torch
 from pipeline.verification.engines_in_torch import captured_in_torch
 from tests.verification.test_loading import noted
 
@@ -126,3 +127,64 @@ def test_what_is_not_compiled(model: nn.Module, how: dict[str, Any], why: str, t
         with pytest.warns(pipeline.ArtifactWarning):
             loaded = pipeline.load(tmp_path / "p.trtp")
         assert "loaded from a file" in obstacle(loaded.program, loaded.partitioned.segments[0])
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=False)
+        self.register_buffer("keys", torch.zeros(1, 1, 16, 8))
+
+    def forward(self, x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """[1, L, 8] -> [1, L, 8]"""
+        y = self.linear(x)[:, None]
+        self.keys.index_copy_(2, torch.arange(x.shape[1], device=x.device) + start, y)
+        return x + ((y @ self.keys.mT / x.shape[1]).softmax(-1) @ self.keys)[:, 0]
+
+
+class Layers(nn.Module):
+    """Layers that differ only in names, with a cache each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Layer(), Layer(), Layer()])
+
+    def forward(self, x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """[1, L, 8] -> [1, L, 8]"""
+        for layer in self.layers:
+            x = layer(x, start)
+        return x
+
+
+@torch.no_grad()
+def test_equal_layers_of_a_profile_are_compiled_once_and_update_caches(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, real = list[object](), torch.compile
+
+    def traced(module: nn.Module, **how: Any) -> Any:
+        asked.append(how["dynamic"])
+        return real(module, backend="aot_eager", dynamic=how["dynamic"], fullgraph=how["fullgraph"])
+
+    monkeypatch.setattr(torch, "compile", traced)
+    compile = pipeline.default(min_block_size=1).replace("partition", pipeline.in_pieces(between="layers.*"))
+    compile = compile.insert(pipeline.engine_per_profile(), after="partition").replace("build", noted)
+    compile = compile.insert(pipeline.shared_weights(64), after="partition")
+    profiles = [{"x": {1: 1}}, {"x": {1: torch.export.Dim("rows", min=2, max=8)}}]
+    made = compile(Layers().eval(), (torch.rand(1, 4, 8), torch.tensor(0)), profiles=profiles)
+    names = [segment.name for segment in made.partitioned.segments]
+    found = engines_in_torch.in_torch(made, dict.fromkeys(names, Rejection("it is a test")))
+    monkeypatch.setattr(
+        "pipeline.runtime.module.torch_segment",
+        lambda program, segment, constant, device, _: torch_segment(program, segment, constant, device, MODE),
+    )
+    module, model = found.module("reference"), Layers().eval()
+    caches = [buffer.data_ptr() for buffer in module.buffers()]
+    for start, rows in ((0, 5), (5, 1), (6, 1), (7, 3)):
+        given = torch.rand(1, rows, 8), torch.tensor(start)
+        torch.testing.assert_close(module(*given), model(*given))
+        torch.testing.assert_close(dict(module.named_buffers()), dict(model.named_buffers()))
+    assert caches == [buffer.data_ptr() for buffer in module.buffers()]
+    assert len(names) == 8 and len(asked) == 6 and {*asked} == {None}, "the first layer, the others, a check; twice"
+    assert "torch.compile failed" not in caplog.text

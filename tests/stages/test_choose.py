@@ -15,9 +15,9 @@ import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.profiling.measure import SegmentCost
-from pipeline.profiling.measurements import Forgotten, Measurements
+from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.records.sharding import Sharding
-from pipeline.stages import choose
+from pipeline.stages import choose, products_in_torch
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
 from tests.verification.test_loading import noted
@@ -44,7 +44,7 @@ class Times:
     def __init__(self, slow: Mapping[int, float], host: float = 0.1, captured: float | None = 99.0) -> None:
         self.slow, self.host, self.captured, self.asked = slow, host, captured, list[Compiled]()
 
-    def __call__(self, programs: Sequence[Compiled]) -> Sequence[Mapping[str, SegmentCost]]:
+    def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         self.asked += programs
         ours, theirs, *rest = programs
         if rest and self.captured is None:
@@ -136,6 +136,133 @@ def test_the_whole_program_runs_as_captured(monkeypatch: pytest.MonkeyPatch, tmp
         found.program.parameters["parts.0.weight"].add_(1)
     with pytest.raises(pipeline.ExecutionError, match="changed in place"):
         found.module("reference")
+
+
+class Caching(nn.Module):
+    """A decoder's step: a cache that is updated in place, and an operator that PyTorch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+        self.register_buffer("keys", torch.zeros(1, 1, 16, 8))
+
+    def forward(self, x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """[1, L, 8] -> [1, 1, L, 8]"""
+        y = self.first(x)[:, None]
+        self.keys.index_copy_(2, torch.arange(x.shape[1]) + start, y)
+        y = (y @ self.keys.mT).sort(-1).values.softmax(-1) @ self.keys
+        return self.last(y * x.shape[1])
+
+
+class Store(dict[str, Pair]):
+    """Measurements in memory."""
+
+    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+        return self
+
+    def save(self, found: Mapping[str, Pair]) -> None:
+        self.update(found)
+
+
+STEPS = ([0, 5], [5, 1], [6, 1], [7, 3])
+"""The start and length of each call."""
+
+
+class ProfileTimes(Times):
+    """The same, where engines of a profile are slow: ``slow`` has them by profile; and ``split`` the milliseconds with
+    products in PyTorch."""
+
+    split: Mapping[int, float] = {}
+
+    def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
+        found = super().__call__(programs, profile)
+        slow = 2.0 if profile in self.slow else 0.5
+        ran = [{s.name for s in each.partitioned.segments if s.runs_in(profile)} for each in programs]
+        if len(ran[1]) > len(ran[0]):
+            return [{}, {name: SegmentCost(self.split.get(profile or 0, 99.0) / len(ran[1]), 0.0) for name in ran[1]}]
+        rows = [{n: c for n, c in costs.items() if n in names} for costs, names in zip(found, ran, strict=True)]
+        return [{n: SegmentCost(slow, 0.1) if n.startswith("engine") else c for n, c in row.items()} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def by_profile() -> tuple[Compiled, Choose]:
+    """A program and its stage, with an engine for single rows and one for several, which read weights in place."""
+    compile = pipeline.default(min_block_size=1, torch_executed_ops={"aten.sort"}, load_built_engines=True)
+    compile = compile.insert(pipeline.engine_per_profile(), after="partition")
+    compile = compile.insert(pipeline.shared_weights(64), after="partition").replace("build", noted)
+    profiles = [{"x": {1: 1}}, {"x": {1: torch.export.Dim("rows", min=2, max=8)}}]
+    args = torch.rand(1, 4, 8), torch.tensor(0)
+    compile = compile.replace("load", as_is).replace("choose", as_is)
+    made = compile(Caching().eval(), args, profiles=profiles)
+    assert isinstance(made, Compiled)
+    return made, Choose(before=compile.stages[:-1])
+
+
+def check_values(program: Compiled, tmp_path: Path) -> None:
+    """Compare a program, its file, and the program with other weights to the model."""
+    program.save(tmp_path / "chosen.trtp")
+    with pytest.warns(pipeline.ArtifactWarning):
+        loaded = pipeline.load(tmp_path / "chosen.trtp")
+    assert loaded.partitioned.segments == program.partitioned.segments and loaded.coverage == program.coverage
+    other = Caching().eval()
+    torch.nn.init.ones_(other.first.weight)
+    refitted = pipeline.refit_module_weights(program, other)
+    for each, model in ((program, Caching().eval()), (loaded, Caching().eval()), (refitted, other)):
+        module = each.module("reference")
+        for start, rows in STEPS:
+            given = torch.rand(1, rows, 8), torch.tensor(start)
+            torch.testing.assert_close(module(*given), model(*given))
+
+
+@pytest.mark.parametrize("slow", [{0}, {1}, {0, 1}])
+def test_the_engines_of_a_profile_are_segments_of_pytorch(
+    slow: set[int], by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choose, "LARGE", 0)
+    (program, stage), store = by_profile, Store()
+    found = evolve(stage, timer=ProfileTimes(dict.fromkeys(slow, 2.0)), kept=store)(program)
+    kinds = {(s.profile, s.kind) for s in found.partitioned.segments if s.profile is not None}
+    assert kinds == {(profile, "torch" if profile in slow else "engine") for profile in (0, 1)}
+    assert len(found.engines) == len(found.networks) == 4 - 2 * len(slow)
+    [*others, sort] = sorted(found.coverage.fallback, key=lambda each: "sort" in each.target)
+    for profile in slow:
+        why = f"its engine takes 2 ms in profile {profile}, and PyTorch 1 ms"
+        assert others and all(why in each.reason for each in others)
+    assert sort.target == "aten.sort.default" and not found.coverage.converted
+    assert found.coverage.total == program.coverage.total
+    assert all("p_first_weight" not in segment.constants for segment in found.partitioned.segments), "in one copy"
+    again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
+    assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
+    check_values(found, tmp_path)
+
+
+@pytest.mark.parametrize("split", [{0}, {1}, {0, 1}])
+def test_products_of_a_profile_run_in_pytorch(
+    split: set[int], by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choose, "LARGE", 0)
+    monkeypatch.setattr(products_in_torch, "LEAST", 0)
+    monkeypatch.setattr(products_in_torch, "HALVES", (torch.float32,))
+    (program, stage), store, times = by_profile, Store(), ProfileTimes({1: 2.0})
+    times.split = dict.fromkeys(split, 1.5)  # 2 in engines in profile 0, and 3 with engines in PyTorch in profile 1
+    found = evolve(stage, timer=times, kept=store)(program)
+    own = {profile: [s for s in found.partitioned.segments if s.runs_in(profile)] for profile in (0, 1)}
+    for profile in split:
+        assert {s.kind for s in own[profile]} == {"engine", "torch"} and len(own[profile]) > 4
+        products = [s for s in own[profile] if s.kind == "torch" and any("linear" in name for name in s.nodes)]
+        assert len(products) == 2 and all(segment.inputs for segment in products)
+        assert any("p_first_weight" in {port.name for port in segment.inputs} for segment in products), "in one copy"
+    assert (0 in split) or [s.kind for s in own[0]] == ["engine", "torch", "engine"]
+    assert (1 in split) or {s.kind for s in own[1]} == {"torch"}
+    linear = next(each for each in found.coverage.fallback if "linear" in each.target)
+    assert all(
+        f" in profile {profile}, and with matmuls by weights in PyTorch 1.5 ms" in linear.reason for profile in split
+    )
+    assert found.coverage.total == program.coverage.total
+    again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
+    assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
+    check_values(found, tmp_path)
 
 
 class Counting(nn.Module):

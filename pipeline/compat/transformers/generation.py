@@ -135,9 +135,7 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     if compile is not None and not isinstance(compile, Pipeline):
         due = "expected a pipeline, such as pipeline.default(); settings are given by name"
         raise TypeError(f"compile is {kind_of(compile)}, {due}")
-    if compile is None:  # engines that are cut by layers, and share caches, are not cut at attentions as well
-        compile = pipeline.defaults.default(**{"faster_in_torch": False, **settings})
-    return compile
+    return pipeline.defaults.default(**settings) if compile is None else compile
 
 
 def _towers(

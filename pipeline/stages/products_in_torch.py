@@ -1,0 +1,125 @@
+"""Run a program's products by weights in PyTorch, and what is between them in engines; mix such forms by profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+
+from pipeline.aten.traits import Does, does
+from pipeline.compiled import Compiled, RefitMap
+from pipeline.compose.pipelines import FunctionStage, Named, as_stage
+from pipeline.compose.stage_signature import AnyStage
+from pipeline.converters.declare import Rejection
+from pipeline.errors import Fallback
+from pipeline.frozen import FrozenDict
+from pipeline.partitioning.assemble import cuts
+from pipeline.program import Program, Segment, Validated
+from pipeline.stages.partition import InPieces, partition
+from pipeline.verification.recompile import Again
+from pipeline.verification.split import refused
+
+LEAST: Final = 1 << 20
+"""The bytes of a weight from which a product by it may run in PyTorch: a GPU reads it in the time of a launch."""
+HALVES: Final = (torch.float16, torch.bfloat16)
+
+
+TRIAL: Final = Rejection("it is measured in PyTorch")
+
+
+def products_in_torch(compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
+    """Return the program, compiled again with its products of halves by large weights in PyTorch. They cut layers
+    already, so the default partitioner takes the place of one that cuts between submodules.
+
+    Raises:
+        ValueError: there are no such products, or an engine is for all profiles.
+    """
+    names = list(_products(compiled.program))
+    if not names:
+        raise ValueError("the program has no products of halves by large weights")
+    again = Again.of(stages)
+    cut: Any = again.partition
+    while isinstance(cut, Named | FunctionStage):
+        cut = cut.stage if isinstance(cut, Named) else cut.function
+    if isinstance(cut, InPieces) and cut.between:
+        again = evolve(again, partition=as_stage(partition))
+    validated = Validated(compiled.program, compiled.partitioned.verdicts)
+    made = again.compiled(refused(validated, dict.fromkeys(names, TRIAL)))
+    for form in (compiled, made):
+        if whole := [segment.name for segment in form.partitioned.engine_segments if segment.profile is None]:
+            raise ValueError(f"{whole[0]} is an engine for all profiles")
+    return made
+
+
+def because(products: Compiled, reason: Rejection) -> Compiled:
+    """Return what `products_in_torch` returned with the reason for it."""
+    partitioned = products.partitioned
+    fallbacks = (
+        evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each
+        for each in partitioned.fallbacks
+    )
+    verdicts = {
+        name: evolve(v, reasons=tuple(reason if each == TRIAL else each for each in v.reasons))
+        for name, v in partitioned.verdicts.items()
+    }
+    return evolve(products, partitioned=evolve(partitioned, fallbacks=tuple(fallbacks), verdicts=FrozenDict(verdicts)))
+
+
+def _products(program: Program) -> Iterator[str]:
+    """Yield the names of products of halves by large weights."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and does(node.target) in (Does.MULTIPLIES, Does.PROJECTS):
+            weights = [n.meta["val"] for n in node.all_input_nodes if n.name in program.constants]
+            if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
+                yield node.name
+
+
+def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
+    """Return a program that runs the calls of each profile as one of these programs of one graph does, whose engines
+    are of one profile each."""
+    first = next(iter(forms.values()))
+    segments = tuple(segment for profile, form in forms.items() for segment in _in_profile(form, profile))
+    inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
+    programs = [form.partitioned for form in forms.values()]
+    verdicts = dict(first.partitioned.verdicts)
+    fallbacks = dict[str, Fallback]()
+    for form in programs:
+        verdicts |= {name: v for name, v in form.verdicts.items() if v.supported and name in inside}
+        for each in form.fallbacks:
+            known = fallbacks.setdefault(each.node, each)
+            if each.reason not in known.reason:
+                fallbacks[each.node] = evolve(known, reason=f"{known.reason}; {each.reason}")
+    partitioned = evolve(
+        first.partitioned,
+        segments=segments,
+        verdicts=FrozenDict(verdicts),
+        fallbacks=tuple(fallbacks.values()),
+        cuts=tuple(cuts(segments)),
+    )
+    names = {segment.name: segment.profile for segment in partitioned.engine_segments}
+    networks = [n for profile, form in forms.items() for n in form.networks if names.get(n.name) == profile]
+    engines = [e for profile, form in forms.items() for e in form.engines if names.get(e.name) == profile]
+    maps = [form.refit_map for form in forms.values()]
+    return evolve(
+        first,
+        partitioned=partitioned,
+        networks=tuple(networks),
+        engines=tuple(engines),
+        refit_map=RefitMap(
+            FrozenDict({name: recipe for each in maps for name, recipe in each.recipes.items()}),
+            FrozenDict({name: reason for each in maps for name, reason in each.computed.items()}),
+        ),
+        literals=FrozenDict({name: value for form in forms.values() for name, value in form.literals.items()}),
+        healed=tuple(dict.fromkeys(each for form in forms.values() for each in form.healed)),
+    )
+
+
+def _in_profile(form: Compiled, profile: int) -> Iterator[Segment]:
+    """Yield the segments of a program's calls in a profile, as segments of that profile."""
+    for segment in form.partitioned.segments:
+        if segment.profile == profile:
+            yield segment
+        elif segment.profile is None:  # of PyTorch
+            yield evolve(segment, name=f"{segment.name}_profile_{profile}", profile=profile)
