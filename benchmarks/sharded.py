@@ -55,8 +55,8 @@ MODELS: Final[Mapping[str, Mapping[str, int]]] = {
 }
 GRAPHS, PLAIN, EAGER = "pipeline + graph", "pipeline", "eager"
 COMPILED, REDUCED, ALONE = "torch.compile", "torch.compile, reduce-overhead", "pipeline + graph, one GPU"
-INSIDE: Final = "pipeline + graph, collectives in engines"
-METHODS: Final = (GRAPHS, INSIDE, PLAIN, EAGER, COMPILED, REDUCED, ALONE)
+INSIDE = [f"{each}, collectives in engines" for each in (GRAPHS, PLAIN)]
+METHODS: Final = (GRAPHS, PLAIN, *INSIDE, EAGER, COMPILED, REDUCED, ALONE)
 NEW, COPIED, RUNS = 32, 1 << 30, 50
 """The greedy tokens that are compared, the bytes of a copy, and the runs before a rank is killed."""
 
@@ -134,7 +134,7 @@ def inputs(batch: int, positions: int, tokens: int) -> dict[str, torch.Tensor]:
 
 def ours(model: Any, batch: int, positions: int, prompt: int, method: str) -> tuple[Any, Step]:
     """The compiled model, and its step."""
-    how: dict[str, Any] = {"cuda_graphs": method != PLAIN, "collectives_in_engine": method == INSIDE}
+    how: dict[str, Any] = {"cuda_graphs": "graph" in method, "collectives_in_engine": method in INSIDE}
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": prompt}
     made = compile_for_generation(model, **sizes, executor="tensorrt" if cuda() else "reference", **how)
     return made, step_of(made.runners["decoder"], batch, positions)
@@ -267,7 +267,7 @@ def row_of(method: str, models: Mapping[str, Any], batch: int, options: Any, rat
         return {}
     model = models["whole" if alone else "sharded"]
     made = model
-    if method in (GRAPHS, INSIDE, PLAIN, ALONE):
+    if method.startswith(PLAIN):
         made, step = ours(model, batch, positions, prompt, method)
     else:
         modes = {COMPILED: "default", REDUCED: "reduce-overhead"}
@@ -276,7 +276,7 @@ def row_of(method: str, models: Mapping[str, Any], batch: int, options: Any, rat
     row: Row = {"ready_s": round(time.perf_counter() - began, 1)}
     row |= measured(step, prompt, local_bytes(model), rate, together=not alone)
     row["engines"] = len(made.compiled["decoder"].engines) if made is not model else None
-    if method in (GRAPHS, INSIDE, PLAIN, EAGER):
+    if method not in (COMPILED, REDUCED, ALONE):
         row["tokens_as_one_gpu"] = same(greedy(made, batch, prompt), models["tokens"][batch])
     return row
 
