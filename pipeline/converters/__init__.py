@@ -17,6 +17,8 @@ import pkgutil
 from types import ModuleType
 from typing import Final
 
+import torch
+
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 
@@ -40,8 +42,10 @@ _MECHANISM: Final = frozenset(
 
 
 def families() -> tuple[ModuleType, ...]:
-    """Return the modules of this package that declare converters, sorted by name."""
-    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM)
+    """Return the modules of this package that declare converters, sorted by name. A PyTorch that was built without
+    torch.distributed has no collectives."""
+    absent = () if torch.distributed.is_available() else ("collectives",)
+    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in {*_MECHANISM, *absent})
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
 
 

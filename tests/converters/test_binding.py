@@ -109,6 +109,11 @@ def test_every_converter_of_ours_is_declared_so_and_listed_where_it_is_written()
         assert hasattr(function, "__wrapped__") and (function.__doc__ or "").strip()
 
 
+def test_without_torch_distributed_there_are_no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert "pipeline.converters.collectives" not in {family.__name__ for family in families()}
+
+
 def test_names_are_the_schemas() -> None:
     assert names_of(aten.clamp.default) == ("input", "min", "max")
     assert names_of(operator.getitem) == ("a", "b")
