@@ -87,6 +87,9 @@ class FakeContext:
         assert self.config.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         return self.answer("set_optimization_profile_async", index, stream)
 
+    def set_communicator(self, communicator: object) -> bool:
+        return self.answer("set_communicator", communicator)
+
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self.shapes[name] = shape
         return self.answer("set_input_shape", name, shape)
