@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 from attrs import evolve
 
+from pipeline.aten.op_predicates import moves
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Node
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.compose.pipelines import FunctionStage, Named, as_stage
 from pipeline.compose.stage_signature import AnyStage
@@ -68,12 +70,20 @@ def because(products: Compiled, reason: Rejection) -> Compiled:
 
 
 def _products(program: Program) -> Iterator[str]:
-    """Yield the names of products of halves by large weights."""
+    """Yield the names of products of halves by large weights, or by views of them."""
     for node in program.graph.nodes:
         if node.op == "call_function" and does(node.target) in (Does.MULTIPLIES, Does.PROJECTS):
-            weights = [n.meta["val"] for n in node.all_input_nodes if n.name in program.constants]
+            sources = (_source(operand) for operand in node.all_input_nodes)
+            weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
                 yield node.name
+
+
+def _source(node: Node) -> Node:
+    """Return the node whose elements another only moves."""
+    while moves(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def by_profile(forms: Mapping[int, Compiled]) -> Compiled:

@@ -72,7 +72,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_060, ("aten/",)),
     "sizes": (1_300, ("shapes/",)),
     "stages": (
-        3_770,
+        3_790,
         (
             "stages/",
             "compose/",
