@@ -220,7 +220,7 @@ def segment_costs(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
-    """Return the median cost of each program's segments in calls with these inputs, one after the other in turns.
+    """Return the median cost of each program's segments that run in calls with these inputs, one after the other.
 
     With ``cuda_graphs`` they are those in a program's CUDA graph, where the host launches nothing.
 
@@ -242,7 +242,7 @@ def segment_costs(
                     call(module)
                     torch.cuda.synchronize()
     costs = (
-        {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items()}
+        {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items() if a.marks}
         for aheads in found
     )
     return [_shared(*row) for row in zip(costs, graphs, strict=True)]

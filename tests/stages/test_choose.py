@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from torch import nn
 import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
+from pipeline.profiling import measure
 from pipeline.profiling.measure import SegmentCost
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.records.sharding import Sharding
 from pipeline.stages import choose, matmuls_in_torch
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
+from pipeline.verification.samples import optimal_sizes, sample
 from tests.verification.test_loading import noted
 
 
@@ -235,6 +238,28 @@ def test_the_engines_of_a_profile_are_segments_of_pytorch(
     again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
     assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
     check_values(found, tmp_path)
+
+
+def test_segments_that_run_in_a_profile_are_measured(
+    by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the host's clock, in place of a GPU's events."""
+    for name, instead in {
+        "instrumentable": lambda compiled: compiled.module("reference"),
+        "mark": time.perf_counter,
+        "elapsed": lambda marks: [end - start for start, end in marks],
+        "busy": lambda cycles: None,
+        "_on_gpu": lambda value: value,
+    }.items():
+        monkeypatch.setattr(measure, name, instead)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    program = by_profile[0]
+    for profile, rows in ((0, 1), (1, 4)):
+        sizes = optimal_sizes(program.program, profile)
+        assert [*sizes.values()] == [rows]
+        args, kwargs = sample(program.program, sizes).arguments(program.program, torch.device("cpu"))
+        [costs] = measure.segment_costs([program], args, kwargs)
+        assert {*costs} == {s.name for s in program.partitioned.segments if s.runs_in(profile)}
 
 
 @pytest.mark.parametrize("split", [{0}, {1}, {0, 1}])
