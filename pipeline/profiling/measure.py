@@ -29,7 +29,9 @@ from pipeline.trt import LIBRARY, has_gpu, trt
 
 log = logging.getLogger(__name__)
 
-RUNS, FEW, WARMUP = 50, 9, 10
+RUNS, FEW, LEAST, WARMUP = 50, 9, 3, 10
+ENOUGH = 0.3
+"""The seconds after which a call is not repeated to compare segments, but for the least number of times."""
 
 
 def profile(
@@ -95,11 +97,15 @@ class Call:
         args, kwargs = self.copies
         return module(*args, **kwargs)
 
-    def warm(self, module: CompiledModule) -> None:
-        """Call the module until kernels are compiled, contexts created, and graphs captured."""
-        for _ in range(WARMUP):
+    def warm(self, module: CompiledModule, calls: int = WARMUP) -> float:
+        """Call the module until kernels are compiled, contexts created, and graphs captured; return the seconds of the
+        last call."""
+        for _ in range(calls):
+            torch.cuda.synchronize()
+            start = perf_counter()
             self(module)
         torch.cuda.synchronize()
+        return perf_counter() - start
 
     def times(self, module: CompiledModule, runs: int) -> list[float]:
         """Return the milliseconds of each call, by CUDA events around it."""
@@ -214,7 +220,7 @@ def segment_costs(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
-    """Return the median cost of each program's segments in calls with these inputs, one after the other in turns.
+    """Return the median cost of each program's segments that run in calls with these inputs, one after the other.
 
     With ``cuda_graphs`` they are those in a program's CUDA graph, where the host launches nothing.
 
@@ -223,8 +229,10 @@ def segment_costs(
     call = Call(args, kwargs)
     with torch.no_grad():
         modules = [instrumentable(each) for each in programs]
+        longest = max(call.warm(module, LEAST) for module in modules)
+        runs = min(runs, max(LEAST, int(ENOUGH / longest)))
         for module in modules:
-            call.warm(module)
+            call.warm(module, min(runs, WARMUP))
         with turn():
             recorded = [each.settings.cuda_graphs for each in programs]
             graphs = [_replay_times(m, call, runs) if on else [] for m, on in zip(modules, recorded, strict=True)]
@@ -234,7 +242,7 @@ def segment_costs(
                     call(module)
                     torch.cuda.synchronize()
     costs = (
-        {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items()}
+        {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items() if a.marks}
         for aheads in found
     )
     return [_shared(*row) for row in zip(costs, graphs, strict=True)]

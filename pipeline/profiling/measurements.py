@@ -55,13 +55,13 @@ class Keys:
     """The keys of a program's measurements, digests of everything that times depend on but the GPU and the versions.
 
     program: that of the captured graph with its sizes: the time of the fastest mixture of engines and PyTorch, and that
-        of the captured operators in PyTorch. products: the same, and that with products by weights in PyTorch.
+        of the captured operators in PyTorch. matmuls: the same, and that with matmuls by weights in PyTorch.
         engines: by name, that of a network's structure without its names. Those of a profile are of its calls and
         engines.
     """
 
     program: str
-    products: str
+    matmuls: str
     engines: Mapping[str, str] = field(factory=FrozenDict)
 
     @classmethod
@@ -73,12 +73,12 @@ class Keys:
         forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in own}
         engines = {name: digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
         captured = compiled.program.source or compiled.program
-        program, products = (digest(f"{around}\n{form}\n{captured}") for form in ("program", "products"))
-        return cls(program, products, FrozenDict(engines))
+        program, matmuls = (digest(f"{around}\n{form}\n{captured}") for form in ("program", "matmuls"))
+        return cls(program, matmuls, FrozenDict(engines))
 
 
 def _around(settings: CompilationSettings) -> str:
-    """Return the settings that times depend on, and PyTorch's for products of float32."""
+    """Return the settings that times depend on, and PyTorch's for matmuls of float32."""
     changed = (f"{name}={value}" for name, value in settings.changed().items() if name not in WITHOUT_EFFECT)
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     return "\n".join([*changed, *(str(each.fp32_precision) for each in backends)])

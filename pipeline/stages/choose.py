@@ -26,7 +26,7 @@ from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
-from pipeline.stages.products_in_torch import because, by_profile, products_in_torch
+from pipeline.stages.matmuls_in_torch import because, by_profile, matmuls_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
@@ -98,37 +98,37 @@ class Choose:
 
     def _fastest(self, compiled: Compiled) -> Compiled:
         profiles = {segment.profile for segment in compiled.partitioned.segments} - {None} or {None}
-        products = cache(lambda: self._products(compiled))
-        found = [self._times(compiled, profile, products) for profile in sorted(profiles, key=lambda p: p or 0)]
+        matmuls = cache(lambda: self._matmuls(compiled))
+        found = [self._times(compiled, profile, matmuls) for profile in sorted(profiles, key=lambda p: p or 0)]
         if all(times.is_faster(times.captured) for times in found):
             reason = joined([times.reason("the program", times.captured) for times in found])
             log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.captured for t in found))
             return captured_in_torch(compiled, reason)
-        split = [times for times in found if times.is_faster(times.products)]
+        split = [times for times in found if times.is_faster(times.matmuls)]
         slower = [(t, name, pair) for t in found if t not in split for name, pair in t.slower.items()]
         mixed = compiled
         if slower:
             which = f"{len(slower)} of {sum(len(times.engines) for times in found)} engines"
             log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pair for *_, pair in slower))
             mixed = in_torch(compiled, {name: times.reason("its engine", pair) for times, name, pair in slower})
-        if split and (other := products()) is not None:
-            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.products for t in split))
+        if split and (other := matmuls()) is not None:
+            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.matmuls for t in split))
             how = "with matmuls by weights in PyTorch"
-            reason = joined([times.reason("the program", times.products, how) for times in split])
+            reason = joined([times.reason("the program", times.matmuls, how) for times in split])
             mixed = by_profile({t.profile or 0: because(other, reason) if t in split else mixed for t in found})
         if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed
 
-    def _products(self, compiled: Compiled) -> Compiled | None:
-        """Return the program with products by weights in PyTorch; None if it has none, or cannot be compiled so."""
+    def _matmuls(self, compiled: Compiled) -> Compiled | None:
+        """Return the program with matmuls by weights in PyTorch; None if it has none, or cannot be compiled so."""
         try:
-            return products_in_torch(compiled, self.before or STAGES)
+            return matmuls_in_torch(compiled, self.before or STAGES)
         except (ValueError, PipelineError) as error:
-            log.info("products by weights are not compared with PyTorch: %s", error)
+            log.info("matmuls by weights are not compared with PyTorch: %s", error)
             return None
 
-    def _times(self, compiled: Compiled, profile: int | None, products: Callable[[], Compiled | None]) -> Times:
+    def _times(self, compiled: Compiled, profile: int | None, matmuls: Callable[[], Compiled | None]) -> Times:
         """Return the times of a program's forms in calls of a profile: those that are kept, or new ones."""
         keys = Keys.of(compiled, profile)
         known = self.kept.load(compiled.settings.compute_capabilities)
@@ -137,7 +137,7 @@ class Choose:
             return times
         found = self._measured(compiled, profile, keys)
         if profile is not None:
-            found = {**found, keys.products: (found[keys.program][0], self._total(compiled, products(), profile))}
+            found = {**found, keys.matmuls: (found[keys.program][0], self._total(compiled, matmuls(), profile))}
         self.kept.save(found)
         return Times.of(compiled, profile, keys, {**found, **known})
 
@@ -149,7 +149,7 @@ class Choose:
         try:
             _, costs = self.timer((compiled, other), profile)
         except Exception as error:
-            log.info("the program does not run with products in PyTorch: %s", error)
+            log.info("the program does not run with matmuls in PyTorch: %s", error)
             return None
         return round(sum(cost.most for cost in costs.values()), 4)
 
@@ -187,7 +187,7 @@ def _free_memory() -> None:
 @frozen
 class Times:
     """The milliseconds of a program's forms in calls of a profile. ``captured``: of the fastest mixture of engines and
-    PyTorch, and of the captured program; ``products``: of the same, and of that with products by weights in PyTorch;
+    PyTorch, and of the captured program; ``matmuls``: of the same, and of that with matmuls by weights in PyTorch;
     ``engines``: of each engine, and of its operators in PyTorch.
 
     complete: whether all are known. least: the milliseconds that a form has to gain.
@@ -195,7 +195,7 @@ class Times:
 
     profile: int | None
     captured: Pair
-    products: Pair
+    matmuls: Pair
     engines: Mapping[str, Pair]
     complete: bool
     least: float
@@ -205,9 +205,9 @@ class Times:
         """Take the times of a program from measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
-        complete = complete and (profile is None or keys.products in known)
-        captured, products = (known.get(key, (0.0, None)) for key in (keys.program, keys.products))
-        return cls(profile, captured, products, engines, complete, _least(compiled, profile))
+        complete = complete and (profile is None or keys.matmuls in known)
+        captured, matmuls = (known.get(key, (0.0, None)) for key in (keys.program, keys.matmuls))
+        return cls(profile, captured, matmuls, engines, complete, _least(compiled, profile))
 
     def is_faster(self, pair: Pair) -> bool:
         """Return whether a form is faster than the fastest mixture."""

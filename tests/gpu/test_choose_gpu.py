@@ -12,7 +12,7 @@ import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import SegmentCost
-from pipeline.stages import choose, products_in_torch
+from pipeline.stages import choose, matmuls_in_torch
 from tests.compat import families
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +49,7 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
     torch_compile: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "LARGE", 0)
-    monkeypatch.setattr(products_in_torch, "LEAST", 0)
+    monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
     asked = list[tuple[int | None, Compiled]]()
 
     def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:

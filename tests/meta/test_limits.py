@@ -65,14 +65,14 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "runtime": (5_090, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_660, ("verification/",)),
-    "profiles": (980, ("profiling/",)),
+    "profiles": (990, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
     "command line": (1_840, ("cli/",)),
     "tests of converters": (4_600, ("testing/",)),
     "facts of operators": (2_060, ("aten/",)),
     "sizes": (1_300, ("shapes/",)),
     "stages": (
-        3_770,
+        3_790,
         (
             "stages/",
             "compose/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from torch import nn
 import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
+from pipeline.profiling import measure
 from pipeline.profiling.measure import SegmentCost
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.records.sharding import Sharding
-from pipeline.stages import choose, products_in_torch
+from pipeline.stages import choose, matmuls_in_torch
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
+from pipeline.verification.samples import optimal_sizes, sample
 from tests.verification.test_loading import noted
 
 
@@ -171,7 +174,7 @@ STEPS = ([0, 5], [5, 1], [6, 1], [7, 3])
 
 class ProfileTimes(Times):
     """The same, where engines of a profile are slow: ``slow`` has them by profile; and ``split`` the milliseconds with
-    products in PyTorch."""
+    matmuls in PyTorch."""
 
     split: Mapping[int, float] = {}
 
@@ -237,22 +240,44 @@ def test_the_engines_of_a_profile_are_segments_of_pytorch(
     check_values(found, tmp_path)
 
 
+def test_segments_that_run_in_a_profile_are_measured(
+    by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the host's clock, in place of a GPU's events."""
+    for name, instead in {
+        "instrumentable": lambda compiled: compiled.module("reference"),
+        "mark": time.perf_counter,
+        "elapsed": lambda marks: [end - start for start, end in marks],
+        "busy": lambda cycles: None,
+        "_on_gpu": lambda value: value,
+    }.items():
+        monkeypatch.setattr(measure, name, instead)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    program = by_profile[0]
+    for profile, rows in ((0, 1), (1, 4)):
+        sizes = optimal_sizes(program.program, profile)
+        assert [*sizes.values()] == [rows]
+        args, kwargs = sample(program.program, sizes).arguments(program.program, torch.device("cpu"))
+        [costs] = measure.segment_costs([program], args, kwargs)
+        assert {*costs} == {s.name for s in program.partitioned.segments if s.runs_in(profile)}
+
+
 @pytest.mark.parametrize("split", [{0}, {1}, {0, 1}])
-def test_products_of_a_profile_run_in_pytorch(
+def test_matmuls_of_a_profile_run_in_pytorch(
     split: set[int], by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(choose, "LARGE", 0)
-    monkeypatch.setattr(products_in_torch, "LEAST", 0)
-    monkeypatch.setattr(products_in_torch, "HALVES", (torch.float32,))
+    monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
+    monkeypatch.setattr(matmuls_in_torch, "HALVES", (torch.float32,))
     (program, stage), store, times = by_profile, Store(), ProfileTimes({1: 2.0})
     times.split = dict.fromkeys(split, 1.5)  # 2 in engines in profile 0, and 3 with engines in PyTorch in profile 1
     found = evolve(stage, timer=times, kept=store)(program)
     own = {profile: [s for s in found.partitioned.segments if s.runs_in(profile)] for profile in (0, 1)}
     for profile in split:
         assert {s.kind for s in own[profile]} == {"engine", "torch"} and len(own[profile]) > 4
-        products = [s for s in own[profile] if s.kind == "torch" and any("linear" in name for name in s.nodes)]
-        assert len(products) == 2 and all(segment.inputs for segment in products)
-        assert any("p_first_weight" in {port.name for port in segment.inputs} for segment in products), "in one copy"
+        matmuls = [s for s in own[profile] if s.kind == "torch" and any("linear" in name for name in s.nodes)]
+        assert len(matmuls) == 2 and all(segment.inputs for segment in matmuls)
+        assert any("p_first_weight" in {port.name for port in segment.inputs} for segment in matmuls), "in one copy"
     assert (0 in split) or [s.kind for s in own[0]] == ["engine", "torch", "engine"]
     assert (1 in split) or {s.kind for s in own[1]} == {"torch"}
     linear = next(each for each in found.coverage.fallback if "linear" in each.target)

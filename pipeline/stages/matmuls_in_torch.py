@@ -1,4 +1,4 @@
-"""Run a program's products by weights in PyTorch, and what is between them in engines; mix such forms by profile."""
+"""Run a program's matmuls by weights in PyTorch, and what is between them in engines; mix such forms by profile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 from attrs import evolve
 
+from pipeline.aten.op_predicates import moves
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Node
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.compose.pipelines import FunctionStage, Named, as_stage
 from pipeline.compose.stage_signature import AnyStage
@@ -22,23 +24,22 @@ from pipeline.verification.recompile import Again
 from pipeline.verification.split import refused
 
 LEAST: Final = 1 << 20
-"""The bytes of a weight from which a product by it may run in PyTorch: a GPU reads it in the time of a launch."""
+"""The bytes of a weight from which a matmul by it may run in PyTorch: a GPU reads it in the time of a launch."""
 HALVES: Final = (torch.float16, torch.bfloat16)
-
-
 TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
-def products_in_torch(compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
-    """Return the program, compiled again with its products of halves by large weights in PyTorch. They cut layers
+def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
+    """Return the program, compiled again with its matmuls of halves by large weights in PyTorch. They cut layers
     already, so the default partitioner takes the place of one that cuts between submodules.
 
     Raises:
-        ValueError: there are no such products, or an engine is for all profiles.
+        ValueError: there are no such matmuls, or an engine is for all profiles.
     """
-    names = list(_products(compiled.program))
+    names = list(_matmuls(compiled.program))
     if not names:
-        raise ValueError("the program has no products of halves by large weights")
+        raise ValueError("the program has no matmuls of halves by large weights")
+    _check_profiles(compiled)
     again = Again.of(stages)
     cut: Any = again.partition
     while isinstance(cut, Named | FunctionStage):
@@ -47,15 +48,18 @@ def products_in_torch(compiled: Compiled, stages: Sequence[AnyStage]) -> Compile
         again = evolve(again, partition=as_stage(partition))
     validated = Validated(compiled.program, compiled.partitioned.verdicts)
     made = again.compiled(refused(validated, dict.fromkeys(names, TRIAL)))
-    for form in (compiled, made):
-        if whole := [segment.name for segment in form.partitioned.engine_segments if segment.profile is None]:
-            raise ValueError(f"{whole[0]} is an engine for all profiles")
+    _check_profiles(made)
     return made
 
 
-def because(products: Compiled, reason: Rejection) -> Compiled:
-    """Return what `products_in_torch` returned with the reason for it."""
-    partitioned = products.partitioned
+def _check_profiles(compiled: Compiled) -> None:
+    if whole := [segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None]:
+        raise ValueError(f"{whole[0]} is an engine for all profiles")
+
+
+def because(matmuls: Compiled, reason: Rejection) -> Compiled:
+    """Return what `matmuls_in_torch` returned with the reason for it."""
+    partitioned = matmuls.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each
         for each in partitioned.fallbacks
@@ -64,16 +68,24 @@ def because(products: Compiled, reason: Rejection) -> Compiled:
         name: evolve(v, reasons=tuple(reason if each == TRIAL else each for each in v.reasons))
         for name, v in partitioned.verdicts.items()
     }
-    return evolve(products, partitioned=evolve(partitioned, fallbacks=tuple(fallbacks), verdicts=FrozenDict(verdicts)))
+    return evolve(matmuls, partitioned=evolve(partitioned, fallbacks=tuple(fallbacks), verdicts=FrozenDict(verdicts)))
 
 
-def _products(program: Program) -> Iterator[str]:
-    """Yield the names of products of halves by large weights."""
+def _matmuls(program: Program) -> Iterator[str]:
+    """Yield the names of matmuls of halves by large weights, or by views of them."""
     for node in program.graph.nodes:
         if node.op == "call_function" and does(node.target) in (Does.MULTIPLIES, Does.PROJECTS):
-            weights = [n.meta["val"] for n in node.all_input_nodes if n.name in program.constants]
+            sources = (_source(operand) for operand in node.all_input_nodes)
+            weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
                 yield node.name
+
+
+def _source(node: Node) -> Node:
+    """Return the node whose elements another only moves."""
+    while moves(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
