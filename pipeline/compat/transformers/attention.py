@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -148,12 +148,10 @@ def attend(
     return found.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
 
 
-@contextmanager
-def attending(tower: torch.nn.Module, name: str) -> Iterator[None]:
+def attending(tower: torch.nn.Module, name: str) -> AbstractContextManager[None]:
     """Return a context in which a tower's attention is `attend`, registered with transformers under this name."""
     ALL_ATTENTION_FUNCTIONS.register(name, attend)
-    with attention_by(tower, name):
-        yield
+    return attention_by(tower, name)
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"
