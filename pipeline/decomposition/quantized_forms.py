@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.quantized import operators
 from pipeline.aten.types import Argument, Function
@@ -29,7 +30,6 @@ from pipeline.decomposition.quantized_arithmetic import (
 )
 from pipeline.decomposition.quantized_scales import SCALES, where_enabled, without_mask
 
-Tensor: TypeAlias = torch.Tensor
 Form: TypeAlias = Function
 RANGES: Final = MappingProxyType({torch.int8: (-128, 127), torch.uint8: (0, 255)})
 E4M3: Final = 448.0
