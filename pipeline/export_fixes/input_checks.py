@@ -150,7 +150,7 @@ def check_examples(
 
 
 def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
-    """Yield (path, leaf, spec) for each tensor and Input with entries in ``spec``, if its containers match the value's."""
+    """Yield (path, leaf, spec) for each tensor and Input with a ``spec``, if its containers match the value's."""
     if isinstance(value, torch.Tensor | Input):
         if spec is not None:
             yield path, value, spec
