@@ -18,7 +18,7 @@ from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode, quietly, unnamed_sizes
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, SymbolicInt
-from pipeline.network.legacy import LegacyNetwork
+from pipeline.network.net import LegacyNetwork
 from pipeline.shapes.environment import LARGEST, Range, expression
 from pipeline.trt import layer_kind, to_torch, trt
 
