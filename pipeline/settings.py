@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from pipeline.records.executed_ops import TorchExecuted, entry_name, executed_entries, matches
-from pipeline.records.wording import by_name, did_you_mean, immutable
+from pipeline.records.wording import by_name, did_you_mean, immutable, one_of
 from pipeline.settings_migration import ELSEWHERE
 
 
@@ -59,15 +59,6 @@ def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Call
             raise TypeError(f"{field.name} is {expected}, not {value!r}")
         if not least <= value <= most:
             raise ValueError(f"{field.name} is {expected}, not {value}")
-
-    return check
-
-
-def _one_of(*words: str | None) -> Callable[[Any, Any, Any], None]:
-    def check(_: object, field: "attrs.Attribute[str]", value: object) -> None:
-        if value not in words:
-            close = did_you_mean(value, filter(None, words))
-            raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}{close}")
 
     return check
 
@@ -258,7 +249,7 @@ class CompilationSettings:
     max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0, 2**31 - 1))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
     device: str | None = attrs.field(default=None, converter=_device)
-    decisions: str = attrs.field(default="refuse", validator=_one_of("refuse", "example"))
+    decisions: str = attrs.field(default="refuse", validator=one_of("refuse", "example"))
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
     faster_in_torch: bool = attrs.field(default=True, validator=_flag)
@@ -275,10 +266,10 @@ class CompilationSettings:
     engine_graphs: bool = attrs.field(default=True, validator=_flag)
     reuse_outputs: bool = attrs.field(default=False, validator=_flag)
     execution_contexts: int = attrs.field(default=4, validator=_whole(1, optional=False))
-    kernel_specialization: str = attrs.field(default="none", validator=_one_of("none", "eager", "lazy"))
+    kernel_specialization: str = attrs.field(default="none", validator=one_of("none", "eager", "lazy"))
     weight_streaming_budget: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
     torch_compile: str | None = attrs.field(
-        default=None, validator=_one_of(None, "default", "max-autotune-no-cudagraphs")
+        default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )
     copy_weights: bool = attrs.field(default=True, validator=_flag)
     runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)

@@ -16,10 +16,10 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from pipeline.aten.types import Argument
 
-Tensor: TypeAlias = torch.Tensor
 Name: TypeAlias = Literal["int8", "int4", "fp8", "fp4"]
 
 

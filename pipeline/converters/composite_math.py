@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.types import Argument, aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-
-Tensor = torch.Tensor
 
 
 @register_torch_trt_decomposition(aten.hypot.default)

@@ -9,6 +9,7 @@ from functools import partial, reduce
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.preserved_composites import STAND_INS
 from pipeline.aten.types import aten
@@ -16,7 +17,6 @@ from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.normalization import native_batch_norm
 from pipeline.shapes.environment import shape_of
 
-Tensor = torch.Tensor
 Ints = list[int]
 
 

@@ -11,12 +11,11 @@ from functools import reduce
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-
-Tensor = torch.Tensor
 
 LARGEST: Final = 8
 """The most rows of a matrix that is decomposed."""

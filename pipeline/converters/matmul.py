@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.traits import Does, does
@@ -76,7 +77,6 @@ def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> ITensor
     return impl.linear(net, input, weight, bias)
 
 
-Tensor = torch.Tensor
 Letters: TypeAlias = tuple[str, ...]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, aten
@@ -19,7 +20,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
-Tensor: TypeAlias = torch.Tensor
 Opt: TypeAlias = torch.Tensor | None
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import reduce
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-
-Tensor = torch.Tensor
 
 
 @register_torch_trt_decomposition(aten.unfold_backward.default)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
@@ -168,8 +169,6 @@ def grid_sampler(
         net, base.tensor(net, input), base.tensor(net, grid), interpolation_mode, padding_mode, align_corners
     )
 
-
-Tensor = torch.Tensor
 
 NEAREST: Final = 1
 BORDER, REFLECTION = 1, 2

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, aten
@@ -22,8 +23,6 @@ from pipeline.impl.slice import diagonal_start, first, flattened, is_data, narro
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
-
-Tensor = torch.Tensor
 
 MOST = (1 << 31) - 1
 """The most elements of a TensorRT tensor."""

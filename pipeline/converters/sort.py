@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, aten
@@ -64,8 +65,6 @@ def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, ke
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     return _sort.index_of_extremum(net, largest, input, dim, keepdim)
 
-
-Tensor = torch.Tensor
 
 COMPARED: Final = 64
 """The most sorted integers that are all compared (also if their number is dynamic); more are searched by bisection."""

@@ -13,11 +13,10 @@ from functools import reduce, wraps
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-
-Tensor = torch.Tensor
 
 ERFCX: Final = (
     *(1.23299512, -0.139621091, 0.0153798263, 0.0680962634, -0.101041637, 0.0937397037, -0.0663159983),

@@ -11,7 +11,7 @@ from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.result_types import as_result, by_row
 from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
-from pipeline.impl import reduce as impl
+from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 

@@ -10,15 +10,13 @@ low precision.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from pipeline.aten.quantized import TYPES, operators
 from pipeline.aten.types import Argument
-
-Tensor: TypeAlias = torch.Tensor
 
 
 @frozen

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.quantized import operators
 from pipeline.aten.types import Argument, Function
@@ -29,7 +30,6 @@ from pipeline.decomposition.quantized_arithmetic import (
 )
 from pipeline.decomposition.quantized_scales import SCALES, where_enabled, without_mask
 
-Tensor: TypeAlias = torch.Tensor
 Form: TypeAlias = Function
 RANGES: Final = MappingProxyType({torch.int8: (-128, 127), torch.uint8: (0, 255)})
 E4M3: Final = 448.0
@@ -100,53 +100,31 @@ def fake_per_channel(
 
 
 def per_tensor(
-    known: Known,
-    input: Tensor,
-    scale: Argument,
-    zero: Argument,
-    low: Argument,
-    high: Argument,
-    dtype: torch.dtype,
-    out: Argument = None,
+    known: Known, input: Tensor, scale: Argument, zero: Argument, low: Argument, high: Argument, *types: Argument
 ) -> Argument:
     """quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype)
     -> Tensor, and dequantize_per_tensor"""
     if not isinstance(low, int):
         return NotImplemented
     codes = Codes(low, high, (-1,) * input.dim(), inverse=_inverse(scale))
-    return _step(known, input, _tensor(scale, input), _zero(zero, input), codes, dtype, out)
+    return _step(known, input, _tensor(scale, input), _zero(zero, input), codes, *types)
 
 
 def per_channel(
-    known: Known,
-    input: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    axis: int,
-    low: int,
-    high: int,
-    dtype: torch.dtype,
-    out: Argument = None,
+    known: Known, input: Tensor, scale: Tensor, zero: Tensor | None, axis: int, low: int, high: int, *types: Argument
 ) -> Argument:
     """quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_channel"""
-    return _step(known, input, scale, zero, Codes(low, high, channel(input.dim(), axis)), dtype, out)
+    return _step(known, input, scale, zero, Codes(low, high, channel(input.dim(), axis)), *types)
 
 
 def per_token(
-    known: Known,
-    input: Tensor,
-    scale: Tensor,
-    zero: Tensor,
-    low: int,
-    high: int,
-    dtype: torch.dtype,
-    out: Argument = None,
+    known: Known, input: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *types: Argument
 ) -> Argument:
     """quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_token"""
     codes = Codes(low, high, (*[1] * (input.dim() - 1), -1), early=True)
-    return _step(known, input, scale, zero, codes, dtype, out)
+    return _step(known, input, scale, zero, codes, *types)
 
 
 def per_group(
@@ -260,9 +238,10 @@ def _eighths_of(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) 
 
 
 def _step(
-    known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument
+    known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument = None
 ) -> Argument:
-    """Compute one step of a pair: quantize if ``x`` is floating point, else dequantize; both if ``out`` is `PAIR`."""
+    """Compute one step of a pair: quantize to ``dtype`` if ``x`` is floating point, else dequantize to ``out``; both if
+    ``out`` is `PAIR`."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import torch
+from torch import Tensor
 
 from pipeline.aten.types import Argument, Function, Node
 from pipeline.decomposition.quantized_arithmetic import Known
 
-Tensor: TypeAlias = torch.Tensor
 Results: TypeAlias = tuple[Tensor, Tensor]
 EPS: Final = 2.0**-23
 

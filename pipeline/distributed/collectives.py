@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Final
 
@@ -28,11 +28,9 @@ IN_PLACE: Final = {
 copy of its result."""
 
 
-@contextmanager
-def traced() -> Iterator[None]:
+def traced() -> AbstractContextManager[None]:
     """Return a context for exports, in which collectives are operators and DTensors leave no trace of their own."""
-    with _places("torch.distributed.tensor" in sys.modules).taken("sharded"):
-        yield
+    return _places("torch.distributed.tensor" in sys.modules).taken("sharded")
 
 
 @cache

@@ -22,7 +22,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.clone_examples import unaliased
-from pipeline.export_fixes.input_checks import bound, check_examples, check_shapes, in_one, together
+from pipeline.export_fixes.input_checks import bound, by_dim, check_examples, check_shapes, in_one, together
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import solved
@@ -76,7 +76,7 @@ class _Merger:
         """Merge the dims of an input, in torch.export's form."""
         if isinstance(value, Input):
             self.count += 1
-            return self.of_input(path, value, _by_dim(spec)) or None
+            return self.of_input(path, value, by_dim(spec)) or None
         if isinstance(value, torch.Tensor):
             self.count += 1
             return spec
@@ -151,11 +151,6 @@ def contained(value: object, entries: list[Argument], structure: Spec) -> object
     lists."""
     own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
-
-
-def _by_dim(spec: Spec) -> dict[int, Argument]:
-    pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
-    return {dim: entry for dim, entry in pairs if entry is not None}
 
 
 def _bounds(entry: Spec) -> tuple[int | None, int | None]:
@@ -276,7 +271,7 @@ def wishes(
 ) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
     inputs = bound(model, args, kwargs)
-    found = _as_nested(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    found = _as_nested(model, args, kwargs, _mapped(lambda value, spec: _Asked(by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
@@ -347,7 +342,7 @@ def examples(
             return value.example(place(value))
         if not isinstance(value, torch.Tensor):
             return value
-        return unaliased(value if derived else _enlarged(value, _by_dim(spec)))
+        return unaliased(value if derived else _enlarged(value, by_dim(spec)))
 
     return _as_nested(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
 

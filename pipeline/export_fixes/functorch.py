@@ -6,8 +6,7 @@ that the graph cannot be run as it is. Traced below autograd, the graph has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch._C import _functorch
@@ -23,8 +22,7 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
 
 
-@contextmanager
-def transforms_left() -> Iterator[None]:
+def transforms_left() -> AbstractContextManager[None]:
     """Return a context that leaves the transforms which a failed export has entered."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
 
@@ -34,8 +32,7 @@ def transforms_left() -> Iterator[None]:
             torch._C._exit_dual_level(level=0)
             forward_ad._current_level = -1
 
-    with undoing(leave):
-        yield
+    return undoing(leave)
 
 
 def _is_forward() -> bool:

@@ -107,8 +107,8 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
     """
     if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
-    for row in specs_of(model, inputs, given):
-        _check_spec(*row)
+    for path, value, spec in chain(*(leaf_specs(*row) for row in specs_of(model, inputs, given))):
+        _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
 
 
 def specs_of(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> list[tuple[str, object, object]]:
@@ -138,7 +138,9 @@ def check_examples(
         CaptureError: a size is less or greater.
     """
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-    for path, value, dim, entry in (row for n, v in inputs.items() for row in _entries(n, v, specs.get(n))):
+    rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
+    given = ((path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in by_dim(spec).items())
+    for path, value, dim, entry in given:
         (low, high), size = ends_of(entry), value.shape[dim]
         if (low is not None and size < low) or (high is not None and size > high >= 0):
             name = getattr(entry, "__name__", "its range")
@@ -147,37 +149,29 @@ def check_examples(
             raise CaptureError(why, "pass an example within the range, or give a range with its size")
 
 
-def _entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor, int, object]]:
-    """Yield (path, tensor, dim, entry) for each dim with an entry in ``spec``, if its containers match the value's."""
-    if isinstance(value, torch.Tensor):
-        pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec if isinstance(spec, list | tuple) else ())
-        yield from ((path, value, dim, entry) for dim, entry in pairs if entry is not None)
+def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
+    """Yield (path, leaf, spec) for each tensor and Input with a ``spec``, if its containers match the value's."""
+    if isinstance(value, torch.Tensor | Input):
+        if spec is not None:
+            yield path, value, spec
     elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
         for i, pair in enumerate(zip(value, spec, strict=True)):
-            yield from _entries(f"{path}[{i}]", *pair)
+            yield from leaf_specs(f"{path}[{i}]", *pair)
     elif isinstance(value, Mapping) and isinstance(spec, Mapping):
         for key in [key for key in value if key in spec]:
-            yield from _entries(f"{path}[{key!r}]", value[key], spec[key])
+            yield from leaf_specs(f"{path}[{key!r}]", value[key], spec[key])
+
+
+def by_dim(spec: Spec) -> dict[int, Argument]:
+    """Return the entries of a tensor's dims, as far as it has some."""
+    pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
+    return {dim: entry for dim, entry in pairs if entry is not None}
 
 
 def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:
     """Return the names that ``forward`` takes as ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters.values()
     return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
-
-
-def _check_spec(path: str, value: object, spec: object) -> None:
-    """Check the entries of one input, in containers as well if those of ``value`` and ``spec`` match."""
-    if spec is None:
-        return
-    if isinstance(value, torch.Tensor | Input):
-        _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
-    elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
-        for i, pair in enumerate(zip(value, spec, strict=True)):
-            _check_spec(f"{path}[{i}]", *pair)
-    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
-        for key in value.keys() & spec.keys():
-            _check_spec(f"{path}[{key!r}]", value[key], spec[key])
 
 
 def _check_entries(path: str, rank: int, spec: object) -> None:

@@ -3,8 +3,8 @@ indices of rank 0, pooling over sizes that vary, and ``torch.istft`` of a dynami
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -23,11 +23,9 @@ from pipeline.shapes.environment import expression
 _assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
 
 
-@contextmanager
-def assignments() -> Iterator[list[torch.Tensor]]:
+def assignments() -> AbstractContextManager[list[torch.Tensor]]:
     """Return a context for one call, which records the tensors to whose ``.data`` the model assigns."""
-    with set_to(_assigned, list[torch.Tensor]()) as found:
-        yield found
+    return set_to(_assigned, list[torch.Tensor]())
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:

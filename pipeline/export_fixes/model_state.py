@@ -13,7 +13,7 @@ import inspect
 import logging
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Final
 
@@ -162,11 +162,9 @@ def _has_tensors(values: object) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values))
 
 
-@contextmanager
-def state_kept(model: torch.nn.Module) -> Iterator[Kept]:
+def state_kept(model: torch.nn.Module) -> AbstractContextManager[Kept]:
     """Return a context in which exports record the state that a model keeps."""
-    with set_to(_kept, Kept(model)) as kept:
-        yield kept
+    return set_to(_kept, Kept(model))
 
 
 def noted(again: Callable[[], ExportedProgram]) -> None:

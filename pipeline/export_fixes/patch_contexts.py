@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Literal
 
 import torch
@@ -61,25 +61,17 @@ def _as_operator(
     return made if bias is None else made + bias
 
 
-@contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> AbstractContextManager[None]:
     """Return a context for tracing: a varying size may be 0 or 1, decisions on that become guards, and sizes that
     operators compute from it are expressed in terms of it."""
-    with _places.taken("trace"):
-        yield
-
-
-@contextmanager
-def _restored() -> Iterator[None]:
-    """Return a context that restores torch's settings, some of which a failed export leaves changed."""
-    with transforms_left(), distribution_checks_restored():
-        yield
+    return _places.taken("trace")
 
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Return a context for an export or functionalization, whose caller holds `one_export`."""
-    with tracing(), _places.taken("export"), is_tracked(), _restored():
+    """Return a context for an export or functionalization, whose caller holds `one_export`. It restores torch's
+    settings, some of which a failed export leaves changed."""
+    with tracing(), _places.taken("export"), is_tracked(), transforms_left(), distribution_checks_restored():
         yield
 
 
@@ -91,11 +83,9 @@ def by_the_example() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def exporting_by(way: Literal["called", "comparing"]) -> Iterator[None]:
+def exporting_by(way: Literal["called", "comparing"]) -> AbstractContextManager[None]:
     """Return a context for an export of a model that is not told so, or whose sizes the example compares."""
-    with _places.taken(way):
-        yield
+    return _places.taken(way)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from itertools import chain
 from logging import Logger
@@ -39,8 +39,7 @@ OBJECTS: Final = 10_000
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 
-@contextmanager
-def untouched(model: torch.nn.Module) -> Iterator[None]:
+def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a context that restores a model's modules: their attributes, the lists, dicts and sets among these, and
     the values of buffers of one element, to which torch writes during a trace if it reaches them other than through
     modules. Objects in the modules keep their changes, unless these have fake tensors: then they are restored as well,
@@ -60,12 +59,10 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
             if version(buffer) != at:
                 buffer.data.copy_(value)
 
-    with undoing(restore):
-        yield
+    return undoing(restore)
 
 
-@contextmanager
-def distribution_checks_restored() -> Iterator[None]:
+def distribution_checks_restored() -> AbstractContextManager[None]:
     """Return a context that restores the default of ``torch.distributions`` for checks of arguments. Dynamo turns these
     checks off when it compiles its first function; it will do so again for the user's own first one, as if we had not
     compiled."""
@@ -76,8 +73,7 @@ def distribution_checks_restored() -> Iterator[None]:
             TorchPatcher.patch.cache_clear()
             Distribution.set_default_validate_args(before)
 
-    with undoing(restore):
-        yield
+    return undoing(restore)
 
 
 def others(model: torch.nn.Module) -> list[tuple[str, object]]:

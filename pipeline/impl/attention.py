@@ -12,9 +12,10 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, transposed
-from pipeline.impl.reduce import reduce, softmax
+from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import as_size, bounds_of, expression, product, sampled
 from pipeline.impl.slice import narrow
+from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError, SymbolicInt
 from pipeline.network.net import Net
 from pipeline.quirks import applies

@@ -1,5 +1,5 @@
-"""Reductions along dims: halves accumulate in float32, integers in int64. Variance, norms, log-sum-exp, softmax and
-log-softmax are computed in float32 and rounded once; histograms count the elements above each edge."""
+"""Reductions along dims: halves accumulate in float32, integers in int64. Variance, norms and log-sum-exp are computed
+in float32 and rounded once; histograms count the elements above each edge."""
 
 from __future__ import annotations
 
@@ -202,26 +202,3 @@ def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tens
 
 def _count(net: Net, flags: ITensor) -> ITensor:
     return reduce(net, "SUM", base.cast(net, flags, torch.int32), [0], keepdim=False)
-
-
-@block
-def softmax(net: Net, x: ITensor, dim: int) -> ITensor:
-    """``exp(x) / sum(exp(x))`` over a dim, NaN for a row of -inf as in eager. The result has ``x``'s dtype."""
-    rank = base.rank(x)
-    wide = base.raise_rank(net, base.cast(net, x, torch.float32), 2)  # TensorRT requires two dims
-    layer = net.add("softmax", wide)
-    layer.axes = 1 << (base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1))
-    result = base.squeeze(net, layer.get_output(0), range(2 - rank))
-    return base.cast(net, result, base.dtype_of(x))
-
-
-@block
-def log_softmax(net: Net, x: ITensor, dim: int) -> ITensor:
-    """``x - log(sum(exp(x)))`` over a dim, without overflow. The result has ``x``'s dtype."""
-    rank = base.rank(x)
-    wide = base.raise_rank(net, base.cast(net, x, torch.float32), 1)
-    dims = [base.axis(dim, base.rank(wide))]
-    shifted = base.elementwise(net, "SUB", wide, reduce(net, "MAX", wide, dims, True))
-    total = reduce(net, "SUM", base.unary(net, "EXP", shifted), dims, True)
-    result = base.elementwise(net, "SUB", shifted, base.unary(net, "LOG", total))
-    return base.cast(net, base.squeeze(net, result, range(1 - rank)), base.dtype_of(x))

@@ -14,8 +14,8 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.traits import CONTRACTIONS, Does, does, states_sizes
 from pipeline.aten.types import Argument
+from pipeline.improvements.push_down_slices import rows_read
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
-from pipeline.improvements.row_reads import rows_read
 
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)

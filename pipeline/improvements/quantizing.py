@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-import torch
+from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Node
-
-Tensor = torch.Tensor
 
 LENGTHS: Final = (128, 64, 32)
 """The lengths of INT4's blocks along a row; the first that divides the row is used."""

@@ -1,4 +1,5 @@
-"""Define ``Net``: a network with the name of the node that layers are added for."""
+"""Define a network as converters get it: ``Net``, with the name of the node that layers are added for, and
+``LegacyNetwork``, for converters of the LEGACY convention."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 from attrs import frozen
 
 from pipeline.network.context import ConversionContext
+from pipeline.trt import trt
 
 
 @frozen
@@ -36,3 +38,25 @@ class Net:
         node = self.ctx.node
         assert node is not None, "no node is being converted"
         return node
+
+
+class LegacyNetwork:
+    """TensorRT's network with its conversion context: building blocks need both, but a LEGACY converter receives only
+    the network. Everything else is delegated to the network, and ``isinstance`` with ``INetworkDefinition`` holds."""
+
+    ctx: ConversionContext
+    has_implicit_batch_dimension = False
+    has_explicit_precision = False
+
+    def __init__(self, ctx: ConversionContext) -> None:
+        object.__setattr__(self, "ctx", ctx)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return trt.INetworkDefinition  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx.net, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.ctx.net, name, value)

@@ -54,6 +54,17 @@ def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
     return f"{before}did you mean {close[0]!r}?" if close else ""
 
 
+def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object], None]:
+    """Return a validator of attrs that accepts these words; its error suggests the most similar one."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
+        if value not in words:
+            close = did_you_mean(value, filter(None, words))
+            raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}{close}")
+
+    return check
+
+
 def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
     """Decorate an attrs class: an unknown keyword, or too many positional arguments, raise a `TypeError` with advice.
 

@@ -31,9 +31,8 @@ from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle, name_dimensions
-from pipeline.network.legacy import LegacyNetwork
 from pipeline.network.marks import Marks
-from pipeline.network.net import Net
+from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression

@@ -11,11 +11,11 @@ which have better methods (smoothing, AWQ, GPTQ, training with quantization), an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
 
 import torch
-from attrs import Attribute, field, frozen
+from attrs import field, frozen
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import copied, pasted
@@ -31,7 +31,7 @@ from pipeline.improvements.precision import Excluded, excluded_entries, excludes
 from pipeline.improvements.quantizing import block_of, rounded, weight_of
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import identity, qualified_name
-from pipeline.records.wording import kind_of
+from pipeline.records.wording import kind_of, one_of
 from pipeline.verification.calibration import Range, ranges
 
 Weights = Literal["int8", "int4", "fp8"]
@@ -56,15 +56,6 @@ class Decision:
         return f"{self.path or self.node}: {self.target}: {self.said}"
 
 
-def _one_of(*known: object) -> Callable[[object, Attribute[Any], object], None]:
-    def check(_: object, attribute: Attribute[Any], value: object) -> None:
-        if value not in known:
-            names = ", ".join(map(repr, known))
-            raise ValueError(f"{attribute.name} is one of {names}, not {value!r}")
-
-    return check
-
-
 def _entries(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"calibration is a list of typical inputs, not {kind_of(value)}: calibration=[(x,)]")
@@ -75,8 +66,8 @@ def _entries(value: object) -> tuple[object, ...]:
 class Quantize:
     """The stage; `quantize` documents its fields."""
 
-    weights: Weights = field(default="int8", validator=_one_of("int8", "int4", "fp8"))
-    activations: Activations | None = field(default=None, validator=_one_of(None, "int8", "fp8"))
+    weights: Weights = field(default="int8", validator=one_of("int8", "int4", "fp8"))
+    activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
     calibration: tuple[object, ...] = field(default=(), converter=_entries, eq=False, repr=False)
     exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
     percentile: float | None = field(default=None)

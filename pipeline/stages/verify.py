@@ -6,9 +6,9 @@ requested, one in which the nodes at fault run in another form, with their rows 
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from attrs import Attribute, evolve, field, frozen
+from attrs import evolve, field, frozen
 from attrs.validators import instance_of
 
 from pipeline.compiled import Compiled, Executor
@@ -16,7 +16,7 @@ from pipeline.compose.pipelines import as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.errors import AgreementError, AgreementWarning, warn
-from pipeline.records.wording import kind_of
+from pipeline.records.wording import kind_of, one_of
 from pipeline.stages.avoid_faults import avoid_faults
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
@@ -39,15 +39,6 @@ STAGES: tuple[AnyStage, ...] = tuple(
 """The stages that compile a program again if `verify` is called by itself, outside a pipeline."""
 
 
-def _one_of(kind: object) -> Any:
-    def check(_: object, attribute: Attribute[Any], value: object) -> None:
-        if value not in get_args(kind) and value is not attribute.default:
-            words = ", ".join(repr(v) for v in get_args(kind))
-            raise ValueError(f"{attribute.name} is one of {words}, not {value!r}")
-
-    return check
-
-
 def _inputs(_: object, __: object, value: Given) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
         raise TypeError(
@@ -67,9 +58,9 @@ class Verify:
     """The stage; `pipeline.verify` makes it and documents its options. ``before``: the stages before it in its
     pipeline."""
 
-    on_failure: OnFailure = field(default="raise", validator=_one_of(OnFailure))
+    on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
-    executor: Executor | None = field(default=None, kw_only=True, validator=_one_of(Executor))
+    executor: Executor | None = field(default=None, kw_only=True, validator=one_of(None, *get_args(Executor)))
     multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
     module: bool = field(default=True, kw_only=True, validator=instance_of(bool))
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from pipeline.aten.types import Node
 from pipeline.program import Program
 from pipeline.verification.eager import Eager
-
-Tensor = torch.Tensor
 
 
 @frozen

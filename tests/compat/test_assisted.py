@@ -12,7 +12,7 @@ import pipeline
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.chunked_prefill import Limits
+from pipeline.compat.transformers.sizes import Limits
 from tests.compat import families
 
 STEPS = 24

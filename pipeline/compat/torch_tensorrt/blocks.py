@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.calls import Expression, call
 from pipeline.compat.torch_tensorrt.emit import emit
-from pipeline.compat.torch_tensorrt.network import context_of
+from pipeline.compat.torch_tensorrt.values import context_of
 from pipeline.errors import PipelineError
 
 Block = Function

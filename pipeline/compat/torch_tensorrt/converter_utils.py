@@ -14,8 +14,6 @@ import torch
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
 from pipeline.compat.torch_tensorrt.calls import aten, call
-from pipeline.compat.torch_tensorrt.constants import of_parameter
-from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
 from pipeline.compat.torch_tensorrt.emit import emit
 from pipeline.compat.torch_tensorrt.fx_layers import (
     add_activation_layer,
@@ -27,8 +25,8 @@ from pipeline.compat.torch_tensorrt.fx_layers import (
     mark_as_int8_layer,
     type_cast,
 )
-from pipeline.compat.torch_tensorrt.network import Conversion, context_of
 from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.compat.torch_tensorrt.values import Conversion, context_of, of_parameter, torch_dtype
 from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
 from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base

@@ -13,8 +13,7 @@ from pipeline.aten.graphs import over, results
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.compat.torch_tensorrt.calls import Call, Item
-from pipeline.compat.torch_tensorrt.constants import of_parameter
-from pipeline.compat.torch_tensorrt.stand_ins import StandIns
+from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.errors import worded
 from pipeline.frozen import FrozenDict

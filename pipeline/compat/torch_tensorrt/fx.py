@@ -19,7 +19,7 @@ from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
 from pipeline.compat.torch_tensorrt.calls import Call
 from pipeline.compat.torch_tensorrt.emit import emit
-from pipeline.compat.torch_tensorrt.network import Conversion, context_of
+from pipeline.compat.torch_tensorrt.values import Conversion, context_of
 from pipeline.converters.declare import ATTRIBUTE, attach, attached, target_of
 from pipeline.frozen import FrozenDict
 

@@ -7,8 +7,8 @@ from typing import Final
 from pipeline.aten.types import Argument, Target
 from pipeline.compat.torch_tensorrt.blocks import refused
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
-from pipeline.compat.torch_tensorrt.network import Conversion
 from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.compat.torch_tensorrt.values import Conversion
 from pipeline.trt import trt
 
 ACC = SourceIR.ACC

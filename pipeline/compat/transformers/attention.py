@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -148,12 +148,10 @@ def attend(
     return found.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
 
 
-@contextmanager
-def attending(tower: torch.nn.Module, name: str) -> Iterator[None]:
+def attending(tower: torch.nn.Module, name: str) -> AbstractContextManager[None]:
     """Return a context in which a tower's attention is `attend`, registered with transformers under this name."""
     ALL_ATTENTION_FUNCTIONS.register(name, attend)
-    with attention_by(tower, name):
-        yield
+    return attention_by(tower, name)
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"
@@ -230,3 +228,31 @@ def one_form() -> Iterator[None]:
                 table._local_mapping.pop(name)
                 if own is not None:
                     table[name] = own
+
+
+SWITCH: Final = "SwitchTransformersExperts"
+
+
+@contextmanager
+def without_loops(step: torch.nn.Module) -> Iterator[None]:
+    """Return a context in which each expert of Switch Transformers computes all rows of a step; a mask selects those
+    routed to it. transformers runs them in a loop whose number of steps depends on data; for other mixtures of experts
+    it has grouped matmuls (`one_form`)."""
+    found = [each for each in step.modules() if type(each).__name__ == SWITCH]
+    for each in found:
+        each.__dict__["forward"] = partial(_all_rows, each)
+    try:
+        yield
+    finally:
+        for each in found:
+            del each.__dict__["forward"]
+
+
+def _all_rows(experts: Pretrained, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the experts' outputs [n, width] for rows [n, width]. ``chosen`` [n, 1, count] is 1 at the expert of a row,
+    if that has capacity left, else 0; ``weights`` are [n, 1]."""
+    result = torch.zeros_like(rows)
+    for i in range(experts.num_experts):
+        made = experts[f"expert_{i}"](rows) * weights
+        result = torch.where(chosen[..., i] > 0, made.to(rows.dtype), result)
+    return result

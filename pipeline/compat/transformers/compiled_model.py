@@ -20,7 +20,6 @@ from pipeline.compat.transformers.caches import (
     goes_back,
     has_tokens,
 )
-from pipeline.compat.transformers.chunked_prefill import Limits
 from pipeline.compat.transformers.encoder_parts import Kind, put
 from pipeline.compat.transformers.encoders import CompiledEncoder, Embedded, mask_of
 from pipeline.compat.transformers.multimodal import (
@@ -35,6 +34,7 @@ from pipeline.compat.transformers.multimodal import (
     tokens_of,
 )
 from pipeline.compat.transformers.saved import save_folder, save_model
+from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict

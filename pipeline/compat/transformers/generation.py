@@ -16,13 +16,12 @@ from transformers import GenerationMixin
 import pipeline.defaults
 from pipeline.capture.capture import capture
 from pipeline.compat.transformers import verified_logits
-from pipeline.compat.transformers.attention import last_rows, one_form
+from pipeline.compat.transformers.attention import last_rows, one_form, without_loops
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
 from pipeline.compat.transformers.decoder_input_hook import embeds_ids_itself
 from pipeline.compat.transformers.encoder_parts import Kind, kinds_of, parts_of, tower_programs
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
-from pipeline.compat.transformers.experts import without_loops
 from pipeline.compat.transformers.modality_encoders import TowerCall
 from pipeline.compat.transformers.multimodal import Sample, Sight, check, positions_of, sample_of, sight_of
 from pipeline.compat.transformers.part_families import FAMILIES

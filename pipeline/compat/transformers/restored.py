@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import GenerationConfig
 
-from pipeline.compat.transformers.chunked_prefill import Limits
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
+from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.compat.torch_tensorrt.blocks import block
 from pipeline.compat.torch_tensorrt.calls import aten, call
-from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 to_copy = block(
     lambda input, dtype, force_layer=False: call(aten._to_copy.default, input, dtype=torch_dtype(dtype)),

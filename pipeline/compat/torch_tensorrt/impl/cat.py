@@ -8,7 +8,7 @@ import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block
 from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
-from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 
 @block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.compat.torch_tensorrt.blocks import block
 from pipeline.compat.torch_tensorrt.calls import aten, call
-from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 full = block(
     lambda shape, fill_value, dtype=None: call(aten.full.default, shape, fill_value, dtype=torch_dtype(dtype)),

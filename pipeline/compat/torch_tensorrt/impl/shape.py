@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.aten.types import Argument, Target
-from pipeline.compat.torch_tensorrt.layer_shapes import sizes_of
-from pipeline.compat.torch_tensorrt.network import Conversion, context_of
 from pipeline.compat.torch_tensorrt.source_ir import SourceIR
-from pipeline.compat.torch_tensorrt.stand_ins import remembered
+from pipeline.compat.torch_tensorrt.values import Conversion, context_of, remembered, sizes_of
 from pipeline.impl import base
 from pipeline.trt import trt
 

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
 from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
-from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 _NAMES: Final = """exp log sqrt abs neg sin cos tan sinh cosh asin acos atan asinh acosh atanh ceil floor erf sign round
     isinf isnan"""

@@ -1,9 +1,13 @@
-"""Fake tensors for the values of a converter, so that torch can compute the result type of a call on them."""
+"""Values in a user's converter: dtypes of torch, TensorRT and numpy; both first arguments, a conversion context or a
+network (LEGACY convention); views of parameters that stay refittable, since layers transpose the parameter and not a
+copy of it; sizes of tensors that a user's own layers return; and fake tensors, so that torch can compute the result
+type of a call."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Final, TypeAlias, cast
 
+import numpy as np
 import torch
 from attrs import field, frozen
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -12,11 +16,76 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode, quietly, unnamed_sizes
-from pipeline.compat.torch_tensorrt.layer_shapes import sizes_of
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.network.net import LegacyNetwork
 from pipeline.shapes.environment import LARGEST, Range, expression
-from pipeline.trt import trt
+from pipeline.trt import layer_kind, to_torch, trt
+
+
+def torch_dtype(dtype: Argument) -> torch.dtype | None:
+    """Return the torch dtype of a dtype of torch, TensorRT or numpy; None for None."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    return to_torch(dtype) if isinstance(dtype, trt.DataType) else torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+Conversion: TypeAlias = ConversionContext | LegacyNetwork
+
+
+def context_of(given: Conversion) -> ConversionContext:
+    """Return the `ConversionContext` for a converter's first argument."""
+    if isinstance(given, LegacyNetwork):
+        return given.ctx
+    if not isinstance(given, ConversionContext):
+        raise TypeError(f"a building block's first argument is the converter's own, ctx or network, not {given!r}")
+    return given
+
+
+def of_parameter(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
+    """Express a transposed view of a constant as layers over that constant; any other tensor unchanged."""
+    constant = None if ctx.constant_at(value) is not None else ctx.constant_below(value)
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
+    if constant is None or not value.permute(order).is_contiguous():
+        return value
+    rows = base.reshape(ctx, name, base.tensor(ctx, name, constant), tuple(value.shape[dim] for dim in order))
+    return base.permute(ctx, name, rows, [order.index(dim) for dim in range(value.dim())])
+
+
+KEEPS: Final = frozenset(
+    {"ACTIVATION", "CAST", "CUMULATIVE", "IDENTITY", "LRN", "NORMALIZATION", "SCALE", "SOFTMAX", "UNARY"}
+)
+"""Kinds of layers whose result has the shape of their first input."""
+
+BROADCASTS: Final = frozenset({"ELEMENTWISE", "PARAMETRIC_RELU", "SELECT"})
+"""Kinds whose result has the broadcast shape of all inputs, which have one rank."""
+
+
+def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
+    """Return the sizes of a tensor: ints, expressions of the program's symbols, or None where unknown."""
+    known = base.known_sizes(ctx, x)
+    if None not in known or (layer := _maker(ctx, x)) is None:
+        return known
+    kind = layer_kind(layer)
+    inputs = [layer.get_input(i) for i in range(layer.num_inputs if kind in BROADCASTS else 1)]
+    if kind not in KEEPS | BROADCASTS or any(each is None for each in inputs):
+        return known
+    columns = zip(*(sizes_of(ctx, each) for each in inputs), strict=True)
+    found = [size if size is not None else _one(column) for size, column in zip(known, columns, strict=True)]
+    base.with_sizes(ctx, x, found)
+    return found
+
+
+def _one(column: tuple[Argument, ...]) -> Argument:
+    """Return the size that these sizes of one dim broadcast to; None if it is unknown."""
+    sizes = [size for size in column if size != 1]
+    return sizes[0] if all(size == sizes[0] for size in sizes) else None
+
+
+def _maker(ctx: ConversionContext, x: trt.ITensor) -> Argument:
+    """Return the layer that outputs a tensor; None for an input of the network."""
+    layers = (ctx.net.get_layer(i) for i in reversed(range(ctx.net.num_layers)))
+    return next((layer for layer in layers if any(layer.get_output(j) is x for j in range(layer.num_outputs))), None)
 
 
 def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> trt.ITensor:
