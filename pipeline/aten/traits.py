@@ -54,6 +54,7 @@ class Does(enum.Enum):
     READS = "returns a number to Python, or checks one"
     QUANTIZES = "rounds its elements to codes of few bits"
     DEQUANTIZES = "returns the numbers that codes of few bits stand for"
+    EXCHANGES = "exchanges its elements with other ranks, or waits for that"
     ELSEWHERE = "is of sparse, nested or named tensors, or of autograd, which no program has"
 
 
@@ -151,6 +152,10 @@ TABLE: Final[Mapping[Does, str]] = {
     """,
     Does.QUANTIZES: "pipeline.quantize pipeline.block_codes pipeline.centered pipeline.pack",
     Does.DEQUANTIZES: "pipeline.dequantize pipeline.fake_quantize pipeline.fake_quantize_blocks",
+    Does.EXCHANGES: """
+        _c10d_functional.all_reduce _c10d_functional.all_gather_into_tensor _c10d_functional.reduce_scatter_tensor
+        _c10d_functional.wait_tensor
+    """,
     Does.ELSEWHERE: """
         _values values _indices indices crow_indices col_indices ccol_indices row_indices coalesce to_dense
         _sparse_broadcast_to _nested_get_values _nested_view_from_buffer _nested_view_from_jagged _ncf_view
@@ -160,7 +165,7 @@ TABLE: Final[Mapping[Does, str]] = {
 }
 """The operators by kind. Operators with torch's tag for elementwise ones need no row."""
 
-SPACES: Final = ("prims", "pipeline")
+SPACES: Final = ("prims", "pipeline", "_c10d_functional")
 """The namespaces other than ATen's; a row includes its namespace if it is one of these."""
 
 ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.split()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.inductor_prims  # which registers operators that rules name
 from torch._ops import OpOverload
 
 import pipeline
