@@ -247,7 +247,7 @@ def test_every_byte_of_an_entry_counts(tmp_path: Path) -> None:
     (tmp_path / "e").write_bytes(whole)
     with (tmp_path / "e").open("rb") as file:
         assert bytes(unpacked(file, len(whole), KEY)[1]) == b"plan" * 10
-        with pytest.raises(CorruptEntryError, match="saved as"):
+        with pytest.raises(CorruptEntryError, match="saved under"):
             unpacked(file, len(whole), OTHER)
 
 

@@ -186,7 +186,7 @@ class TestValidators:
 
     @pytest.mark.parametrize("verdict", [None, "k is 5000"])
     def test_what_is_neither_yes_nor_no_is_an_error(self, verdict: Any, static: torch.fx.Node) -> None:
-        with pytest.raises(TypeError, match=r"limit of .* gave .*Rejection\(reason, hint\)"):
+        with pytest.raises(TypeError, match=r"limit of .* returned .*Rejection\(reason, hint\)"):
             refusing(verdict).explain(static)
 
     def test_it_may_ask_for_the_node_alone(self, static: torch.fx.Node) -> None:

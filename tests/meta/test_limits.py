@@ -55,7 +55,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "capture": (2_240, ("capture/",)),
     "what persuades torch.export": (5_960, ("export_fixes/",)),
     "kernel faults": (1_580, ("quirks/",)),
-    "converters": (5_710, ("converters/",)),
+    "converters": (5_720, ("converters/",)),
     "building blocks": (5_190, ("impl/",)),
     "improvement passes": (3_810, ("improvements/",)),
     "decomposition": (3_370, ("decomposition/",)),
