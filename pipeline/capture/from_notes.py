@@ -26,6 +26,8 @@ from pipeline.shapes.environment import Range, ShapeEnvironment
 from pipeline.shapes.from_export import tuned_together
 from pipeline.shapes.lines import solved
 
+log = logging.getLogger(__name__)
+
 
 def with_constants(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the constants in place of these inputs.
@@ -72,8 +74,6 @@ def with_decisions(program: Program, notes: ExportNotes) -> Program:
     returned, _ = tree_unflatten([*range(program.out_spec.num_leaves)], program.out_spec)
     return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_flatten(returned)[1])
 
-
-log = logging.getLogger(__name__)
 
 ASSERTS: Final = (aten._assert_async.default, aten._assert_async.msg)
 """The assertions on data in an exported graph; programs leave them out."""

@@ -21,6 +21,8 @@ from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 from pipeline.shapes.environment import shape_of
 
+log = logging.getLogger("pipeline.torch")
+
 
 def without_plain_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
@@ -81,9 +83,6 @@ def _fixing_lines(shape_env: Any) -> str:
     places = "".join(f"\n  - {place}" for place in found)
     why = "The model makes numbers of sizes, or compares them with numbers, which it may keep from its last call:"
     return f"\n{why}{places}" if places else ""
-
-
-log = logging.getLogger("pipeline.torch")
 
 
 def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:

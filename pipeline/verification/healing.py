@@ -19,6 +19,8 @@ from pipeline.verification.measure import Comparison
 from pipeline.verification.recompile import Again
 from pipeline.verification.records import Bisection, Fault
 
+log = logging.getLogger(__name__)
+
 
 @frozen
 class Decision:
@@ -51,9 +53,6 @@ def reformed(compiled: Compiled, decisions: Sequence[Decision], again: Again) ->
     for each in decisions:
         validated = each.form.decided(validated, each.nodes, each.reason)
     return validated
-
-
-log = logging.getLogger(__name__)
 
 
 def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, trial: Again, final: Again) -> Compiled:
