@@ -29,7 +29,7 @@ from benchmarks import together
 from benchmarks.environment import Row, collect
 from benchmarks.gpu import HostMemory, gpu_name, warm_up
 from benchmarks.token_models import DEVICE, SIZES, WITH_STATES, bytes_read, model_of
-from benchmarks.turns import in_turns
+from benchmarks.turns import in_turns, turn
 from pipeline.aten.traits import Does, does
 from pipeline.cli.usage import first_line
 from pipeline.compat.transformers import compile_for_generation
@@ -37,6 +37,7 @@ from pipeline.compat.transformers.caches import cache_name
 from pipeline.compat.transformers.programs import takes
 from pipeline.compose.events import Event
 from pipeline.records.profile import Profile
+from pipeline.stages.choose import Choose, measured
 
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
@@ -44,7 +45,7 @@ EXECUTOR: Final = "tensorrt"
 PRODUCTS = (Does.PROJECTS, Does.MULTIPLIES)
 FIELDS: tuple[str, ...] = ("model", "dtype", "batch", "positions")
 PROMPTS = 512
-"""Tokens of the longest prompt."""
+"""Tokens of the longest prompt, if no longer one is measured."""
 REPLAYED = 4
 """Calls until what is captured in a graph is replayed."""
 Call: TypeAlias = Callable[[], object]
@@ -69,12 +70,13 @@ def compiled(
     pieces: int = 1,
     shared: bool = True,
     fixed: Sequence[int] = (),
+    prompt: int = PROMPTS,
     **settings: Any,
 ) -> Any:
-    """The model, compiled for generation, with engines of fixed sizes for prompts of ``fixed`` lengths. Processes for
-    pieces, of which each profile has an engine if weights are ``shared``, import what they need while the model is
-    exported."""
-    sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, PROMPTS)}
+    """The model, compiled for generation, for prompts of so many tokens, with engines of fixed sizes for those of
+    ``fixed`` lengths; forms are measured when it is this process's turn. Processes for pieces, of which each profile
+    has an engine if weights are ``shared``, import what they need while the model is exported."""
+    sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, prompt)}
     sizes |= {"prompt_lens": fixed}
     count = (2 + len(fixed)) * pieces if shared else pieces
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as processes:
@@ -82,13 +84,14 @@ def compiled(
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile
-        compile = compile.observed_by(*observers)
+        compile = compile.replace("choose", Choose(partial(measured, turn=turn))).observed_by(*observers)
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 
 def ours(model: Any, batch: int, positions: int, tokens: int = 1, fixed: bool = False, **how: Any) -> Call:
     """A step of the compiled decoder, which may have engines for just so many tokens."""
-    decoder = compiled(model, batch, positions, fixed=(tokens,) * fixed, **how).runners["decoder"]
+    prompt = max(PROMPTS, tokens)
+    decoder = compiled(model, batch, positions, fixed=(tokens,) * fixed, prompt=prompt, **how).runners["decoder"]
     given = step_inputs(batch, positions, tokens)
     return lambda: decoder(**given)
 
@@ -230,7 +233,7 @@ def _options() -> argparse.ArgumentParser:
     instead.add_argument("--kernels", action="store_true", help="the kernels of a step by module, instead of times")
     instead.add_argument("--ready", action="store_true", help="how soon the first token is there, instead of times")
     parser.add_argument("--pieces", type=int, default=1, help="so many engines, built by as many processes")
-    parser.add_argument("--tokens", type=int, default=1, help=f"of a step: more than 1 is a prompt, at most {PROMPTS}")
+    parser.add_argument("--tokens", type=int, default=1, help="of a step: more than 1 is a prompt")
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run")
     return parser
 

@@ -56,8 +56,8 @@ class Keys:
 
     program: that of the captured graph with its sizes: the time of the fastest mixture of engines and PyTorch, and that
         of the captured operators in PyTorch. matmuls: the same, and that with matmuls by weights in PyTorch.
-        engines: by name, that of a network's structure without its names. Those of a profile are of its calls and
-        engines.
+        engines: by name, that of a network's structure without its names. Those of a profile are of its calls, and of
+        the engines that run in them.
     """
 
     program: str
@@ -69,7 +69,7 @@ class Keys:
         """Compute the keys of a compiled program, or of one of its profiles."""
         around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
-        own = [(segment, network) for segment, network in rows if segment.profile == profile]
+        own = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
         forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in own}
         engines = {name: digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
         captured = compiled.program.source or compiled.program

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import torch
 from attrs import evolve, field, frozen
@@ -97,20 +97,22 @@ class Choose:
         return fastest
 
     def _fastest(self, compiled: Compiled) -> Compiled:
-        profiles = {segment.profile for segment in compiled.partitioned.segments} - {None} or {None}
+        profiles = range(len(compiled.program.profiles)) or (None,)
         matmuls = cache(lambda: self._matmuls(compiled))
-        found = [self._times(compiled, profile, matmuls) for profile in sorted(profiles, key=lambda p: p or 0)]
+        found = [self._times(compiled, profile, matmuls) for profile in profiles]
         if all(times.is_faster(times.captured) for times in found):
             reason = joined([times.reason("the program", times.captured) for times in found])
             log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.captured for t in found))
             return captured_in_torch(compiled, reason)
         split = [times for times in found if times.is_faster(times.matmuls)]
-        slower = [(t, name, pair) for t in found if t not in split for name, pair in t.slower.items()]
+        slower = _slower_in_all(compiled, found, [times for times in found if times not in split])
         mixed = compiled
         if slower:
-            which = f"{len(slower)} of {sum(len(times.engines) for times in found)} engines"
-            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pair for *_, pair in slower))
-            mixed = in_torch(compiled, {name: times.reason("its engine", pair) for times, name, pair in slower})
+            which = f"{len(slower)} of {len(compiled.engines)} engines"
+            pairs = (pair for rows in slower.values() for _, pair in rows)
+            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pairs))
+            reasons = {n: joined([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()}
+            mixed = in_torch(compiled, reasons)
         if split and (other := matmuls()) is not None:
             log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.matmuls for t in split))
             how = "with matmuls by weights in PyTorch"
@@ -136,12 +138,12 @@ class Choose:
         if not _is_here(compiled) or times.complete or times.is_faster(times.captured):
             return times
         found = self._measured(compiled, profile, keys)
-        if profile is not None:
+        if _is_by_profile(compiled):
             found = {**found, keys.matmuls: (found[keys.program][0], self._total(compiled, matmuls(), profile))}
         self.kept.save(found)
         return Times.of(compiled, profile, keys, {**found, **known})
 
-    def _total(self, compiled: Compiled, other: Compiled | None, profile: int) -> float | None:
+    def _total(self, compiled: Compiled, other: Compiled | None, profile: int | None) -> float | None:
         """Measure a call of another form; None if there is none, or if it does not run."""
         if other is None:
             return None
@@ -159,7 +161,7 @@ class Choose:
         other = in_torch(compiled, dict.fromkeys(keys.engines, trial))
         whole: Mapping[str, SegmentCost] | None = None
         try:
-            if profile is None:  # of programs with engines by profile another form has fewer operators
+            if not _is_by_profile(compiled):  # else another form has fewer operators
                 ours, theirs, whole = self.timer((compiled, other, captured_in_torch(compiled, trial)), profile)
         except Exception as error:
             log.info("the captured program does not run in PyTorch: %s", error)
@@ -205,7 +207,7 @@ class Times:
         """Take the times of a program from measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
-        complete = complete and (profile is None or keys.matmuls in known)
+        complete = complete and (keys.matmuls in known or not _is_by_profile(compiled))
         captured, matmuls = (known.get(key, (0.0, None)) for key in (keys.program, keys.matmuls))
         return cls(profile, captured, matmuls, engines, complete, _least(compiled, profile))
 
@@ -225,6 +227,25 @@ class Times:
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
         return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
+
+
+Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
+
+
+def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[Times]) -> Mapping[str, Rows]:
+    """Return the engines that are slower than PyTorch in these profiles, with their times; of those for all profiles
+    the ones that are slower in each."""
+    slower = dict[str, Rows]()
+    for times in asked:
+        for name, pair in times.slower.items():
+            slower.setdefault(name, []).append((times, pair))
+    shared = {segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None}
+    return {name: rows for name, rows in slower.items() if name not in shared or len(rows) == len(found)}
+
+
+def _is_by_profile(compiled: Compiled) -> bool:
+    """Return whether engines are of one profile each."""
+    return any(segment.profile is not None for segment in compiled.partitioned.segments)
 
 
 def _slower(times: Mapping[str, Pair], least: float) -> dict[str, tuple[float, float]]:

@@ -191,9 +191,14 @@ class ProfileTimes(Times):
 @pytest.fixture(scope="module")
 def by_profile() -> tuple[Compiled, Choose]:
     """A program and its stage, with an engine for single rows and one for several, which read weights in place."""
+    return caching(pipeline.shared_weights(64), pipeline.engine_per_profile())
+
+
+def caching(*more: Any) -> tuple[Compiled, Choose]:
     compile = pipeline.default(min_block_size=1, torch_executed_ops={"aten.sort"}, load_built_engines=True)
-    compile = compile.insert(pipeline.engine_per_profile(), after="partition")
-    compile = compile.insert(pipeline.shared_weights(64), after="partition").replace("build", noted)
+    for stage in reversed(more):
+        compile = compile.insert(stage, after="partition")
+    compile = compile.replace("build", noted)
     profiles = [{"x": {1: 1}}, {"x": {1: torch.export.Dim("rows", min=2, max=8)}}]
     args = torch.rand(1, 4, 8), torch.tensor(0)
     compile = compile.replace("load", as_is).replace("choose", as_is)
@@ -238,6 +243,16 @@ def test_the_engines_of_a_profile_are_segments_of_pytorch(
     again = evolve(stage, timer=(fresh := ProfileTimes({})), kept=store)(program)
     assert again.partitioned.segments == found.partitioned.segments and not fresh.asked
     check_values(found, tmp_path)
+
+
+def test_engines_for_all_profiles_are_replaced_if_they_are_slow_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "LARGE", 0)
+    program, stage = caching()
+    for slow, captured, left in (({0}, 99.0, 2), ({0, 1}, 99.0, 0), ({0}, 2.5, 2), ({0, 1}, 2.5, 0)):
+        times = ProfileTimes(dict.fromkeys(slow, 2.0), captured=captured)
+        found = evolve(stage, timer=times)(program)
+        assert len(found.engines) == left, f"slow in {slow}"
+        assert (found.program.graph is program.program.source.graph) == (captured < 3 and slow == {0, 1})
 
 
 def test_segments_that_run_in_a_profile_are_measured(
