@@ -56,7 +56,12 @@ def whole_rows(data: dict[str, Any]) -> Iterator[list[str]]:
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
         of = {row["method"]: row for row in rows if (row["model"], row["batch"]) == (model, batch)}
         times = (of.get(method) for method in BESIDE.values())
-        yield [model, str(batch), *(f"{r['token_ms']:.3g} / {r['prompt_ms']:.3g}" if r else "" for r in times)]
+        yield [model, str(batch), *(f"{_three(r['token_ms'])} / {_three(r['prompt_ms'])}" if r else "" for r in times)]
+
+
+def _three(number: float) -> str:
+    """A number with three digits at least, without an exponent."""
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def key(row: dict[str, Any]) -> Key:
@@ -103,7 +108,7 @@ def table_rows(data: dict[str, Any]) -> Iterator[list[str]]:
     """Yield a row of the page's table for each row of a result."""
     for row in data.get("sharded", []):
         model = row["model"] + (f", {row['layers']} layers" if row["layers"] else "")
-        times = [f"{row[name]:.3g}" if row.get(name) else "" for name in ("token_ms", "token_nccl_ms", "prompt_ms")]
+        times = [_three(row[name]) if row.get(name) else "" for name in ("token_ms", "token_nccl_ms", "prompt_ms")]
         said = [f"{row['share_of_copies']:.0%}", row.get("tokens_as_one_gpu", "")]
         method = row["method"] + (f", {row['engines']} engines" if row.get("engines") else "")
         yield [model, str(row["batch"]), str(row["prompt"]), method, *times, *said]
