@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 def failures(cases: Sequence[Case], folder: Path, backend: str, gpus: Sequence[int]) -> str:
     """What failed, by case."""
-    found = run_in_ranks(cases, 2, folder, backend, gpus)
+    found = run_in_ranks(cases, 2, folder, backend, gpus, longest=120)
     return "\n".join(f"{name}: {why}" for name, why in found.items() if why)
 
 
