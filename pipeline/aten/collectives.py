@@ -34,6 +34,21 @@ def is_wait(node: torch.fx.Node) -> bool:
     return is_collective(node) and node.target is torch.ops._c10d_functional.wait_tensor.default
 
 
+def follows_the_last(node: torch.fx.Node) -> bool:
+    """Return whether a collective needs the result of the last one before it in its graph, if there is one."""
+    before = None
+    for each in node.graph.nodes:
+        if each is node:
+            break
+        before = each if is_collective(each) and not is_wait(each) else before
+    seen, left = {node}, [node]
+    while left and before is not None and before not in seen:
+        new = {*left.pop().all_input_nodes} - seen
+        seen |= new
+        left += new
+    return before is None or before in seen
+
+
 def groups_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """Return the names of the groups of ranks that the collectives among nodes join, in order."""
     found = [name for node in nodes if is_collective(node) and (name := _group(node))]

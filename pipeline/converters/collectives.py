@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.collectives import BETWEEN_ENGINES, groups_of
+from pipeline.aten.collectives import BETWEEN_ENGINES, follows_the_last, groups_of
 from pipeline.aten.support import Rejection
 from pipeline.converters.binding import converts
 from pipeline.impl import base
@@ -41,6 +41,10 @@ def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejectio
         return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
     if "nccl" not in (backend := backend_of(groups[0])):
         return Rejection(f"an engine's collectives take NCCL, and the process group has {backend or 'no backend'}")
+    if not follows_the_last(node):
+        return Rejection(
+            "ranks call collectives in one order, and an engine has none for those that need no other's result"
+        )
     return _has_layer(node)
 
 

@@ -140,20 +140,34 @@ class Reduced(nn.Module):
     """Collectives as users write them: they write to a tensor."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The largest of all ranks, the sum, this rank's rows of it, and the tensors of all."""
-        largest, total, rows = x * 1, x * 1, x.new_empty(x.shape[0] // 2, *x.shape[1:])
+        """The largest of all ranks, the sum of these and x, this rank's rows of its sum, and those of all."""
+        largest = x * 1
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        total = largest + x
         dist.all_reduce(total)
-        dist.reduce_scatter_tensor(rows, x)
-        every = x.new_empty(2 * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(every, x)
+        rows = x.new_empty(x.shape[0] // 2, *x.shape[1:])
+        dist.reduce_scatter_tensor(rows, total)
+        every = torch.empty_like(x)
+        dist.all_gather_into_tensor(every, rows)
         return largest, total, rows, every
 
     @staticmethod
     def expected(every: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
         """What a rank gets."""
-        total = every.sum(0).to(every.dtype)
-        return every.amax(0), total, total.chunk(2)[rank], every.flatten(0, 1)
+        largest = every.amax(0)
+        total = (every + largest).sum(0).to(every.dtype)
+        return largest, total, 2 * total.chunk(2)[rank], 2 * total
+
+
+class Apart(nn.Module):
+    """Two collectives, neither of which needs the other's result."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks, and the largest."""
+        largest, total = x * 1, x * 1
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(total)
+        return largest + total
 
 
 def in_engines() -> Any:
@@ -181,6 +195,11 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     assert why in str(compile.until("partition")(pipeline.capture(model, (ROWS,))))
     if not CAPABILITIES.collectives:
         return
+    with in_engines():
+        apart = INSIDE(Apart(), (torch.ones(3),))
+    assert not apart.networks
+    assert "ranks call collectives in one order" in str(apart.coverage)
+    torch.testing.assert_close(run(apart)(torch.ones(3) * rank), torch.ones(3) * 2)
     with pytest.raises(pipeline.ExecutionError, match="a process group of NCCL, and '0' is of gloo"):
         communicator("0")
     with in_engines():
