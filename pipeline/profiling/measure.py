@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -220,7 +219,8 @@ def segment_costs(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
-    """Return the median cost of each program's segments that run in calls with these inputs, one after the other.
+    """Return the least cost of each program's segments that run in calls with these inputs, one after the other in
+    turns: other processes on the GPU only make calls longer.
 
     With ``cuda_graphs`` they are those in a program's CUDA graph, where the host launches nothing.
 
@@ -235,17 +235,18 @@ def segment_costs(
             call.warm(module, min(runs, WARMUP))
         with turn():
             recorded = [each.settings.cuda_graphs for each in programs]
-            graphs = [_replay_times(m, call, runs) if on else [] for m, on in zip(modules, recorded, strict=True)]
+            graphs = [_graph_of(m, call) if on else None for m, on in zip(modules, recorded, strict=True)]
+            replays = _replay_times(graphs, runs)
             found = [_instrumented(module) for module in modules]
             for _ in range(runs + 1):
                 for module in modules:
                     call(module)
                     torch.cuda.synchronize()
     costs = (
-        {name: SegmentCost(median(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items() if a.marks}
+        {name: SegmentCost(min(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items() if a.marks}
         for aheads in found
     )
-    return [_shared(*row) for row in zip(costs, graphs, strict=True)]
+    return [_shared(*row) for row in zip(costs, replays, strict=True)]
 
 
 def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
@@ -254,11 +255,11 @@ def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping
     total = sum(cost.gpu for cost in costs.values())
     if not times or not total:
         return costs
-    return {name: SegmentCost(median(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
+    return {name: SegmentCost(min(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
 
 
-def _replay_times(module: ProgramModule, call: Call, runs: int) -> list[float]:
-    """Return the milliseconds of replays of a CUDA graph of the call; none if it cannot be captured."""
+def _graph_of(module: ProgramModule, call: Call) -> torch.cuda.CUDAGraph | None:
+    """Capture a call in a CUDA graph; None if that fails."""
     graph = torch.cuda.CUDAGraph()
     try:
         with (
@@ -268,13 +269,20 @@ def _replay_times(module: ProgramModule, call: Call, runs: int) -> list[float]:
             call(module)
     except Exception as error:
         log.info("a call that is measured cannot be captured: %s", error)
-        return []
-    marks = []
+        return None
+    return graph
+
+
+def _replay_times(graphs: Sequence[torch.cuda.CUDAGraph | None], runs: int) -> list[list[float]]:
+    """Return the milliseconds of replays of each graph, in turns."""
+    marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in graphs]
     for run in range(2 * runs):
-        start = mark()
-        graph.replay()
-        marks += [(start, mark())] * (run >= runs)
-    return elapsed(marks)
+        for graph, own in zip(graphs, marks, strict=True):
+            if graph is not None:
+                start = mark()
+                graph.replay()
+                own += [(start, mark())] * (run >= runs)
+    return [elapsed(own) for own in marks]
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

@@ -55,26 +55,23 @@ class Keys:
     """The keys of a program's measurements, digests of everything that times depend on but the GPU and the versions.
 
     program: that of the captured graph with its sizes: the time of the fastest mixture of engines and PyTorch, and that
-        of the captured operators in PyTorch. matmuls: the same, and that with matmuls by weights in PyTorch.
-        engines: by name, that of a network's structure without its names. Those of a profile are of its calls, and of
-        the engines that run in them.
+        of another form. engines: by name, that of a network's structure without its names. Those of a profile are of
+        its calls, and of the engines that run in them.
     """
 
     program: str
-    matmuls: str
     engines: Mapping[str, str] = field(factory=FrozenDict)
 
     @classmethod
-    def of(cls, compiled: Compiled, profile: int | None = None) -> Keys:
-        """Compute the keys of a compiled program, or of one of its profiles."""
+    def of(cls, compiled: Compiled, profile: int | None = None, form: str = "program") -> Keys:
+        """Compute the keys of a compiled program, or of one of its profiles; ``form`` is the name of the other form."""
         around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         own = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
         forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in own}
         engines = {name: digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
         captured = compiled.program.source or compiled.program
-        program, matmuls = (digest(f"{around}\n{form}\n{captured}") for form in ("program", "matmuls"))
-        return cls(program, matmuls, FrozenDict(engines))
+        return cls(digest(f"{around}\n{form}\n{captured}"), FrozenDict(engines))
 
 
 def _around(settings: CompilationSettings) -> str:

@@ -26,7 +26,7 @@ from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
-from pipeline.stages.matmuls_in_torch import because, by_profile, matmuls_in_torch
+from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
@@ -97,14 +97,16 @@ class Choose:
         return fastest
 
     def _fastest(self, compiled: Compiled) -> Compiled:
+        another = cache(lambda: self._another(compiled))
         profiles = range(len(compiled.program.profiles)) or (None,)
-        matmuls = cache(lambda: self._matmuls(compiled))
-        found = [self._times(compiled, profile, matmuls) for profile in profiles]
-        if all(times.is_faster(times.captured) for times in found):
-            reason = joined([times.reason("the program", times.captured) for times in found])
-            log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.captured for t in found))
+        found = [self._times(compiled, profile, another) for profile in profiles]
+        split = [times for times in found if times.another_is_faster]
+        by_profiles = _is_by_profile(compiled)
+        if not by_profiles and split == found:
+            reason = joined([times.reason("the program", times.whole) for times in found])
+            log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.whole for t in found))
             return captured_in_torch(compiled, reason)
-        split = [times for times in found if times.is_faster(times.matmuls)]
+        split = split if by_profiles else []
         slower = _slower_in_all(compiled, found, [times for times in found if times not in split])
         mixed = compiled
         if slower:
@@ -113,68 +115,58 @@ class Choose:
             log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pairs))
             reasons = {n: joined([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()}
             mixed = in_torch(compiled, reasons)
-        if split and (other := matmuls()) is not None:
-            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.matmuls for t in split))
+        if split and (other := another()) is not None:
+            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.whole for t in split))
             how = "with matmuls by weights in PyTorch"
-            reason = joined([times.reason("the program", times.matmuls, how) for times in split])
+            reason = joined([times.reason("the program", times.whole, how) for times in split])
             mixed = by_profile({t.profile or 0: because(other, reason) if t in split else mixed for t in found})
         if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed
 
-    def _matmuls(self, compiled: Compiled) -> Compiled | None:
-        """Return the program with matmuls by weights in PyTorch; None if it has none, or cannot be compiled so."""
+    def _another(self, compiled: Compiled) -> Compiled | None:
+        """Return the program as it was captured, in PyTorch; or, where profiles have engines of their own, with matmuls
+        by weights in PyTorch. None if there is no such form."""
         try:
-            return matmuls_in_torch(compiled, self.before or STAGES)
+            if _is_by_profile(compiled):
+                return matmuls_in_torch(compiled, self.before or STAGES)
+            return captured_in_torch(compiled, TRIAL)
         except (ValueError, PipelineError) as error:
-            log.info("matmuls by weights are not compared with PyTorch: %s", error)
+            log.info("the program is compared in two forms: %s", error)
             return None
 
-    def _times(self, compiled: Compiled, profile: int | None, matmuls: Callable[[], Compiled | None]) -> Times:
+    def _times(self, compiled: Compiled, profile: int | None, another: Callable[[], Compiled | None]) -> Times:
         """Return the times of a program's forms in calls of a profile: those that are kept, or new ones."""
-        keys = Keys.of(compiled, profile)
+        keys = Keys.of(compiled, profile, "matmuls" if _is_by_profile(compiled) else "program")
         known = self.kept.load(compiled.settings.compute_capabilities)
         times = Times.of(compiled, profile, keys, known)
-        if not _is_here(compiled) or times.complete or times.is_faster(times.captured):
+        if not _is_here(compiled) or times.complete or times.another_is_faster:
             return times
-        found = self._measured(compiled, profile, keys)
-        if _is_by_profile(compiled):
-            found = {**found, keys.matmuls: (found[keys.program][0], self._total(compiled, matmuls(), profile))}
+        found = self._measured(compiled, profile, keys, another())
         self.kept.save(found)
         return Times.of(compiled, profile, keys, {**found, **known})
 
-    def _total(self, compiled: Compiled, other: Compiled | None, profile: int | None) -> float | None:
-        """Measure a call of another form; None if there is none, or if it does not run."""
-        if other is None:
-            return None
-        _free_memory()
-        try:
-            _, costs = self.timer((compiled, other), profile)
-        except Exception as error:
-            log.info("the program does not run with matmuls in PyTorch: %s", error)
-            return None
-        return round(sum(cost.most for cost in costs.values()), 4)
-
-    def _measured(self, compiled: Compiled, profile: int | None, keys: Keys) -> Mapping[str, Pair]:
-        """Measure a program, its operators in PyTorch, and what was captured in PyTorch."""
-        trial = Rejection("it is measured in PyTorch")
-        other = in_torch(compiled, dict.fromkeys(keys.engines, trial))
+    def _measured(
+        self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
+    ) -> Mapping[str, Pair]:
+        """Measure a program, its operators in PyTorch, and another form."""
+        other = in_torch(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
-            if not _is_by_profile(compiled):  # else another form has fewer operators
-                ours, theirs, whole = self.timer((compiled, other, captured_in_torch(compiled, trial)), profile)
+            if another is not None:
+                ours, theirs, whole = self.timer((compiled, other, another), profile)
         except Exception as error:
-            log.info("the captured program does not run in PyTorch: %s", error)
+            log.info("a form of the program does not run: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
             ours, theirs = self.timer((compiled, other), profile)
-        captured = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
+        total = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
         rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
         before, after = _sums(_slower(pairs, _least(compiled, profile)))
         others = sum(cost.most for name, cost in theirs.items() if name in ours)
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
-        return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, captured)}
+        return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
 
 def _least(compiled: Compiled, profile: int | None) -> float:
@@ -188,16 +180,14 @@ def _free_memory() -> None:
 
 @frozen
 class Times:
-    """The milliseconds of a program's forms in calls of a profile. ``captured``: of the fastest mixture of engines and
-    PyTorch, and of the captured program; ``matmuls``: of the same, and of that with matmuls by weights in PyTorch;
-    ``engines``: of each engine, and of its operators in PyTorch.
+    """The milliseconds of a program's forms in calls of a profile: ``whole``, of the fastest mixture of engines and
+    PyTorch, and of another form; ``engines``, of each engine, and of its operators in PyTorch.
 
     complete: whether all are known. least: the milliseconds that a form has to gain.
     """
 
     profile: int | None
-    captured: Pair
-    matmuls: Pair
+    whole: Pair
     engines: Mapping[str, Pair]
     complete: bool
     least: float
@@ -207,13 +197,12 @@ class Times:
         """Take the times of a program from measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
-        complete = complete and (keys.matmuls in known or not _is_by_profile(compiled))
-        captured, matmuls = (known.get(key, (0.0, None)) for key in (keys.program, keys.matmuls))
-        return cls(profile, captured, matmuls, engines, complete, _least(compiled, profile))
+        return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _least(compiled, profile))
 
-    def is_faster(self, pair: Pair) -> bool:
-        """Return whether a form is faster than the fastest mixture."""
-        ours, theirs = pair
+    @property
+    def another_is_faster(self) -> bool:
+        """Return whether the other form is faster than the fastest mixture."""
+        ours, theirs = self.whole
         return theirs is not None and _gains(ours, theirs, self.least)
 
     @property

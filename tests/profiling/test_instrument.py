@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 from pipeline.profiling import measure
@@ -94,3 +95,29 @@ def test_layers_are_recorded_run_by_run(monkeypatch: Any) -> None:
     assert measure.recorded(run, Context(recorder), recorder, [3], None) == [3]  # type: ignore[arg-type]
     measure.recorded(lambda inputs, turn: inputs, Context(recorder), recorder, [], None)  # type: ignore[arg-type]
     assert recorder.runs == [[("relu", 0.5)], [("conv", 0.25)]]
+
+
+class Replayed:
+    """A graph that takes so many milliseconds in each replay, on the fixture's clock."""
+
+    def __init__(self, name: str, times: list[float], log: list[str], clock: list[float]) -> None:
+        self.name, self.times, self.log, self.clock = name, times, log, clock
+
+    def replay(self) -> None:
+        self.log.append(self.name)
+        self.clock[0] += self.times[self.log.count(self.name) - 1]
+
+
+def test_forms_are_replayed_in_turns_and_their_least_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, clock = list[str](), [0.0]
+    monkeypatch.setattr(measure, "mark", lambda: clock[0])
+    monkeypatch.setattr(measure, "elapsed", lambda marks: [end - start for start, end in marks])
+    graphs: Any = [Replayed("a", [9, 9, 7, 2, 5], order, clock), None, Replayed("b", [1, 1, 8, 8, 3], order, clock)]
+    times = measure._replay_times(graphs, 2)
+    assert order == ["a", "b"] * 4 and times == [[7, 2], [], [8, 8]]
+    costs = {"engine_0": measure.SegmentCost(3.0, 1.0), "torch_1": measure.SegmentCost(1.0, 1.0)}
+    assert {name: cost.most for name, cost in measure._shared(costs, times[0]).items()} == {
+        "engine_0": 1.5,
+        "torch_1": 0.5,
+    }
+    assert measure._shared(costs, times[1]) == costs

@@ -182,10 +182,11 @@ class ProfileTimes(Times):
         found = super().__call__(programs, profile)
         slow = 2.0 if profile in self.slow else 0.5
         ran = [{s.name for s in each.partitioned.segments if s.runs_in(profile)} for each in programs]
-        if len(ran[1]) > len(ran[0]):
-            return [{}, {name: SegmentCost(self.split.get(profile or 0, 99.0) / len(ran[1]), 0.0) for name in ran[1]}]
         rows = [{n: c for n, c in costs.items() if n in names} for costs, names in zip(found, ran, strict=True)]
-        return [{n: SegmentCost(slow, 0.1) if n.startswith("engine") else c for n, c in row.items()} for row in rows]
+        forms = [{n: SegmentCost(slow, 0.1) if n.startswith("engine") else c for n, c in row.items()} for row in rows]
+        if programs[-1].engines and len(programs) == 3:
+            forms[2] = dict.fromkeys(ran[2], SegmentCost(self.split.get(profile or 0, 99.0) / len(ran[2]), 0.0))
+        return forms
 
 
 @pytest.fixture(scope="module")
