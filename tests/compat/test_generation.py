@@ -381,3 +381,5 @@ def test_what_is_no_language_model_is_told() -> None:
         compile_for_generation(torch.nn.Linear(2, 2), max_cache_len=4)
     with pytest.raises(TypeError, match=r"takes no 'max_batchsize': did you mean max_batch\?"):
         compile_for_generation(families.model("llama"), max_cache_len=4, max_batchsize=4)
+    with pytest.raises(TypeError, match=r"compile was given, and the settings cuda_graphs, which it would not read"):
+        compile_for_generation(families.model("llama"), max_cache_len=4, compile=pipeline.default(), cuda_graphs=True)

@@ -118,7 +118,7 @@ def _over_programs(
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
     """Return the pipeline: the default one with ``settings`` if none is given. Raise a `TypeError` if ``model`` is no
-    language model, or if a setting is a misspelled argument of `compile_for_generation`."""
+    language model, if a setting is a misspelled argument of `compile_for_generation`, or if both are given."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
@@ -134,6 +134,9 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     if compile is not None and not isinstance(compile, Pipeline):
         due = "expected a pipeline, such as pipeline.default(); settings are given by name"
         raise TypeError(f"compile is {kind_of(compile)}, {due}")
+    if compile is not None and settings:
+        why = f"compile was given, and the settings {', '.join(settings)}, which it would not read"
+        raise TypeError(f"{why}: expected either, such as compile=pipeline.default({next(iter(settings))}=…)")
     return pipeline.defaults.default(**settings) if compile is None else compile
 
 
