@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -26,11 +24,7 @@ from pipeline.runtime.module import ProgramModule
 from pipeline.runtime.run_context import SegmentRunner, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
-log = logging.getLogger(__name__)
-
-RUNS, FEW, LEAST, WARMUP = 50, 9, 3, 10
-ENOUGH = 0.3
-"""The seconds after which a call is not repeated to compare segments, but for the least number of times."""
+RUNS, WARMUP = 50, 10
 
 
 def profile(
@@ -185,104 +179,18 @@ def instrumentable(compiled: Compiled) -> ProgramModule:
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
     """Return the milliseconds of each segment in each run; the module stays slower afterwards."""
-    found = _instrumented(module)
+    found = instrumented(module)
     for _ in range(runs + 1):
         call(module)
         torch.cuda.synchronize()
     return {name: elapsed(ahead.marks) for name, ahead in found.items()}
 
 
-def _instrumented(module: ProgramModule) -> Mapping[str, Ahead]:
+def instrumented(module: ProgramModule) -> Mapping[str, Ahead]:
     """Return a timer for each segment that later calls of a module run."""
     found: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(found[segment.name], run))
     return found
-
-
-@frozen
-class SegmentCost:
-    """The milliseconds of a segment: on the GPU, and of the host to launch it."""
-
-    gpu: float
-    host: float
-
-    @property
-    def most(self) -> float:
-        """Return the time of a call without a CUDA graph."""
-        return max(self.gpu, self.host)
-
-
-def segment_costs(
-    programs: Sequence[Compiled],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-    runs: int = FEW,
-) -> list[Mapping[str, SegmentCost]]:
-    """Return the least cost of each program's segments that run in calls with these inputs, one after the other in
-    turns: other processes on the GPU only make calls longer.
-
-    With ``cuda_graphs`` they are those in a program's CUDA graph, where the host launches nothing.
-
-    turn: makes the context within which they are measured, after engines are loaded and kernels compiled.
-    """
-    call = Call(args, kwargs)
-    with torch.no_grad():
-        modules = [instrumentable(each) for each in programs]
-        longest = max(call.warm(module, LEAST) for module in modules)
-        runs = min(runs, max(LEAST, int(ENOUGH / longest)))
-        for module in modules:
-            call.warm(module, min(runs, WARMUP))
-        with turn():
-            recorded = [each.settings.cuda_graphs for each in programs]
-            graphs = [_graph_of(m, call) if on else None for m, on in zip(modules, recorded, strict=True)]
-            replays = _replay_times(graphs, runs)
-            found = [_instrumented(module) for module in modules]
-            for _ in range(runs + 1):
-                for module in modules:
-                    call(module)
-                    torch.cuda.synchronize()
-    costs = (
-        {name: SegmentCost(min(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items() if a.marks}
-        for aheads in found
-    )
-    return [_shared(*row) for row in zip(costs, replays, strict=True)]
-
-
-def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
-    """Return the costs of segments in a CUDA graph: its time, divided as the time of a call without one; the same costs
-    if there is no graph."""
-    total = sum(cost.gpu for cost in costs.values())
-    if not times or not total:
-        return costs
-    return {name: SegmentCost(min(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
-
-
-def _graph_of(module: ProgramModule, call: Call) -> torch.cuda.CUDAGraph | None:
-    """Capture a call in a CUDA graph; None if that fails."""
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with (
-            torch.cuda.stream(torch.cuda.current_stream()),  # which is current again if the capture fails
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        ):
-            call(module)
-    except Exception as error:
-        log.info("a call that is measured cannot be captured: %s", error)
-        return None
-    return graph
-
-
-def _replay_times(graphs: Sequence[torch.cuda.CUDAGraph | None], runs: int) -> list[list[float]]:
-    """Return the milliseconds of replays of each graph, in turns."""
-    marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in graphs]
-    for run in range(2 * runs):
-        for graph, own in zip(graphs, marks, strict=True):
-            if graph is not None:
-                start = mark()
-                graph.replay()
-                own += [(start, mark())] * (run >= runs)
-    return [elapsed(own) for own in marks]
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]

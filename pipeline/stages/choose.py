@@ -21,8 +21,9 @@ from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
-from pipeline.profiling.measure import SegmentCost, segment_costs
+from pipeline.profiling.measure import Call
 from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
+from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, port
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
@@ -30,7 +31,7 @@ from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
-from pipeline.verification.samples import optimal_sizes, sample
+from pipeline.verification.samples import sample, usual_sizes
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ profile: the steps of a language model are many."""
 
 class Timer(Protocol):
     """A function that measures the segments of programs in calls with the same inputs on this GPU, by name: of the
-    optimal sizes, or of those of a profile."""
+    usual sizes, or of those of a profile."""
 
     def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]: ...
 
@@ -57,11 +58,11 @@ def measured(
     profile: int | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure segments in calls at the optimal sizes; ``turn`` as for `segment_costs`."""
-    program = programs[0].program
-    args, kwargs = sample(program, optimal_sizes(program, profile)).arguments(program, torch.device("cuda"))
+    """Measure segments in calls of the usual sizes; ``turn`` as for `segment_costs`."""
+    program, cuda = programs[0].program, torch.device("cuda")
+    calls = [Call(*sample(program, sizes).arguments(program, cuda)) for sizes in usual_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
-        return segment_costs(programs, args, kwargs, turn)
+        return segment_costs(programs, calls, turn)
 
 
 @frozen

@@ -114,13 +114,16 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
     return sorted(found.values(), key=lambda row: list(ENDS).index(row[0]))
 
 
-def optimal_sizes(program: Program, profile: int | None = None) -> dict[str, int]:
-    """Return the sizes that engines are tuned for, in a profile of the program if it is given."""
-    if profile is None:
-        return _feasible(program, ENDS["optimal"])
-    narrowed, symbols = program.profiles[profile], program.shapes.symbols
+def usual_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
+    """Return the sizes that engines are tuned for, in a profile of the program if it is given; and a quarter of those
+    that are the largest, whose calls may have any size."""
+    narrowed = {} if profile is None else program.profiles[profile]
+    symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
-    return _feasible(evolve(program, shapes=evolve(program.shapes, symbols=FrozenDict(own))), ENDS["optimal"])
+    program = evolve(program, shapes=evolve(program.shapes, symbols=FrozenDict(own)))
+    smaller = _feasible(program, lambda r: max(r.min, r.opt // 4) if r.opt == r.max else r.opt)
+    optimal = _feasible(program, ENDS["optimal"])
+    return [optimal] if smaller == optimal or profile is None else [optimal, smaller]
 
 
 def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import nn
 import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
-from pipeline.profiling.measure import SegmentCost
+from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.stages import choose, matmuls_in_torch
 from tests.compat import families
 

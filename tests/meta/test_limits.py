@@ -65,7 +65,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "runtime": (5_090, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_660, ("verification/",)),
-    "profiles": (990, ("profiling/",)),
+    "profiles": (1_030, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
     "command line": (1_840, ("cli/",)),
     "tests of converters": (4_590, ("testing/",)),

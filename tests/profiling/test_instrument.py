@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.profiling import measure
+from pipeline.profiling import measure, segment_costs
 from tests.viewing.models import fallbacks
 
 
@@ -68,10 +68,10 @@ def test_the_gpu_is_busy_for_as_long_as_the_host_took(monkeypatch: Any) -> None:
 
 
 def test_segments_share_the_time_of_a_graph() -> None:
-    costs = {"engine_0": measure.SegmentCost(1.0, 0.2), "torch_1": measure.SegmentCost(3.0, 9.0)}
-    found = {"engine_0": measure.SegmentCost(0.5, 0.0), "torch_1": measure.SegmentCost(1.5, 0.0)}
-    assert measure._shared(costs, [2.0, 2.0, 8.0]) == found
-    assert measure._shared(costs, []) is costs
+    costs = {"engine_0": segment_costs.SegmentCost(1.0, 0.2), "torch_1": segment_costs.SegmentCost(3.0, 9.0)}
+    found = {"engine_0": segment_costs.SegmentCost(0.5, 0.0), "torch_1": segment_costs.SegmentCost(1.5, 0.0)}
+    assert segment_costs._shared(costs, [2.0, 2.0, 8.0]) == found
+    assert segment_costs._shared(costs, []) is costs
 
 
 class Context:
@@ -110,14 +110,14 @@ class Replayed:
 
 def test_forms_are_replayed_in_turns_and_their_least_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
     order, clock = list[str](), [0.0]
-    monkeypatch.setattr(measure, "mark", lambda: clock[0])
-    monkeypatch.setattr(measure, "elapsed", lambda marks: [end - start for start, end in marks])
+    monkeypatch.setattr(segment_costs, "mark", lambda: clock[0])
+    monkeypatch.setattr(segment_costs, "elapsed", lambda marks: [end - start for start, end in marks])
     graphs: Any = [Replayed("a", [9, 9, 7, 2, 5], order, clock), None, Replayed("b", [1, 1, 8, 8, 3], order, clock)]
-    times = measure._replay_times(graphs, 2)
+    times = segment_costs._replay_times(graphs, 2)
     assert order == ["a", "b"] * 4 and times == [[7, 2], [], [8, 8]]
-    costs = {"engine_0": measure.SegmentCost(3.0, 1.0), "torch_1": measure.SegmentCost(1.0, 1.0)}
-    assert {name: cost.most for name, cost in measure._shared(costs, times[0]).items()} == {
+    costs = {"engine_0": segment_costs.SegmentCost(3.0, 1.0), "torch_1": segment_costs.SegmentCost(1.0, 1.0)}
+    assert {name: cost.most for name, cost in segment_costs._shared(costs, times[0]).items()} == {
         "engine_0": 1.5,
         "torch_1": 0.5,
     }
-    assert measure._shared(costs, times[1]) == costs
+    assert segment_costs._shared(costs, times[1]) == costs

@@ -15,14 +15,15 @@ from torch import nn
 import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
-from pipeline.profiling import measure
-from pipeline.profiling.measure import SegmentCost
+from pipeline.export_fixes.requests import Tuned
+from pipeline.profiling import measure, segment_costs
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
+from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.records.sharding import Sharding
 from pipeline.stages import choose, matmuls_in_torch
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
-from pipeline.verification.samples import optimal_sizes, sample
+from pipeline.verification.samples import sample, usual_sizes
 from tests.verification.test_loading import noted
 
 
@@ -200,7 +201,7 @@ def caching(*more: Any) -> tuple[Compiled, Choose]:
     for stage in reversed(more):
         compile = compile.insert(stage, after="partition")
     compile = compile.replace("build", noted)
-    profiles = [{"x": {1: 1}}, {"x": {1: torch.export.Dim("rows", min=2, max=8)}}]
+    profiles = [{"x": {1: 1}}, {"x": {1: Tuned("rows", 2, 8, 8)}}]
     args = torch.rand(1, 4, 8), torch.tensor(0)
     compile = compile.replace("load", as_is).replace("choose", as_is)
     made = compile(Caching().eval(), args, profiles=profiles)
@@ -267,14 +268,15 @@ def test_segments_that_run_in_a_profile_are_measured(
         "busy": lambda cycles: None,
         "_on_gpu": lambda value: value,
     }.items():
-        monkeypatch.setattr(measure, name, instead)
+        for module in (measure, segment_costs):
+            monkeypatch.setattr(module, name, instead, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     program = by_profile[0]
-    for profile, rows in ((0, 1), (1, 4)):
-        sizes = optimal_sizes(program.program, profile)
-        assert [*sizes.values()] == [rows]
-        args, kwargs = sample(program.program, sizes).arguments(program.program, torch.device("cpu"))
-        [costs] = measure.segment_costs([program], args, kwargs)
+    for profile, rows in ((0, [1]), (1, [8, 2])):
+        sizes = usual_sizes(program.program, profile)
+        assert [size for each in sizes for size in each.values()] == rows
+        arguments = (sample(program.program, each).arguments(program.program, torch.device("cpu")) for each in sizes)
+        [costs] = segment_costs.segment_costs([program], [measure.Call(*each) for each in arguments])
         assert {*costs} == {s.name for s in program.partitioned.segments if s.runs_in(profile)}
 
 
