@@ -44,7 +44,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "exports by transformers": (90, ("compat/transformers/exporters.py",)),
-    "language models of transformers": (3_460, ("compat/transformers/",)),
+    "language models of transformers": (3_470, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
         2_180,
         (
