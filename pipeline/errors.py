@@ -361,7 +361,7 @@ def folder_of(package: str) -> str:
 def require(package: str, extra: str) -> None:
     """Raise an ``ImportError`` that names the extra to install, if a package is not there."""
     if importlib.util.find_spec(package) is None:
-        raise ImportError(f'{package} is not installed: pip install "tensorrt-pipeline[{extra}]"', name=package)
+        raise ImportError(f'{package} is not installed: pip install "stagewright[{extra}]"', name=package)
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -44,7 +44,7 @@ def generated(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
     logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it, and it logs what it cannot load
     try:
-        (compile_for_generation,) = [each.load() for each in entry_points(group=GROUP, name="transformers")] or [None]
+        compile_for_generation = next((p.load() for p in entry_points(group=GROUP, name="transformers")), None)
     except ImportError as error:  # it names the extra
         raise UsageError(str(error)) from None
     if compile_for_generation is None:

@@ -37,7 +37,7 @@ def cache_folder(name: str) -> Path:
     """Return a folder of the user's cache, or of the one that ``PIPELINE_CACHE`` names: ``runtime`` for kernels,
     ``engines`` for engines."""
     chosen = os.environ.get("PIPELINE_CACHE")
-    return (Path(chosen) if chosen else platformdirs.user_cache_path("tensorrt-pipeline")) / name
+    return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
 
 
 def default_directory() -> Path:

@@ -43,7 +43,7 @@ def test_the_folder_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path))
     assert pipeline.DiskStore().folder == tmp_path / "engines" == cache_folder("engines")
     monkeypatch.delenv("PIPELINE_CACHE")
-    assert pipeline.DiskStore().folder.parts[-2:] == ("tensorrt-pipeline", "engines")
+    assert pipeline.DiskStore().folder.parts[-2:] == ("stagewright", "engines")
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:

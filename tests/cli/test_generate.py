@@ -28,15 +28,18 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file with the entry points of pyproject.toml, as a fresh installation has it."""
+    """A folder with the entry points of pyproject.toml, as an installation has them, also under the name before 0.2:
+    pip does not remove that one."""
     entries = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    made = tmp_path_factory.mktemp("site") / "tensorrt_pipeline-0.dist-info"
-    made.mkdir()
-    (made / "METADATA").write_text("Name: tensorrt-pipeline\nVersion: 0\n", encoding="utf-8")
-    rows = (f"{name} = {target}" for name, target in entries["project"]["entry-points"][GROUP].items())
-    (made / "entry_points.txt").write_text("\n".join((f"[{GROUP}]", *rows)), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(made.parent))
-    return made / "entry_points.txt"
+    rows = [f"{name} = {target}" for name, target in entries["project"]["entry-points"][GROUP].items()]
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("tensorrt_pipeline", "stagewright"):
+        made = folder / f"{name}-0.dist-info"
+        made.mkdir()
+        (made / "METADATA").write_text(f"Name: {name}\nVersion: 0\n", encoding="utf-8")
+        (made / "entry_points.txt").write_text("\n".join((f"[{GROUP}]", *rows)), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -95,7 +98,8 @@ def test_other_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_entry_point_is_said(folder: Path, installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    installed.unlink()
+    for entries in installed.glob("*/entry_points.txt"):
+        entries.unlink()
     assert main(["generate", str(folder), "--prompt-ids", "5"]) == 2
     assert "no entry point transformers of pipeline.generation is installed: pip install ." in capsys.readouterr().err
 

@@ -25,7 +25,7 @@ def run(*command: object) -> str:
 def test_the_wheel_works_where_nothing_else_is(tmp_path: Path) -> None:
     """Built without a warning; with the packages of this environment, since installing them takes minutes."""
     lines = run(ROOT / ".ci/release.py", "--no-install", tmp_path / "dist").splitlines()
-    stem = f"tensorrt_pipeline-{pipeline.__version__}"
+    stem = f"stagewright-{pipeline.__version__}"
     assert [Path(line).name for line in lines] == [f"{stem}.tar.gz", f"{stem}-py3-none-any.whl"]
     others = Path(torch.__file__).parents[1]
     said = run(ROOT / ".ci/first_hour.py", "--packages", others, "--wheel", lines[1], *SCRIPTS)

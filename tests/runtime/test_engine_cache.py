@@ -160,7 +160,7 @@ def test_the_key_names_all_that_kernels_depend_on(monkeypatch: pytest.MonkeyPatc
 
 def test_the_folder_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PIPELINE_CACHE", raising=False)
-    assert default_directory().parts[-2:] == ("tensorrt-pipeline", "runtime")
+    assert default_directory().parts[-2:] == ("stagewright", "runtime")
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path))
     assert default_directory() == tmp_path / "runtime"
 
