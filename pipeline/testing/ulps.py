@@ -94,7 +94,7 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _SUM),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _SUM),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _SUM),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only", "unfold_backward"), _SUM),
     **dict.fromkeys(("sigmoid", "silu"), _TAIL),
     **dict.fromkeys(
         ("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")
