@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch import _meta_registrations
 from torch._decomp import decomposition_table, decompositions
 from torch._dynamo.output_graph import OutputGraph
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
@@ -69,6 +70,13 @@ TABLE: Final = (
         aten.slice.Tensor,
         symbolic_kernels.sliced,
         "makes up a symbol for the size of x[: n // 2], which nothing defines",
+        before=(2, 13),
+    ),
+    Replacement(
+        _meta_registrations,
+        "div_rtn",
+        lambda _, x, y: x // y,
+        "takes the steps of a pooling to end with the dim that varies, if they do in the example",
         before=(2, 13),
     ),
     *(

@@ -24,7 +24,7 @@ from pipeline.export_fixes import patch_contexts
 from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.torch_patches import SEEDS
 from tests.export_fixes.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, counts_alike, differs, filled
-from tests.export_fixes.made_up import adds_elements, there_are_two
+from tests.export_fixes.made_up import adds_elements, one_of_two, takes_windows_to_fit, there_are_two
 from tests.export_fixes.test_constant_inputs import Windows, inputs
 
 aten = torch.ops.aten
@@ -339,10 +339,6 @@ def padding_has_values() -> bool:
     return bool(run(x, None, torch.tensor([[False, True, True]]))[:, 1:].any())
 
 
-def one_of_two(x: torch.Tensor) -> torch.Tensor:
-    return x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)
-
-
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_guard_or": refuses_batches_that_are_one,
     "__getattr__": lambda: not fails(exported, by_size),
@@ -355,6 +351,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.masked_select.default: masks_choose_few,
     "_validate_sample": lambda: least(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)) == 2,
     aten.unfold_backward.default: adds_elements,
+    "div_rtn": takes_windows_to_fit,
     "create_unbacked_symint": there_are_two,
     "dispatch": lambda: has_unknown_sizes(repeated) and has_unknown_sizes(one_of_two),
     "evaluate_expr": lambda: least(lambda x: by_size(x.mT.reshape(x.shape))) == 1,

@@ -6,6 +6,7 @@ import warnings
 
 import torch
 from torch._decomp import decomposition_table
+from torch.export import Dim
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pipeline
@@ -45,3 +46,16 @@ def adds_elements() -> bool:
     with patch_contexts.exporting():
         made = make_fx(decomposition_table[aten.unfold_backward.default])(torch.ones(1, 5, 64), [2, 80], 1, 64, 4)
     return len(made.graph.nodes) > 99
+
+
+def takes_windows_to_fit() -> bool:
+    """Whether windows of two have to fit into a dim of 6 whenever it varies."""
+    program = pipeline.capture(
+        torch.nn.MaxPool1d(2), (torch.rand(2, 3, 6),), dynamic_shapes=({2: Dim("n", min=2, max=9)},)
+    )
+    return [symbol.range.max for symbol in program.shapes.symbols.values()] == [8]
+
+
+def one_of_two(x: torch.Tensor) -> torch.Tensor:
+    """Repeat rows by a number of a constant."""
+    return x.repeat(torch.tensor([[1, 2]])[0].flip(0)[0].item(), 1)

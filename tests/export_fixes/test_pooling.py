@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map
 import pipeline
 from pipeline.stages.unbuilt import unbuilt
 from tests.shapes.test_sizes import Calls
-from tests.zoo.before import older_than
 
 Pool = Callable[[Tensor], Any]
 WHOLE: dict[str, tuple[int, Pool]] = {
@@ -51,7 +50,6 @@ def test_no_pooled_size_is_a_constant(name: str, dtype: torch.dtype, device: str
         torch.testing.assert_close(compiled.module("reference")(x), expected)
 
 
-@pytest.mark.skipif(older_than(2, 13), reason="torch 2.11 takes sizes to be even where the example's are")
 def test_without_a_batch() -> None:
     x, dims = torch.randn(3, 6), ({1: Dim("n", min=2, max=9)},)
     run = pipeline.default(min_block_size=1)(Calls(nn.MaxPool1d(2)), (x,), dynamic_shapes=(dims,))

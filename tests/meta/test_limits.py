@@ -53,7 +53,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "capture": (2_240, ("capture/",)),
-    "what persuades torch.export": (5_960, ("export_fixes/",)),
+    "what persuades torch.export": (5_970, ("export_fixes/",)),
     "kernel faults": (1_580, ("quirks/",)),
     "converters": (5_720, ("converters/",)),
     "building blocks": (5_190, ("impl/",)),
