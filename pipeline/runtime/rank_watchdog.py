@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 from weakref import ref
@@ -22,8 +23,9 @@ from pipeline.errors import worded
 
 log = logging.getLogger(__name__)
 
-PART: Final = 0.85
-"""The part of a process group's timeout after which a call is late, so that the process ends within the timeout."""
+PART: Final = 0.65
+"""The part of a process group's timeout after which a call is late: a hang is noticed after 1.25 times as long, so that
+the process ends within the timeout."""
 GRACE: Final = 3.0
 """The seconds that other ranks have to say that they wait, too."""
 
@@ -56,21 +58,22 @@ def end_process() -> None:
 @define(eq=False)
 class Watchdog:
     """A thread that ends the process, with an error in the log, if a call on the GPU is not done after ``seconds``. It
-    looks at the oldest call that was not done, once a second at most, and ends with its watchdog.
+    watches one call until that is done, and then the latest. It asks the GPU only after a quarter of ``seconds``:
+    CUDA forbids the question while another thread captures a graph in the mode "global". It ends with its watchdog.
 
-    waiting: returns the error's text. end: ends the process.
+    waiting: returns the error's text. end: ends the process. latest: the last call. watched: the call that is watched.
     """
 
     seconds: float
     waiting: Callable[[], str]
     end: Callable[[], None] = end_process
-    oldest: tuple[Mark, float] | None = field(default=None, init=False)
-    newest: tuple[Mark, float] | None = field(default=None, init=False)
+    latest: deque[tuple[Mark, float]] = field(factory=lambda: deque(maxlen=1), init=False)
+    watched: tuple[Mark, float] | None = field(default=None, init=False)
     thread: threading.Thread | None = field(default=None, init=False)
 
     def watch(self, mark: Mark) -> None:
         """Watch the call that was launched before this mark."""
-        self.newest = mark, time.monotonic()
+        self.latest.append((mark, time.monotonic()))
         if self.thread is None:
             every = min(1.0, self.seconds / 10)
             self.thread = threading.Thread(target=_look, args=(ref(self), every), name="rank watchdog", daemon=True)
@@ -78,10 +81,15 @@ class Watchdog:
 
     def is_late(self) -> bool:
         """Return whether a call takes too long."""
-        if self.oldest is None or self.oldest[0].query():
-            self.oldest, self.newest = self.newest, None
+        self.watched = self.watched or (self.latest.pop() if self.latest else None)
+        if self.watched is None:
             return False
-        return time.monotonic() - self.oldest[1] > self.seconds
+        mark, since = self.watched
+        age = time.monotonic() - since
+        if age >= self.seconds / 4 and mark.query():
+            self.watched = None
+            return False
+        return age > self.seconds
 
 
 def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:

@@ -31,7 +31,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "sharded models": (
-        1_030,
+        1_040,
         (
             "distributed/",
             "converters/collectives.py",
