@@ -311,10 +311,10 @@ def rows(options: Any) -> Iterator[Row]:
                 dist.barrier()
 
 
-def measure(options: Any) -> int:
+def measure(options: Any, found: Callable[[Any], Iterator[Row]] = rows) -> int:
     """Write the rows to the results, each when it is there."""
     with joined(options.timeout):
-        for row in rows(options):
+        for row in found(options):
             if dist.get_rank() == 0:
                 print(json.dumps(row), flush=True)
                 with options.out.open("a", encoding="utf-8") as file:

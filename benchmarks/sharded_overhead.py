@@ -9,7 +9,6 @@ rounds: by the host's clock on CPUs, by the GPU's on GPUs.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,14 @@ import torch.distributed as dist
 from attrs import define, evolve, field
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.environment import RESULTS, environment
+from benchmarks.environment import RESULTS
 from benchmarks.sharded import (
     GRAPHS,
     MODELS,
     PLAIN,
     Row,
     cuda,
-    joined,
+    measure,
     milliseconds,
     model_of,
     ours,
@@ -142,7 +141,12 @@ def row_of(compiled: Compiled, batch: int, options: Any, tokens: int, graphs: bo
 
 
 def rows(options: Any) -> Iterator[Row]:
-    """A row for each model, batch, number of tokens and method."""
+    """A row for each model, batch, number of tokens and method; on a stream that a graph can capture."""
+    with torch.cuda.stream(torch.cuda.Stream()) if cuda() else nullcontext():
+        yield from _rows(options)
+
+
+def _rows(options: Any) -> Iterator[Row]:
     for name in options.models:
         model = model_of(name, options.layers, 2 * options.prompt, sharded=True)
         for batch in options.batches:
@@ -164,14 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a collective")
     parser.add_argument("--out", type=Path, default=RESULTS / "sharded.jsonl")
-    options = parser.parse_args(argv)
-    with joined(options.timeout), torch.cuda.stream(torch.cuda.Stream()) if cuda() else nullcontext():
-        for row in rows(options):
-            if dist.get_rank() == 0:
-                print(json.dumps(row), flush=True)
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**row, "at": environment()}) + "\n")
-    return 0
+    return measure(parser.parse_args(argv), rows)
 
 
 if __name__ == "__main__":
