@@ -60,7 +60,7 @@ def _operator(collective: Argument, _: Function, *args: Argument, **kwargs: Argu
 
 
 def _always(own: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-    """Return a function that says whether a tensor can be sharded for all its sizes."""
+    """Return whether a tensor can be sharded for all its sizes."""
     return own([_least(size) for size in shape], *args, **kwargs)
 
 

@@ -11,7 +11,7 @@ from pipeline.errors import ExecutionError
 from pipeline.runtime.ranks import group_of
 
 NAME: Final = b"ncclComm_t"
-"""The name of the capsule, which points at it."""
+"""The name that TensorRT expects of a capsule with a pointer to a communicator."""
 
 
 def communicator(name: str) -> object:

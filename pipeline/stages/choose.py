@@ -41,9 +41,10 @@ smaller ones are measured, too."""
 MARGIN: Final = 0.97
 """Engines are replaced if PyTorch takes less than this part of their time."""
 LEAST: Final = 0.1
+"""The milliseconds that PyTorch has to gain."""
 LEAST_OF_MANY: Final = 0.01
-"""The milliseconds that a program has to gain; and with ``torch_compile``, for which the user pays in seconds, or in a
-profile: the steps of a language model are many."""
+"""The same with ``torch_compile``, for which the user pays in seconds of compiling, and in calls of one profile, such
+as the step of a language model, which is called for each token."""
 
 
 class Timer(Protocol):
