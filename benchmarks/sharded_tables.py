@@ -23,9 +23,11 @@ HEAD = """
 
 Language models of float16, sharded over two GPUs with DTensor, random weights (`python -m benchmarks.sharded`). Times
 are milliseconds: of a decoded token after the prompt, of the NCCL kernels in it (which wait for the other rank), and of
-the prompt. *Share* is that of a rank's weights at the speed of a copy. *Tokens* counts those that one GPU has, too.
+the prompt. *Share* is that of a rank's weights at the speed of a copy. *Tokens* counts the greedy ones that eager
+PyTorch has on one GPU, too, and *off* is the largest difference of the first one's logits. In float16, rounding changes
+tokens of random weights, eager's as well; in float32 (IEEE) it does not.
 """
-COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens"]
+COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens", "off"]
 OVERHEAD_HEAD = """
 A step of so many tokens beside its parts, in ms: its engines in a row, and its collectives in a row
 (`python -m benchmarks.sharded_overhead`). *Overhead* is what remains: the host's work *between* these, and waiting for
@@ -53,6 +55,7 @@ def page(results: Path = RESULTS) -> str:
 def whole_rows(data: dict[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each whole model and batch: milliseconds of a token and of a prompt by each method."""
     rows = [row for row in data.get("sharded", []) if not row["layers"] and data["machine"]["gpu"]]
+    rows = [row for row in rows if row.get("dtype") != "float32"]
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
         of = {row["method"]: row for row in rows if (row["model"], row["batch"]) == (model, batch)}
         times = (of.get(method) for method in BESIDE.values())
@@ -71,7 +74,7 @@ def key(row: dict[str, Any]) -> Key:
         row["layers"] or 0,
         row["batch"],
         row["tokens" if "step_ms" in row else "prompt"],
-        row["method"],
+        row["method"] + row.get("dtype", "float16"),
     )
 
 
@@ -109,8 +112,9 @@ def table_rows(data: dict[str, Any]) -> Iterator[list[str]]:
     for row in data.get("sharded", []):
         model = row["model"] + (f", {row['layers']} layers" if row["layers"] else "")
         times = [_three(row[name]) if row.get(name) else "" for name in ("token_ms", "token_nccl_ms", "prompt_ms")]
-        said = [f"{row['share_of_copies']:.0%}", row.get("tokens_as_one_gpu", "")]
+        said = [f"{row['share_of_copies']:.0%}", row.get("tokens_as_one_gpu", ""), f"{row.get('logits_off', ''):.2}"]
         method = row["method"] + (f", {row['engines']} engines" if row.get("engines") else "")
+        method += ", float32" if row.get("dtype") == "float32" else ""
         yield [model, str(row["batch"]), str(row["prompt"]), method, *times, *said]
 
 
