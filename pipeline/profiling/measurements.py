@@ -18,6 +18,7 @@ from pipeline.settings import CompilationSettings
 Pair: TypeAlias = "tuple[float, float | None]"
 """Milliseconds in TensorRT and in PyTorch; None: PyTorch does not run it."""
 
+
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("cache_built_engines", "compute_capabilities", "copy_weights", "device", "engine_cache_dir"),
@@ -26,6 +27,16 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 """Settings that leave the measured times as they are."""
+
+
+def slowest(found: Sequence[Mapping[str, Pair]]) -> Mapping[str, Pair]:
+    """Return the longest times that ranks measured: a call waits for the slowest."""
+    merged = dict[str, Pair]()
+    for key, (ours, theirs) in (item for pairs in found for item in pairs.items()):
+        known = merged.get(key, (ours, theirs))
+        both = None if theirs is None or known[1] is None else max(theirs, known[1])
+        merged[key] = max(ours, known[0]), both
+    return merged
 
 
 class Measurements(Protocol):

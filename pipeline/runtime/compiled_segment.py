@@ -19,6 +19,7 @@ from attrs import evolve
 from torch.fx.node import map_aggregate
 
 from pipeline.aten.calls import callee
+from pipeline.aten.collectives import is_collective
 from pipeline.aten.interpreter import Change
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.op_predicates import draws_random, drops_nothing
@@ -71,6 +72,7 @@ def obstacle(program: Program, segment: Segment) -> str:
         "sizes vary": varies and segment.profile is None,
         "the program was loaded from a file": any(isinstance(n.meta.get("val"), TensorType) for n in inside),
         "it has control flow": any(source.op == "get_attr" for node in inside for source in node.all_input_nodes),
+        "it has collectives": any(map(is_collective, inside)),
         "it draws random numbers": any(draws_random(node) and not drops_nothing(node) for node in inside),
         "an operator of it has a form of its own": not all(map(_is_plain, inside)),
     }

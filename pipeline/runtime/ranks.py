@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 from weakref import ref
 
 import torch
@@ -20,6 +20,7 @@ from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
 from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text, watched
 
+T = TypeVar("T")
 _modules: Final = count()
 """Numbers of the modules that were made of programs with a sharding: all ranks make them in one order."""
 
@@ -211,6 +212,19 @@ def _mesh(layout: Layout) -> Argument:
 
     ranks = torch.tensor(layout.ranks).reshape(layout.mesh)
     return DeviceMesh(layout.device, ranks, mesh_dim_names=layout.names or None)
+
+
+def of_all_ranks(program: Program, value: T) -> list[T]:
+    """Return a value of this rank and those of the ranks in its groups, which all call this."""
+    found = [value]
+    for name, ranks in ({} if program.sharding is None else program.sharding.groups).items():
+        if program.sharding is not None and program.sharding.rank in ranks:
+            import torch.distributed as dist
+
+            rows: list[list[T]] = [[] for _ in ranks]
+            dist.all_gather_object(rows, found, group_of(name))
+            found = [each for row in rows for each in row]
+    return found
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from functools import partial
 
 import torch
 
+from pipeline.aten.collectives import is_collective
 from pipeline.aten.interpreter import Builder, held_by, placed
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
+from pipeline.runtime.collective_calls import called
 from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
 
 
@@ -97,6 +99,8 @@ class _Steps:
         if target in IN_PLACE and getattr(node.args[0], "name", "") in self.program.buffers:
             target = IN_PLACE[target]  # nothing else reads the buffer: `improvements.update_in_place`
             self.updated.add(node.name)
+        if is_collective(node):
+            target = called(node, self.program.sharding, self.device)
         self.builder.call(node.name, target, node.args, node.kwargs)
 
 

@@ -22,11 +22,13 @@ from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
 from pipeline.profiling.measure import Call
-from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair
+from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair, slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, port
+from pipeline.runtime.collective_calls import collective_calls, runs_alone, without_ranks
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
+from pipeline.runtime.ranks import of_all_ranks
 from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
@@ -59,7 +61,8 @@ def measured(
     profile: int | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure segments in calls of the usual sizes; ``turn`` as for `segment_costs`."""
+    """Measure segments in calls of the usual sizes, without the other ranks; ``turn`` as for `segment_costs`."""
+    programs = [without_ranks(each) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*sample(program, sizes).arguments(program, cuda)) for sizes in usual_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
@@ -88,20 +91,27 @@ class Choose:
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest form of a program."""
-        if not _is_asked(compiled):
+        if not any(of_all_ranks(compiled.program, _is_asked(compiled))):
             return compiled
-        fastest = compiled
+        fastest, another = compiled, cache(lambda: self._another(compiled))
+        pairs: Mapping[str, Pair] = {}
         try:
-            fastest = self._fastest(compiled)
+            pairs = self._pairs(compiled, another)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
+        pairs = slowest(of_all_ranks(compiled.program, pairs))
+        try:
+            fastest = self._fastest(compiled, pairs, another)
+        except Exception as error:
+            log.info("no other form of the program was made: %s", error)
         _free_memory()
         return fastest
 
-    def _fastest(self, compiled: Compiled) -> Compiled:
-        another = cache(lambda: self._another(compiled))
-        profiles = range(len(compiled.program.profiles)) or (None,)
-        found = [self._times(compiled, profile, another) for profile in profiles]
+    def _fastest(
+        self, compiled: Compiled, pairs: Mapping[str, Pair], another: Callable[[], Compiled | None]
+    ) -> Compiled:
+        """Return the fastest form by what was measured."""
+        found = [Times.of(compiled, profile, keys, pairs) for profile, keys in _keys(compiled).items()]
         split = [times for times in found if times.another_is_faster]
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
@@ -113,8 +123,8 @@ class Choose:
         mixed = compiled
         if slower:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
-            pairs = (pair for rows in slower.values() for _, pair in rows)
-            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, _said(pairs))
+            said = _said(pair for rows in slower.values() for _, pair in rows)
+            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, said)
             reasons = {n: joined([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()}
             mixed = in_torch(compiled, reasons)
         if split and (other := another()) is not None:
@@ -131,22 +141,28 @@ class Choose:
         by weights in PyTorch. None if there is no such form."""
         try:
             if _is_by_profile(compiled):
-                return matmuls_in_torch(compiled, self.before or STAGES)
-            return captured_in_torch(compiled, TRIAL)
+                made = matmuls_in_torch(compiled, self.before or STAGES)
+            else:
+                made = captured_in_torch(compiled, TRIAL)
+            if collective_calls(made) != collective_calls(compiled):
+                raise ValueError("ranks would call collectives in another order")
         except (ValueError, PipelineError) as error:
             log.info("the program is compared in two forms: %s", error)
             return None
+        return made
 
-    def _times(self, compiled: Compiled, profile: int | None, another: Callable[[], Compiled | None]) -> Times:
-        """Return the times of a program's forms in calls of a profile: those that are kept, or new ones."""
-        keys = Keys.of(compiled, profile, "matmuls" if _is_by_profile(compiled) else "program")
-        known = self.kept.load(compiled.settings.compute_capabilities)
-        times = Times.of(compiled, profile, keys, known)
-        if not _is_here(compiled) or times.complete or times.another_is_faster:
-            return times
-        found = self._measured(compiled, profile, keys, another())
-        self.kept.save(found)
-        return Times.of(compiled, profile, keys, {**found, **known})
+    def _pairs(self, compiled: Compiled, another: Callable[[], Compiled | None]) -> Mapping[str, Pair]:
+        """Return the times of a program's forms by their keys: those that are kept, and new ones."""
+        known = dict(self.kept.load(compiled.settings.compute_capabilities))
+        keys = _keys(compiled)
+        for profile, own in keys.items() if _is_here(compiled) else ():
+            times = Times.of(compiled, profile, own, known)
+            if not (times.complete or times.another_is_faster):
+                found = self._measured(compiled, profile, own, another())
+                self.kept.save(found)
+                known = {**found, **known}
+        every = {key for own in keys.values() for key in (own.program, *own.engines.values())}
+        return {key: pair for key, pair in known.items() if key in every}
 
     def _measured(
         self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
@@ -234,6 +250,13 @@ def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[T
     return {name: rows for name, rows in slower.items() if name not in shared or len(rows) == len(found)}
 
 
+def _keys(compiled: Compiled) -> Mapping[int | None, Keys]:
+    """Return the keys of a program's measurements by profile."""
+    form = "matmuls" if _is_by_profile(compiled) else "program"
+    profiles = range(len(compiled.program.profiles)) or (None,)
+    return {profile: Keys.of(compiled, profile, form) for profile in profiles}
+
+
 def _is_by_profile(compiled: Compiled) -> bool:
     """Return whether engines are of one profile each."""
     return any(segment.profile is not None for segment in compiled.partitioned.segments)
@@ -263,7 +286,8 @@ def _is_asked(compiled: Compiled) -> bool:
     """Return whether the settings and the size of a program ask for measurements."""
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
-    asked = asked and compiled.program.sharding is None  # ranks that measure make other calls than those that do not
+    if compiled.program.sharding is not None:  # what is measured elsewhere is of ranks that are all there
+        asked = asked and _is_here(compiled) and runs_alone(compiled)
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= LARGE
     return asked and bool(compiled.engines) and large
 

@@ -27,7 +27,9 @@ def test_the_newest_row_of_a_method_is_in_the_table(tmp_path: Path) -> None:
     [path] = sharded_tables.merge([lines], tmp_path)
     assert path.name == "sharded-nvidia-h200-tensorrt_rtx-1.6.1.120.json"
     data = json.loads(path.read_text())
-    assert [*sharded_tables.table_rows(data)] == [["8B", "1", "2048", "pipeline", "4.92", "3.67", "50.6", "37%", "", ""]]
+    assert [*sharded_tables.table_rows(data)] == [
+        ["8B", "1", "2048", "pipeline", "4.92", "3.67", "50.6", "37%", "", ""]
+    ]
     assert [*sharded_tables.whole_rows(data)] == [["8B", "1", "", "4.92 / 50.6", "", ""]]
     steps = [["2 NVIDIA H200", "8B", "1", "1", "pipeline", "4", "2 (8)", "1 (6)", "1 (25%)", "0.2"]]
     assert [*sharded_tables.overhead_rows(data)] == steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -70,6 +71,7 @@ def _log(folder: Path, rank: int) -> str:
 
 def _rank(rank: int, cases: Sequence[Case], ranks: int, folder: Path, backend: str, gpus: Sequence[int]) -> None:
     os.dup2(os.open(folder / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY), 2)
+    faulthandler.enable()
     code = 1
     try:
         _join(rank, ranks, folder, backend, gpus)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.distributed.cases import CASES
+from tests.distributed.choosing import CHOOSING
 from tests.distributed.models import MODELS
 from tests.distributed.more import MORE
 from tests.distributed.ranks import run_in_ranks
 
-TWO = (*MODELS, *CASES)
+TWO = (*MODELS, *CHOOSING, *CASES)
 
 
 @pytest.fixture(scope="module")

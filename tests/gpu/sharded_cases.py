@@ -10,6 +10,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
@@ -18,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import pipeline
 from benchmarks.sharded import by_plan, cuda, device, step_of
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.stages import choose, matmuls_in_torch
 from pipeline.trt import CAPABILITIES
 from tests.distributed.cases import BY_ROWS_AND_COLUMNS, COLLECTIVES, ROWS, Block, Reduced, in_engines
 from tests.distributed.models import TEXT, vit_and_plan
@@ -100,7 +102,24 @@ def llama_in_and_between_engines(rank: int, folder: Path) -> None:
         agree(compiled)
         assert not (cuda() and compiled.runners["decoder"].refused_graphs)
     loads(compiled.compiled["decoder"], folder / f"{rank}.trtp")
-    assert engines == ([6, 1] if CAPABILITIES.collectives else [6, 6])
+    assert engines[1] < engines[0] if CAPABILITIES.collectives and cuda() else engines[1] <= engines[0], engines
+
+
+def llama_with_measured_forms(rank: int, folder: Path) -> None:
+    """Each rank measures its own part in three forms, and all take the same one."""
+    asked: list[Any] = []
+
+    def timer(programs: Any, profile: Any) -> Any:
+        asked.extend(programs)
+        return choose.measured(programs, profile)
+
+    compile = pipeline.default(cuda_graphs=cuda()).replace("choose", choose.Choose(timer))
+    with nccl(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(choose, "LARGE", 0)
+        patched.setattr(matmuls_in_torch, "LEAST", 0)
+        compiled = compile_for_generation(by_plan(llama(torch.float16)), max_cache_len=16, max_batch=2, compile=compile)
+    agree(compiled)
+    assert len(asked) == 6 * cuda()  # three forms in each of two profiles
 
 
 def collectives_of_engines(rank: int, folder: Path) -> None:
@@ -129,4 +148,9 @@ def a_varying_batch_in_an_engine(rank: int, folder: Path) -> None:
 
 
 ON_ONE_GPU = (llama_with_gloo, vit_with_gloo)
-ON_TWO_GPUS = (collectives_of_engines, a_varying_batch_in_an_engine, llama_in_and_between_engines)
+ON_TWO_GPUS = (
+    collectives_of_engines,
+    a_varying_batch_in_an_engine,
+    llama_in_and_between_engines,
+    llama_with_measured_forms,
+)

@@ -16,10 +16,9 @@ import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.export_fixes.requests import Tuned
-from pipeline.profiling import measure, segment_costs
+from pipeline.profiling import measure, measurements, segment_costs
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
-from pipeline.records.sharding import Sharding
 from pipeline.stages import choose, matmuls_in_torch
 from pipeline.stages.choose import Choose
 from pipeline.verification.engines_in_torch import captured_in_torch
@@ -352,13 +351,11 @@ def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch:
     assert len(again.asked) == 3
 
 
-def test_a_rank_of_a_sharded_model_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = Times({1: 1.5})
-    compiled(times, monkeypatch)
-    program, asked = times.asked[0], len(times.asked)
-    sharded = evolve(program.program, sharding=Sharding(0, 2))
-    one_of_two = evolve(program, partitioned=evolve(program.partitioned, program=sharded))
-    assert Choose(times)(one_of_two) is one_of_two and len(times.asked) == asked
+def test_ranks_take_the_times_of_the_slowest() -> None:
+    found = measurements.slowest(
+        [{"a": (1.0, 2.0), "b": (1.0, None)}, {"a": (3.0, 1.0), "b": (2.0, 1.0), "c": (1.0, 1.0)}]
+    )
+    assert found == {"a": (3.0, 2.0), "b": (2.0, None), "c": (1.0, 1.0)}
 
 
 def test_a_small_program_is_not_measured() -> None:

@@ -1,0 +1,79 @@
+"""What a collective calls: torch's operator, the same through the host, or what one rank computes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+from attrs import evolve
+from torch.fx import Node
+
+from pipeline.aten.collectives import groups_of, is_collective, is_wait
+from pipeline.aten.types import Argument
+from pipeline.compiled import Compiled
+from pipeline.records.sharding import Sharding
+from pipeline.runtime.ranks import backend_of
+
+_ops: Final = torch.ops._c10d_functional
+
+
+def _all_to_all(x: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
+    return x.new_zeros((sum(sizes), *x.shape[1:])) if sizes else x.clone()
+
+
+ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
+    _ops.all_reduce.default: lambda x, *_: x.clone(),
+    _ops.all_gather_into_tensor.default: lambda x, count, *_: torch.cat([x] * count),
+    _ops.reduce_scatter_tensor.default: lambda x, _, count, *__: x[: len(x) // count].clone(),
+    _ops.all_to_all_single.default: _all_to_all,
+    _ops.broadcast.default: lambda x, *_: x.clone(),
+    _ops.wait_tensor.default: lambda x: x,
+}
+"""What takes the place of a collective where one rank measures its program: results of the same shapes."""
+
+
+def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argument:
+    """Return the function of a collective on a device; a program without a sharding is measured on one rank.
+
+    gloo takes tensors of the host: torch 2.11 reads a GPU's memory there in `all_gather_into_tensor`, which ends the
+    process.
+    """
+    if sharding is None:
+        return ALONE[node.target]
+    if device.type == "cuda" and not is_wait(node) and "nccl" not in backend_of(*groups_of([node])):
+        return partial(_through_host, node.target)
+    return node.target
+
+
+def without_ranks(compiled: Compiled) -> Compiled:
+    """Return a program that calls no other rank, to be measured."""
+    program = evolve(compiled.program, sharding=None)
+    return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program))
+
+
+def runs_alone(compiled: Compiled) -> bool:
+    """Return whether a program can run without the other ranks: no engine has a collective."""
+    calls = [node for node in compiled.program.graph.nodes if is_collective(node)]
+    inside = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
+    return all(node.target in ALONE and node.name not in inside for node in calls)
+
+
+def collective_calls(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
+    """Return the collectives of a program's calls in their order, by profile."""
+    nodes = {node.name: node for node in compiled.program.graph.nodes if is_collective(node) and not is_wait(node)}
+    profiles = range(len(compiled.program.profiles)) or (None,)
+
+    def calls(profile: int | None) -> Iterator[str]:
+        for segment in compiled.partitioned.segments:
+            for name in segment.nodes if segment.runs_in(profile) else ():
+                if name in nodes:
+                    yield f"{nodes[name].target} {nodes[name].args[1:]}"
+
+    return {profile: [*calls(profile)] for profile in profiles}
+
+
+def _through_host(collective: Argument, x: torch.Tensor, *args: Argument) -> torch.Tensor:
+    """Return the result of a collective, on the device of its input."""
+    return _ops.wait_tensor(collective(x.cpu(), *args)).to(x.device)  # type: ignore[no-any-return]

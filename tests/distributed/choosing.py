@@ -1,0 +1,115 @@
+"""What two ranks check of `choose`, and of collectives that run without the other rank or through the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pipeline
+from benchmarks.sharded import by_plan
+from pipeline.aten.collectives import is_collective
+from pipeline.compat.transformers import compile_for_generation
+from pipeline.compiled import Compiled
+from pipeline.profiling.segment_costs import SegmentCost
+from pipeline.runtime.collective_calls import called, without_ranks
+from pipeline.stages import choose, matmuls_in_torch
+from pipeline.stages.choose import Choose
+from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, run, sharded
+from tests.distributed.models import SIZES, TEXT
+
+
+@frozen
+class Slow:
+    """A GPU that takes so many milliseconds for the first engine, and one for all else. It runs each form some times
+    on this rank alone, a larger number on the second rank."""
+
+    rank: int
+    first: float
+
+    def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
+        for each in programs:
+            module = run(without_ranks(each))
+            for _ in range(1 + 2 * self.rank):
+                assert module(torch.randn(2, 4, 16)).shape == (2, 4, 16)
+        return [
+            {s.name: SegmentCost(self.first if s.name == "engine_0" else 1.0, 0.1) for s in each.partitioned.segments}
+            for each in programs[:2]
+        ] + [{"torch_0": SegmentCost(99.0, 0.1)}]
+
+
+def as_is(compiled: Compiled) -> Compiled:
+    """Leave the engines as they are: there is no GPU."""
+    return compiled
+
+
+@contextmanager
+def a_gpu() -> Iterator[None]:
+    """A context in which programs are compared as on a GPU."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(choose, "LARGE", 0)
+        patched.setattr(choose, "_is_here", lambda compiled: True)
+        patched.setattr(choose, "share_kernels", lambda before, after: None)
+        patched.setattr(choose, "_free_memory", lambda: None)
+        patched.setattr(matmuls_in_torch, "LEAST", 0)
+        patched.setattr(matmuls_in_torch, "HALVES", (torch.float32,))
+        yield
+
+
+def forms_that_ranks_choose(rank: int, folder: Path) -> None:
+    """Each rank measures its own part, and all take the form that is fastest on the slowest rank."""
+    whole, model = sharded(BY_ROWS_AND_COLUMNS)
+    compile, x = (
+        pipeline.default(load_built_engines=True).without("choose").replace("load", as_is),
+        torch.randn(2, 4, 16),
+    )
+    for first, kinds in (((0.9, 5.0), "torch"), ((0.9, 0.8), "engine")):
+        with a_gpu():
+            compiled = Choose(Slow(rank, first[rank]))(compile(model, (x,)))
+        assert compiled.partitioned.segments[0].kind == kinds
+        torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
+
+
+def matmuls(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
+    """A GPU on which PyTorch is faster for matmuls alone."""
+    costs = zip((1.0, 9.0, 0.1), programs, strict=True)
+    return [{s.name: SegmentCost(ms, 0.1) for s in each.partitioned.segments} for ms, each in costs]
+
+
+def matmuls_of_a_sharded_llama(rank: int, folder: Path) -> None:
+    """They run in PyTorch, and ranks call collectives as they did."""
+    whole = LlamaForCausalLM(LlamaConfig(**SIZES, **TEXT, eos_token_id=None)).eval()
+    ids = torch.randint(1, 64, (2, 3))
+    how: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
+    expected = whole.generate(ids, **how)
+    compile = pipeline.default(load_built_engines=True).replace("load", as_is)
+    compile = compile.replace("choose", Choose(matmuls))
+    sizes: dict[str, Any] = {"max_cache_len": 16, "max_batch": 2, "executor": "reference"}
+    with a_gpu():
+        compiled = compile_for_generation(by_plan(whole), **sizes, compile=compile)
+    segments = compiled.compiled["decoder"].partitioned.segments
+    counts = Counter((s.kind, s.profile) for s in segments)
+    assert len(counts) == 4 and min(counts.values()) > 4, counts
+    assert torch.equal(compiled.generate(ids, **how), expected)
+
+
+def collectives_through_the_host(rank: int, folder: Path) -> None:
+    """Groups of gloo take tensors of the host; those of a GPU go there and back."""
+    _, model = sharded(BY_ROWS_AND_COLUMNS)
+    program = pipeline.capture(model, (torch.randn(2, 4, 16),))
+    first, wait = [node for node in program.graph.nodes if is_collective(node)]
+    call = called(first, program.sharding, torch.device("cuda"))
+    assert call is not first.target and called(first, program.sharding, torch.device("cpu")) is first.target
+    x = torch.full((2, 4, 16), float(rank + 1))
+    assert torch.equal(called(wait, program.sharding, torch.device("cuda"))(call(x, *first.args[1:])), 3 * x / x)
+    assert torch.equal(called(first, evolve(program, sharding=None).sharding, x.device)(x), x)
+
+
+CHOOSING = (forms_that_ranks_choose, matmuls_of_a_sharded_llama, collectives_through_the_host)
