@@ -296,7 +296,8 @@ def rows(options: Any) -> Iterator[Row]:
         models["greedy"] = {batch: greedy(models["whole"], batch, options.prompt) for batch in options.batches}
         if ALONE not in options.methods or dist.get_rank() > 0:
             del models["whole"]
-        models["sharded"] = made(sharded=True)
+        if {*options.methods} - {ALONE}:
+            models["sharded"] = made(sharded=True)
         for batch in options.batches:
             for method in options.methods:
                 left = torch.tensor(ends - time.perf_counter(), device=device())

@@ -7,11 +7,12 @@ from typing import Any
 from benchmarks.markdown import filled, table, where
 
 TOKENS = """A step of a decoder with random weights, like Llama where no name is given, decodes one token for each
-row, at the last position of the cache. Configurations got ready in processes side by side, and each was measured
-while the others waited. GPU ms is a step's time, "over torch.compile" ours in multiples of transformers' static cache
-under `torch.compile(mode="reduce-overhead")` in the same process and turn; the target is 0.67. Bandwidth is that of
-the weights which a step reads, in parts of what a copy reaches there ({copy_gb_s} GB/s, read and written); the aim is
-0.8. Host µs is the time until a call returns, in parentheses that of the turn of six in which it was least.
+row, at the last position of the cache, or a prompt that fills its last positions. Configurations got ready in processes
+side by side, and each was measured while the others waited. GPU ms is a step's time, "over torch.compile" ours in
+multiples of transformers' static cache under `torch.compile(mode="reduce-overhead")` in the same process and turn; the
+target is 0.67. Bandwidth is that of the weights which a step reads, in parts of what a copy reaches there ({copy_gb_s}
+GB/s, read and written); the aim is 0.8. Host µs is the time until a call returns, in parentheses that of the turn of
+six in which it was least.
 """
 
 PROMPTS = """A step of such a decoder for a prompt of {prompt} tokens, which fill the last positions of the cache. "Over
@@ -85,7 +86,8 @@ def _failed(row: dict[str, Any]) -> str:
 
 
 def _subject(row: dict[str, Any]) -> str:
-    return f"{row['model']}, {row['dtype']}, batch {row['batch']}, {row['positions']} positions"
+    subject = f"{row['model']}, {row['dtype']}, batch {row['batch']}, {row['positions']} positions"
+    return subject + (_prompt(row["tokens"]) if "step" not in row and "tokens" in row else "")
 
 
 def _row(row: dict[str, Any], compiled: float | None) -> list[str]:

@@ -1,10 +1,11 @@
 """``python -m benchmarks.tokens``: a token's milliseconds on this GPU, beside transformers' compiled static cache.
 
 Models like Llama, or with recurrent states, with random weights. A step decodes one token for each row at the end of
-the cache. The weights that it reads, divided by its time, are compared with what a copy on this GPU moves in the same
-run. With ``--together`` several configurations get ready side by side, each in a process of its own, and are measured
-one after the other. ``--ready`` measures how soon ours gives its first token, alone on the machine. With ``--pieces``
-ours is so many engines, which as many processes build side by side.
+the cache, or a prompt of ``--tokens``, and returns the last logits. The weights that it reads, divided by its time, are
+compared with what a copy on this GPU moves in the same run. With ``--together`` several configurations get ready side
+by side, each in a process of its own, and are measured one after the other. ``--ready`` measures how soon ours gives
+its first token, alone on the machine. With ``--pieces`` ours is so many engines, which as many processes build side by
+side.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
@@ -28,8 +30,9 @@ import pipeline
 from benchmarks import together
 from benchmarks.environment import Row, collect
 from benchmarks.gpu import HostMemory, gpu_name, warm_up
+from benchmarks.real_row import Turns, of_this_gpu
 from benchmarks.token_models import DEVICE, SIZES, WITH_STATES, bytes_read, model_of
-from benchmarks.turns import in_turns, turn
+from benchmarks.turns import in_turns
 from pipeline.aten.traits import Does, does
 from pipeline.cli.usage import first_line
 from pipeline.compat.transformers import compile_for_generation
@@ -37,7 +40,8 @@ from pipeline.compat.transformers.caches import cache_name
 from pipeline.compat.transformers.programs import takes
 from pipeline.compose.events import Event
 from pipeline.records.profile import Profile
-from pipeline.stages.choose import Choose, measured
+from pipeline.stages import choose
+from pipeline.stages.choose import Choose
 
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
@@ -48,7 +52,11 @@ PROMPTS = 512
 """Tokens of the longest prompt, if no longer one is measured."""
 REPLAYED = 4
 """Calls until what is captured in a graph is replayed."""
+LONG = 0.004
+"""The seconds from which a step is called less often."""
 Call: TypeAlias = Callable[[], object]
+Calls: TypeAlias = Mapping[int, Call]
+"""Steps by their numbers of tokens."""
 
 
 def step_inputs(batch: int, positions: int, tokens: int = 1) -> dict[str, torch.Tensor]:
@@ -60,6 +68,11 @@ def step_inputs(batch: int, positions: int, tokens: int = 1) -> dict[str, torch.
             "position_ids": torch.arange(positions - tokens, positions).expand(batch, tokens).contiguous(),
             "start": torch.tensor(positions - tokens),
         }
+
+
+def alone() -> AbstractContextManager[None]:
+    """A context in which no other process of this benchmark measures forms on the GPU."""
+    return Turns(of_this_gpu()).held(alone=True)
 
 
 def compiled(
@@ -84,16 +97,16 @@ def compiled(
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile
-        compile = compile.replace("choose", Choose(partial(measured, turn=turn))).observed_by(*observers)
+        compile = compile.replace("choose", Choose(partial(choose.measured, turn=alone))).observed_by(*observers)
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 
-def ours(model: Any, batch: int, positions: int, tokens: int = 1, fixed: bool = False, **how: Any) -> Call:
-    """A step of the compiled decoder, which may have engines for just so many tokens."""
-    prompt = max(PROMPTS, tokens)
-    decoder = compiled(model, batch, positions, fixed=(tokens,) * fixed, prompt=prompt, **how).runners["decoder"]
-    given = step_inputs(batch, positions, tokens)
-    return lambda: decoder(**given)
+def ours(model: Any, batch: int, positions: int, lengths: Sequence[int], fixed: bool = False, **how: Any) -> Calls:
+    """Steps of the compiled decoder, which may have engines for just so many tokens."""
+    lens = [length for length in lengths if length > 1] if fixed else []
+    decoder = compiled(model, batch, positions, fixed=lens, prompt=max(PROMPTS, *lengths), **how).runners["decoder"]
+    given = {length: step_inputs(batch, positions, length) for length in lengths}
+    return {length: partial(decoder, **inputs) for length, inputs in given.items()}
 
 
 def first_token(model: Any, batch: int, positions: int, pieces: int) -> Row:
@@ -133,8 +146,12 @@ def by_module(program: pipeline.Compiled, profile: Profile) -> list[dict[str, An
     return [{"module": name, **{k: round(v, 1) for k, v in row.items()}} for name, row in rows.items()]
 
 
-def theirs(model: Any, batch: int, positions: int, tokens: int = 1, mode: str | None = None) -> Call:
-    """A step of transformers' model with its static cache, compiled by torch if a mode is given."""
+def theirs(model: Any, batch: int, positions: int, lengths: Sequence[int], mode: str | None = None) -> Calls:
+    """Steps of transformers' model with its static cache, compiled by torch if a mode is given."""
+    return {length: _theirs(model, batch, positions, length, mode) for length in lengths}
+
+
+def _theirs(model: Any, batch: int, positions: int, tokens: int, mode: str | None) -> Call:
     cache = StaticCache(config=model.config, max_cache_len=positions)
     given = step_inputs(batch, positions, tokens)
     how = {"input_ids": given["input_ids"], cache_name(model): cache, "use_cache": True}
@@ -147,7 +164,7 @@ def theirs(model: Any, batch: int, positions: int, tokens: int = 1, mode: str | 
         for layer in cache.layers:
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(positions - tokens)
-        return step(**how).logits
+        return step(**how, logits_to_keep=1).logits
 
     return torch.no_grad()(call)
 
@@ -161,7 +178,7 @@ def bandwidth() -> float:
 
 OURS = "pipeline + graph"
 FIXED = "pipeline + graph, prompt_lens"
-METHODS: dict[str, Callable[..., Call]] = {
+METHODS: dict[str, Callable[..., Calls]] = {
     OURS: ours,
     FIXED: partial(ours, fixed=True),
     "pipeline + graph, weights inside": partial(ours, shared=False),
@@ -175,32 +192,47 @@ def _named(subject: together.Subject) -> Row:
     return dict(zip(FIELDS, subject, strict=True))
 
 
-def times(methods: Sequence[str], reached: float, pieces: int, tokens: int, *subject: Any) -> Rows:
-    """Get a step ready by each method; a row for each, or why it has none."""
+def times(methods: Sequence[str], reached: float, pieces: int, lengths: Sequence[int], *subject: Any) -> Rows:
+    """Get steps of so many tokens ready by each method; a row for each, or why it has none."""
     size, name, batch, positions = subject
     model = model_of(size, getattr(torch, name), positions)
     weights = bytes_read(model)
-    calls: dict[str, Call] = {}
+    calls: dict[str, Calls] = {}
     failed: list[Row] = []
     for method in methods:
         try:
             make = partial(ours, pieces=pieces) if method == OURS else METHODS[method]
-            call = make(model, batch, positions, tokens)
-            for _ in range(REPLAYED):
+            made = make(model, batch, positions, lengths)
+            for call in (*made.values(),) * REPLAYED:
                 call()
             torch.cuda.synchronize()
         except Exception as error:  # a method that fails has a row that says so
             failed.append({**_named(subject), "method": method, "error": first_line(error)})
         else:
-            calls[method] = call
+            calls[method] = made
         together.log(subject, f"{method}: {failed[-1]['error'] if method not in calls else 'ready'}")
 
-    def row(method: str, found: dict[str, float]) -> Row:
-        share = weights / (1e-3 * found["gpu_ms"]) / reached
-        read = {"weights_mb": round(weights / 1e6), "bandwidth": round(share, 3)} if tokens == 1 else {}
-        return {**_named(subject), "method": method, **found, **read}
+    def rows(tokens: int) -> Iterator[Row]:
+        for method, found in in_turns({m: made[tokens] for m, made in calls.items()}, **_counts(calls, tokens)).items():
+            share = weights / (1e-3 * found["gpu_ms"]) / reached
+            read = {"weights_mb": round(weights / 1e6), "bandwidth": round(share, 3)} if tokens == 1 else {}
+            yield {**_named(subject), "method": method, "tokens": tokens, **found, **read}
 
-    return lambda: [*(row(method, found) for method, found in in_turns(calls).items()), *failed]
+    def measured() -> list[Row]:
+        with alone():
+            return [*(row for tokens in lengths for row in rows(tokens)), *failed]
+
+    return measured
+
+
+def _counts(calls: Mapping[str, Calls], tokens: int) -> dict[str, int]:
+    """How often long steps are called in a turn: for a quarter of a second."""
+    began = time.perf_counter()
+    for made in calls.values():
+        made[tokens]()
+    torch.cuda.synchronize()
+    longest = (time.perf_counter() - began) / max(1, len(calls))
+    return {} if longest < LONG else {"rounds": 3, "warm_up": 2, "count": max(3, round(0.25 / longest))}
 
 
 def step(tokens: int, *subject: Any) -> Rows:
@@ -233,7 +265,7 @@ def _options() -> argparse.ArgumentParser:
     instead.add_argument("--kernels", action="store_true", help="the kernels of a step by module, instead of times")
     instead.add_argument("--ready", action="store_true", help="how soon the first token is there, instead of times")
     parser.add_argument("--pieces", type=int, default=1, help="so many engines, built by as many processes")
-    parser.add_argument("--tokens", type=int, default=1, help="of a step: more than 1 is a prompt")
+    parser.add_argument("--tokens", nargs="*", type=int, default=[1], help="of steps: more than 1 are a prompt")
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run")
     return parser
 
@@ -241,21 +273,20 @@ def _options() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the options ask for, and write it down; 130 if that was ended, with what there was by then."""
     options = _options().parse_args(argv)
-    options.methods = options.methods or [m for m in METHODS if m != FIXED or options.tokens > 1]
+    options.methods = options.methods or [m for m in METHODS if m != FIXED or max(options.tokens) > 1]
     subjects = list(itertools.product(options.models, options.dtypes, options.batches, options.positions))
     prepare: together.Prepare = partial(readiness, options.pieces)
     pieces = Row({"pieces": options.pieces} if options.pieces > 1 else {})
     kind, of, each, more = "ready", FIELDS, [Row()], pieces
     if options.kernels:
-        kind, of, each = "steps", (*FIELDS, "tokens"), [Row({"tokens": options.tokens})]
-        prepare = partial(step, options.tokens)
+        [tokens] = options.tokens
+        kind, of, each = "steps", (*FIELDS, "tokens"), [Row({"tokens": tokens})]
+        prepare = partial(step, tokens)
     elif not options.ready:
         kind, of, each = "tokens", (*FIELDS, "method"), [{"method": method} for method in options.methods]
         reached = bandwidth()
         prepare = partial(times, options.methods, reached, options.pieces, options.tokens)
         more = {**pieces, "copy_gb_s": round(reached / 1e9)}
-        if options.tokens > 1:
-            kind, more = "prompts", {**more, "prompt": options.tokens}
         torch.cuda.empty_cache()
 
     def parts() -> Iterator[Sequence[Row]]:

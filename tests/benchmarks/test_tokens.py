@@ -92,7 +92,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_the_cpu")
 def test_methods_get_ready_and_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_turns(calls: dict[str, Any]) -> dict[str, dict[str, float]]:
+    def in_turns(calls: dict[str, Any], **how: int) -> dict[str, dict[str, float]]:
         return {name: {"gpu_ms": 2.0, "host_us": 5.0} for name, call in calls.items() if call() is not None}
 
     def refused(*args: object) -> None:
@@ -101,7 +101,7 @@ def test_methods_get_ready_and_have_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tokens, "in_turns", in_turns)
     monkeypatch.setitem(tokens.METHODS, "static cache, reduce-overhead", refused)
     methods = ["pipeline + graph", "static cache, reduce-overhead", "static cache, eager"]
-    first, eager, failed = tokens.times(methods, 1e9, 1, 1, "1.1B", "float32", 1, 16)()
+    first, eager, failed = tokens.times(methods, 1e9, 1, [1], "1.1B", "float32", 1, 16)()
     weights = first["weights_mb"] * 1e6
     assert first == {**SUBJECT, "dtype": "float32", "positions": 16, **first, "method": "pipeline + graph"}
     assert first["gpu_ms"] == eager["gpu_ms"] == 2 and first["bandwidth"] == pytest.approx(weights / 2e6, abs=0.3)
