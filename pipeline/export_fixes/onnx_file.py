@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -277,12 +279,20 @@ def _input(port: Proto) -> Input | None:
 
 
 def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
-    """Return a module with the graph's code and tensors, which returns a dict: torch.export makes an immutable one of
-    the dict that a GraphModule returns."""
+    """Return a module with the graph's code and tensors, which makes new tensors where its inputs are, and returns a
+    dict: torch.export makes an immutable one of the dict that a GraphModule returns."""
     (values,) = module.graph.output_node().args
     rows = zip(names, values if isinstance(values, Sequence) else [values], strict=True)
     module.graph.output_node().args = (dict(rows),)
     module.recompile()
-    made: torch.nn.Module = type("OnnxModel", (torch.nn.Module,), {"forward": type(module).forward})()
+    generated = type(module).forward
+
+    @wraps(generated)
+    def forward(self: torch.nn.Module, *args: Argument, **kwargs: Argument) -> Argument:
+        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+        with nullcontext() if given is None else given.device:
+            return generated(self, *args, **kwargs)
+
+    made: torch.nn.Module = type("OnnxModel", (torch.nn.Module,), {"forward": forward})()
     made._buffers, made._parameters, made._modules = module._buffers, module._parameters, module._modules
     return made.eval()

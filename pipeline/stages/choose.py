@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 LARGE: Final = 256 << 20
 """The bytes of a program's tensors from which it is measured: reading them takes a GPU 60 µs. With ``torch_compile``
 smaller ones are measured, too."""
+GROUPED: Final = 16 << 20
+"""The same of a program with convolutions in groups, which TensorRT-RTX 1.6 may run in nine times PyTorch's time."""
 MARGIN: Final = 0.97
 """Engines are replaced if PyTorch takes less than this part of their time."""
 LEAST: Final = 0.1
@@ -288,7 +290,9 @@ def _is_asked(compiled: Compiled) -> bool:
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # what is measured elsewhere is of ranks that are all there
         asked = asked and _is_here(compiled) and runs_alone(compiled)
-    large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= LARGE
+    layers = (layer for network in compiled.networks for layer in network.layers if layer.kind == "CONVOLUTION")
+    least = GROUPED if any(layer.attribute("num_groups") > 1 for layer in layers) else LARGE
+    large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= least
     return asked and bool(compiled.engines) and large
 
 

@@ -52,6 +52,19 @@ def function() -> Any:
     return model(nodes, {"x": (FLOAT, [2, 8])}, {"z": (FLOAT, [2, 8])}, {}, functions=[double])
 
 
+def numbered() -> Any:
+    """Numbers that the nodes make of a size, and then add."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        helper.make_node("Squeeze", ["n"], ["rows"]),
+        helper.make_node("Range", ["zero", "rows", "one"], ["every"]),
+        helper.make_node("Gather", ["x", "every"], ["same"]),
+        helper.make_node("Relu", ["same"], ["y"]),
+    ]
+    numbers = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    return model(nodes, {"x": (FLOAT, ["batch", 8])}, {"y": (FLOAT, ["batch", 8])}, numbers)
+
+
 def sizes() -> Any:
     """Sizes that the nodes compute, as a transformer's of a dynamic batch; and a shape that the file has wrong."""
     nodes = [
@@ -148,3 +161,11 @@ def test_other_files_are_refused_by_the_node(
     assert "(the/logits: float32[-1, 4])" in capsys.readouterr().out
     onnx.save(FILES["function"], "static.onnx")
     assert main(["print", "static.onnx"]) == 0
+
+
+def test_tensors_that_nodes_make_are_on_the_device_of_the_inputs(tmp_path: Path) -> None:
+    onnx.save(numbered(), path := tmp_path / "numbered.onnx")
+    given = pipeline.Input(min_shape=(1, 8), opt_shape=(2, 8), max_shape=(4, 8))
+    program = pipeline.capture(path, (given,), device="cuda")
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    assert {value.device.type for value in values if isinstance(value, torch.Tensor)} == {"cuda"}

@@ -68,11 +68,16 @@ def loads(decoder: pipeline.Compiled, path: Path) -> None:
 
 
 def llama_with_gloo(rank: int, folder: Path) -> None:
-    """Engines on one GPU, and collectives through the host."""
-    sizes: dict[str, Any] = {"max_cache_len": 16, "max_batch": 2, "shared_weights": False}
-    compiled = compile_for_generation(by_plan(llama(torch.float32)), **sizes)
-    assert compiled.compiled["decoder"].engines
-    agree(compiled)
+    """Engines on one GPU, and collectives through the host. The model itself does not run there: torch 2.11 ends the
+    process in gloo's thread, so that nothing is generated."""
+    ids, whole = torch.randint(1, 64, (2, 5)).to(device()), llama(torch.float32)
+    expected = whole(ids).logits
+    rows = pipeline.Input(min_shape=(2, 5), max_shape=(4, 5), dtype=torch.int64)
+    compiled = pipeline.compile(by_plan(whole), kwargs={"input_ids": rows, "use_cache": False})
+    module = compiled.module()
+    assert len(compiled.engines) > 2
+    for given in (ids, ids.repeat(2, 1)):
+        assert error(module(input_ids=given, use_cache=False).logits, expected.repeat(len(given) // 2, 1, 1)) < BOUND
 
 
 def vit_with_gloo(rank: int, folder: Path) -> None:
@@ -147,7 +152,7 @@ def a_varying_batch_in_an_engine(rank: int, folder: Path) -> None:
         assert error(module(x), whole(x)) < BOUND
 
 
-ON_ONE_GPU = (llama_with_gloo, vit_with_gloo)
+ON_ONE_GPU = (vit_with_gloo, llama_with_gloo)
 ON_TWO_GPUS = (
     collectives_of_engines,
     a_varying_batch_in_an_engine,

@@ -361,3 +361,11 @@ def test_ranks_take_the_times_of_the_slowest() -> None:
 def test_a_small_program_is_not_measured() -> None:
     program = pipeline.capture(Three().eval(), (torch.rand(2, 8),))
     assert 0 < choose.tensor_bytes(program) < choose.LARGE
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_smaller_programs_are_measured_with_convolutions_in_groups(groups: int) -> None:
+    model, x = nn.Conv2d(4, 4, 3, groups=groups).eval(), torch.rand(4, 4, 512, 512)
+    times, compile = Times({}), pipeline.default(min_block_size=1, load_built_engines=True).without("choose")
+    Choose(times)(compile.replace("build", noted).replace("load", as_is)(model, (x,)))
+    assert len(times.asked) == (3 if groups > 1 else 0)
