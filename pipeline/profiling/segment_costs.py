@@ -11,8 +11,10 @@ from typing import Final
 import torch
 from attrs import astuple, frozen
 
+from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import Ahead, Call, elapsed, instrumentable, instrumented, mark
+from pipeline.runtime.failed_capture import ended_if_it_fails
 from pipeline.runtime.module import ProgramModule
 
 log = logging.getLogger(__name__)
@@ -56,9 +58,7 @@ def segment_costs(
             for module in modules:
                 call.warm(module, count)
         with turn():
-            replays = [
-                _replay_times(_graphs(programs, modules, c), count) for c, count in zip(calls, counts, strict=True)
-            ]
+            replays = _replayed(programs, modules, calls, counts)
             found = [instrumented(module) for module in modules]
             costs = [_called(modules, found, c, count) for c, count in zip(calls, counts, strict=True)]
     rows = [[_shared(*row) for row in zip(*each, strict=True)] for each in zip(costs, replays, strict=True)]
@@ -85,12 +85,22 @@ def _mean(costs: Sequence[SegmentCost]) -> SegmentCost:
     return SegmentCost(*(prod(column) ** (1 / len(costs)) for column in zip(*map(astuple, costs), strict=True)))
 
 
-def _graphs(
-    programs: Sequence[Compiled], modules: Sequence[ProgramModule], call: Call
-) -> list[torch.cuda.CUDAGraph | None]:
-    """Capture a call of each program with ``cuda_graphs``."""
+def _replayed(
+    programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
+) -> list[list[list[float]]]:
+    """Return for each call the milliseconds of its replays by each program, none without ``cuda_graphs``.
+
+    Their graphs share one pool of memory.
+    """
     recorded = [each.settings.cuda_graphs for each in programs]
-    return [_graph_of(m, call) if on else None for m, on in zip(modules, recorded, strict=True)]
+    pool = torch.cuda.graph_pool_handle() if any(recorded) else None
+    captured: list[list[torch.cuda.CUDAGraph | None]] = []
+    found = []
+    for call, count in zip(calls, counts, strict=True):
+        pairs = zip(modules, recorded, strict=True)
+        captured.append([_graph_of(module, call, pool) if on else None for module, on in pairs])
+        found.append(_replay_times(captured[-1], count))
+    return found
 
 
 def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
@@ -102,13 +112,16 @@ def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping
     return {name: SegmentCost(min(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
 
 
-def _graph_of(module: ProgramModule, call: Call) -> torch.cuda.CUDAGraph | None:
+def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.CUDAGraph | None:
     """Capture a call in a CUDA graph; None if that fails."""
     graph = torch.cuda.CUDAGraph()
     try:
+        call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
+        torch.cuda.synchronize()
         with (
             torch.cuda.stream(torch.cuda.current_stream()),  # which is current again if the capture fails
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ended_if_it_fails(pool),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             call(module)
     except Exception as error:

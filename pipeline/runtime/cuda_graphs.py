@@ -21,6 +21,7 @@ from pipeline.runtime import graph_copies
 from pipeline.runtime.call_plan import CallPlan, Return, to_write
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.engine_stream import Lane
+from pipeline.runtime.failed_capture import ended_if_it_fails
 from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
@@ -117,7 +118,8 @@ class CapturedCall:
             with torch.cuda.stream(stream):
                 self._run(leaves, turn)  # compiles and allocates before the capture
                 stream.synchronize()
-            with torch.cuda.graph(self.graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            how = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
+            with ended_if_it_fails(self._pool), torch.cuda.graph(self.graph, **how):
                 return self._body(leaves, turn)
         finally:
             caller.wait_stream(stream)
@@ -127,7 +129,8 @@ class CapturedCall:
         """Return an instance that writes the large outputs directly to this memory."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
-        with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._lane.device)):
+        stream = torch.cuda.stream(graph_copies.capture_stream(self._lane.device))
+        with _capturing, stream, ended_if_it_fails(self._pool):
             turn = Turn(torch.cuda.current_stream(), captured=True, into=into)
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

@@ -55,7 +55,7 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
     def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         asked.extend((profile, program) for program in programs)
         times = choose.measured(programs, profile)
-        assert all(cost.gpu > 0 for costs in times for cost in costs.values())
+        assert all(cost.gpu > 0 and cost.host == 0 for costs in times for cost in costs.values()), "in a CUDA graph"
         return times
 
     model = families.model("llama", torch.float16).cuda()

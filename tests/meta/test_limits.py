@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
 
 CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
-    "ONNX": (490, ("artifact/epcontext.py", "export_fixes/onnx_file.py")),
+    "ONNX": (500, ("artifact/epcontext.py", "export_fixes/onnx_file.py")),
     "reference executor": (1_710, ("runtime/reference/",)),
     "TorchScript": (
         1_670,
@@ -31,13 +31,14 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "sharded models": (
-        1_040,
+        1_130,
         (
             "distributed/",
             "converters/collectives.py",
             "impl/collectives.py",
             "runtime/communicator.py",
             "runtime/ranks.py",
+            "runtime/collective_calls.py",
             "runtime/rank_watchdog.py",
             "records/sharding.py",
             "aten/collectives.py",
@@ -62,17 +63,17 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_130, ("partitioning/",)),
     "networks": (1_760, ("network/",)),
     "engine builds": (1_020, ("build/",)),
-    "runtime": (5_090, ("runtime/",)),
+    "runtime": (5_120, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_660, ("verification/",)),
-    "profiles": (1_030, ("profiling/",)),
+    "profiles": (1_050, ("profiling/",)),
     "reports": (1_050, ("viewing/",)),
     "command line": (1_840, ("cli/",)),
     "tests of converters": (4_590, ("testing/",)),
     "facts of operators": (2_070, ("aten/",)),
     "sizes": (1_300, ("shapes/",)),
     "stages": (
-        3_790,
+        3_810,
         (
             "stages/",
             "compose/",

@@ -1,0 +1,27 @@
+"""End the capture of a CUDA graph that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from pipeline.aten.types import Argument
+
+
+@contextmanager
+def ended_if_it_fails(pool: Argument) -> Iterator[None]:
+    """A context around a capture with this pool of memory.
+
+    CUDA refuses to end a capture in which something waited for the GPU. torch, 2.11 at least, then leaves its allocator
+    as during a capture: it keeps the pool, and tensors that several streams used, as those of NCCL, are never free.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError, AssertionError):  # the allocator knows of no such capture: it has ended
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
