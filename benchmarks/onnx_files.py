@@ -18,6 +18,7 @@ import torch
 
 import pipeline
 from benchmarks.environment import save
+from benchmarks.markdown import filled, table, where
 from benchmarks.methods import Call
 from benchmarks.turns import in_turns
 from pipeline.cli.usage import first_line
@@ -150,6 +151,27 @@ def rows(path: Path) -> list[dict[str, Any]]:
     for way, times in in_turns(calls, rest=0.5, rounds=4).items():
         found[way] |= {name: times[name] for name in ("gpu_ms", "calls_per_second")}
     return list(found.values())
+
+
+HEAD = """ONNX files compiled by this package, beside the engine of TensorRT's parser (`python -m
+benchmarks.onnx_files`): float32, batch 8 of a dynamic batch from 1, images of 224 by 224, both in a CUDA graph. *Ready* is the seconds from the
+file to the first result, *error* the largest difference from PyTorch's float32, relative to the largest value.
+"""
+
+
+def section(data: dict[str, Any]) -> str:
+    """The files' table."""
+    rows = [
+        [
+            *(str(row[name]) for name in ("model", "method", "engines", "in_pytorch", "layers")),
+            *(f"{row['ready_s']:.1f}", f"{row['error']:.0e}", f"{row['gpu_ms']:.2f}"),
+        ]
+        for row in data["onnx_files"]
+        if "gpu_ms" in row
+    ]
+    columns = ["model", "by", "engines", "in PyTorch", "layers", "ready", "error", "GPU ms"]
+    head = f"## ONNX files on {data['machine']['gpu']}\n"
+    return "\n".join([head, filled(where(data)), filled(HEAD), *table(columns, rows), ""])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from benchmarks.environment import RESULTS
 from benchmarks.markdown import table, with_part
 from benchmarks.real_tables import group, main
 
-Key: TypeAlias = tuple[str, int, int, int, str]
+Key: TypeAlias = tuple[str, int, int, int, str, str]
 HEAD = """
 ## Several GPUs
 
@@ -74,7 +74,8 @@ def key(row: dict[str, Any]) -> Key:
         row["layers"] or 0,
         row["batch"],
         row["tokens" if "step_ms" in row else "prompt"],
-        row["method"] + row.get("dtype", "float16"),
+        row["method"],
+        row.get("dtype", "float16"),
     )
 
 

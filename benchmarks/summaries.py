@@ -51,6 +51,7 @@ KINDS: Final = {
     "kept": "saving and loading",
     "kernels": "kernels that passes save",
     "layers": "profiles by layer",
+    "onnx_files": "ONNX files, beside TensorRT's parser",
     "pairs": "keys of the engine cache",
     "profile": "kernels of a call",
     "profiles": "engines with several profiles",

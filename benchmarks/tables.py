@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import (
     figures,
     gpu_tables,
+    onnx_files,
     plots,
     quantized_tables,
     real_tables,
@@ -279,6 +280,7 @@ SECTIONS = {
     "ready": token_tables.ready,
     "steps": token_tables.steps,
     "few_rows": token_tables.few_rows,
+    "onnx_files": onnx_files.section,
     "captures": captures,
     "growth": stages,
     "cutting": partitions,
