@@ -154,8 +154,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 HEAD = """ONNX files compiled by this package, beside the engine of TensorRT's parser (`python -m
-benchmarks.onnx_files`): float32, batch 8 of a dynamic batch from 1, images of 224 by 224, both in a CUDA graph. *Ready* is the seconds from the
-file to the first result, *error* the largest difference from PyTorch's float32, relative to the largest value.
+benchmarks.onnx_files`): float32, batch 8 of a dynamic batch from 1, images of 224 by 224, both in a CUDA graph. *Ready*
+is the seconds from the file to the first result, *error* the largest difference from PyTorch's float32, relative to the
+largest value.
 """
 
 
