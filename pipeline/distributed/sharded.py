@@ -20,7 +20,7 @@ from pipeline.export_fixes.interrupts import undoing
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
-from pipeline.runtime.ranks import ranks_of
+from pipeline.runtime.ranks import backend_of, ranks_of
 
 WRAPPERS: Final = {
     "FSDPModule": "whose hooks gather its parameters for each call",
@@ -124,6 +124,19 @@ def _check_device(places: Sequence[Place], device: str | None) -> None:
     if device is not None and found is not None and torch.device(device).type != found:
         why = f"the model is sharded over a mesh of {found}, and is captured as on {device}"
         raise CaptureError(why, f"shard it over a mesh of {device}, a rank a device, or leave device out")
+
+
+def check_callable(model: nn.Module) -> None:
+    """Raise a CaptureError if a sharded module cannot be called: gloo takes the GPU's memory for the host's, and the
+    process ends (torch 2.11)."""
+    places = _places(model) if "torch.distributed.tensor" in sys.modules else []
+    if any(each.whole.device_mesh.device_type == "cuda" and _in_gloo(each.whole.device_mesh) for each in places):
+        why = f"{type(model).__name__} is sharded over GPUs with gloo, which torch cannot call, and a call is needed"
+        raise CaptureError(why, 'use the backend "nccl"; pipeline.compile(model, …) needs no call')
+
+
+def _in_gloo(mesh: Argument) -> bool:
+    return any("nccl" not in backend_of(group.group_name) for group in mesh.get_all_groups())
 
 
 def layout_of(tensor: Argument) -> Layout:

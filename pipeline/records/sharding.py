@@ -39,3 +39,8 @@ class Sharding:
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.ranks}"
+
+
+@frozen
+class Alone(Sharding):
+    """The part of a rank that is measured without the others: its collectives return what it has itself."""

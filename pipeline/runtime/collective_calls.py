@@ -13,7 +13,7 @@ from torch.fx import Node
 from pipeline.aten.collectives import groups_of, is_collective, is_wait
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.records.sharding import Sharding
+from pipeline.records.sharding import Alone, Sharding
 from pipeline.runtime.ranks import backend_of
 
 _ops: Final = torch.ops._c10d_functional
@@ -35,12 +35,12 @@ ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
 
 
 def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argument:
-    """Return the function of a collective on a device; a program without a sharding is measured on one rank.
+    """Return the function of a collective on a device.
 
     gloo takes tensors of the host: torch 2.11 reads a GPU's memory there in `all_gather_into_tensor`, which ends the
     process.
     """
-    if sharding is None:
+    if isinstance(sharding, Alone):
         return ALONE[node.target]
     if device.type == "cuda" and not is_wait(node) and "nccl" not in backend_of(*groups_of([node])):
         return partial(_through_host, node.target)
@@ -49,7 +49,10 @@ def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argum
 
 def without_ranks(compiled: Compiled) -> Compiled:
     """Return a program that calls no other rank, to be measured."""
-    program = evolve(compiled.program, sharding=None)
+    sharding = compiled.program.sharding
+    if sharding is None:
+        return compiled
+    program = evolve(compiled.program, sharding=Alone(sharding.rank, sharding.ranks))
     return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program))
 
 

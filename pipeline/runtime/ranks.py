@@ -17,7 +17,7 @@ from pipeline.aten.collectives import is_collective
 from pipeline.aten.types import Argument
 from pipeline.errors import ExecutionError, worded
 from pipeline.program import Program
-from pipeline.records.sharding import Layout, Sharding
+from pipeline.records.sharding import Alone, Layout, Sharding
 from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text, watched
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ class Ranks:
 
     @classmethod
     def of(cls, program: Program) -> Ranks | None:
-        """Return the ranks of a program; None if it is no part of a sharded one.
+        """Return the ranks of a program; None if it is no part of a sharded one, or is measured alone.
 
         Raises:
             ExecutionError: this process is another rank, or its groups have other ranks.
         """
-        if program.sharding is None:
+        if program.sharding is None or isinstance(program.sharding, Alone):
             return None
         _check(program.sharding)
         return cls(program, program.sharding)

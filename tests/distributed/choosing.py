@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pipeline
@@ -18,11 +20,13 @@ from benchmarks.sharded import by_plan
 from pipeline.aten.collectives import is_collective
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
+from pipeline.distributed.sharded import check_callable
 from pipeline.profiling.segment_costs import SegmentCost
+from pipeline.records.sharding import Alone
 from pipeline.runtime.collective_calls import called, without_ranks
 from pipeline.stages import choose, matmuls_in_torch
 from pipeline.stages.choose import Choose
-from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, run, sharded
+from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, mesh, run, sharded
 from tests.distributed.models import SIZES, TEXT
 
 
@@ -109,7 +113,24 @@ def collectives_through_the_host(rank: int, folder: Path) -> None:
     assert call is not first.target and called(first, program.sharding, torch.device("cpu")) is first.target
     x = torch.full((2, 4, 16), float(rank + 1))
     assert torch.equal(called(wait, program.sharding, torch.device("cuda"))(call(x, *first.args[1:])), 3 * x / x)
-    assert torch.equal(called(first, evolve(program, sharding=None).sharding, x.device)(x), x)
+    assert torch.equal(called(first, Alone(rank, 2), x.device)(x), x)
+    assert called(first, None, x.device) is first.target  # of an ExportedProgram, compiled without a process group
 
 
-CHOOSING = (forms_that_ranks_choose, matmuls_of_a_sharded_llama, collectives_through_the_host)
+def a_call_that_would_end_the_process(rank: int, folder: Path) -> None:
+    """A module on a GPU with gloo is refused where it has to be called."""
+    _, model = sharded(BY_ROWS_AND_COLUMNS)
+    check_callable(model)
+    ranks = SimpleNamespace(device_type="cuda", get_all_groups=mesh().get_all_groups)
+    of_a_gpu = SimpleNamespace(whole=SimpleNamespace(device_mesh=ranks))
+    refused = pytest.raises(pipeline.CaptureError, match="Block is sharded over GPUs with gloo")
+    with patch.object(pipeline.distributed.sharded, "_places", lambda model: [of_a_gpu]), refused:
+        check_callable(model)
+
+
+CHOOSING = (
+    forms_that_ranks_choose,
+    matmuls_of_a_sharded_llama,
+    collectives_through_the_host,
+    a_call_that_would_end_the_process,
+)

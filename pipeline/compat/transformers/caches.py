@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 
 from pipeline.compat.transformers.recurrences import States, WithStates, over_states
 from pipeline.compiled import CompiledModule
+from pipeline.distributed.sharded import check_callable
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
 from pipeline.export_fixes.restore_model_state import distribution_checks_restored
 
@@ -337,6 +338,7 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
 def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     """Return the tensors that each layer caches, by name (``key``, ``value`` and, if there are, ``indexer``,
     ``conv_0``, ``recurrent_0``): this calls the model with one token of one row."""
+    check_callable(model)
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
     cache.layers = [_recording_layer(layer, start, type(model).__name__) for layer in cache.layers]
