@@ -18,6 +18,7 @@ from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
 from pipeline.runtime.collective_calls import called
 from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
+from pipeline.runtime.grouped_attention import SDPA, attention
 
 
 def torch_segment(
@@ -101,6 +102,8 @@ class _Steps:
             self.updated.add(node.name)
         if is_collective(node):
             target = called(node, self.program.sharding, self.device)
+        if target is SDPA and self.device.type == "cuda":
+            target = attention
         self.builder.call(node.name, target, node.args, node.kwargs)
 
 

@@ -29,7 +29,7 @@ from pipeline.runtime.collective_calls import collective_calls, runs_alone, with
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import share_kernels
 from pipeline.runtime.ranks import of_all_ranks
-from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
+from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, for_torch, in_words, matmuls_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
@@ -49,6 +49,10 @@ LEAST: Final = 0.1
 LEAST_OF_MANY: Final = 0.01
 """The same with ``torch_compile``, for which the user pays in seconds of compiling, and in calls of one profile, such
 as the step of a language model, which is called for each token."""
+
+
+Form: TypeAlias = Callable[[Sequence[str]], Compiled | None]
+"""Returns the form of a program with these operators in PyTorch, if there is one."""
 
 
 class Timer(Protocol):
@@ -95,23 +99,21 @@ class Choose:
         """Return the fastest form of a program."""
         if not any(of_all_ranks(compiled.program, _is_asked(compiled))):
             return compiled
-        fastest, another = compiled, cache(lambda: self._another(compiled))
+        fastest, form = compiled, cache(lambda names: self._another(compiled, names))
         pairs: Mapping[str, Pair] = {}
         try:
-            pairs = self._pairs(compiled, another)
+            pairs = self._pairs(compiled, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
         pairs = slowest(of_all_ranks(compiled.program, pairs))
         try:
-            fastest = self._fastest(compiled, pairs, another)
+            fastest = self._fastest(compiled, pairs, form)
         except Exception as error:
             log.info("no other form of the program was made: %s", error)
         _free_memory()
         return fastest
 
-    def _fastest(
-        self, compiled: Compiled, pairs: Mapping[str, Pair], another: Callable[[], Compiled | None]
-    ) -> Compiled:
+    def _fastest(self, compiled: Compiled, pairs: Mapping[str, Pair], form: Form) -> Compiled:
         """Return the fastest form by what was measured."""
         found = [Times.of(compiled, profile, keys, pairs) for profile, keys in _keys(compiled).items()]
         split = [times for times in found if times.another_is_faster]
@@ -129,21 +131,26 @@ class Choose:
             log.warning("PyTorch runs the operators of %s on this GPU: %s", which, said)
             reasons = {n: joined([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()}
             mixed = in_torch(compiled, reasons)
-        if split and (other := another()) is not None:
-            log.warning("PyTorch runs the matmuls by weights on this GPU: %s", _said(t.whole for t in split))
-            how = "with matmuls by weights in PyTorch"
-            reason = joined([times.reason("the program", times.whole, how) for times in split])
-            mixed = by_profile({t.profile or 0: because(other, reason) if t in split else mixed for t in found})
+        forms = {times.profile or 0: mixed for times in found}
+        for times in split:
+            names = for_torch(compiled.program, times.profile)
+            if (other := form(names)) is not None:
+                what = in_words(compiled.program, names)
+                log.warning("PyTorch runs the %s on this GPU: %s", what, _said([times.whole]))
+                reason = times.reason("the program", times.whole, f"with {what} in PyTorch")
+                forms[times.profile or 0] = because(other, reason)
+        if any(each is not mixed for each in forms.values()):
+            mixed = by_profile(forms)
         if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed
 
-    def _another(self, compiled: Compiled) -> Compiled | None:
-        """Return the program as it was captured, in PyTorch; or, where profiles have engines of their own, with matmuls
-        by weights in PyTorch. None if there is no such form."""
+    def _another(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
+        """Return the program as it was captured, in PyTorch; or, where profiles have engines of their own, with these
+        operators in PyTorch. None if there is no such form."""
         try:
             if _is_by_profile(compiled):
-                made = matmuls_in_torch(compiled, self.before or STAGES)
+                made = matmuls_in_torch(compiled, self.before or STAGES, names)
             else:
                 made = captured_in_torch(compiled, TRIAL)
             if collective_calls(made) != collective_calls(compiled):
@@ -153,14 +160,14 @@ class Choose:
             return None
         return made
 
-    def _pairs(self, compiled: Compiled, another: Callable[[], Compiled | None]) -> Mapping[str, Pair]:
+    def _pairs(self, compiled: Compiled, form: Form) -> Mapping[str, Pair]:
         """Return the times of a program's forms by their keys: those that are kept, and new ones."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         keys = _keys(compiled)
         for profile, own in keys.items() if _is_here(compiled) else ():
             times = Times.of(compiled, profile, own, known)
             if not (times.complete or times.another_is_faster):
-                found = self._measured(compiled, profile, own, another())
+                found = self._measured(compiled, profile, own, form(for_torch(compiled.program, profile)))
                 self.kept.save(found)
                 known = {**found, **known}
         every = {key for own in keys.values() for key in (own.program, *own.engines.values())}
@@ -254,9 +261,10 @@ def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[T
 
 def _keys(compiled: Compiled) -> Mapping[int | None, Keys]:
     """Return the keys of a program's measurements by profile."""
-    form = "matmuls" if _is_by_profile(compiled) else "program"
-    profiles = range(len(compiled.program.profiles)) or (None,)
-    return {profile: Keys.of(compiled, profile, form) for profile in profiles}
+    program, parts = compiled.program, _is_by_profile(compiled)
+    profiles = range(len(program.profiles)) or (None,)
+    forms = {each: in_words(program, for_torch(program, each)) if parts else "program" for each in profiles}
+    return {profile: Keys.of(compiled, profile, form) for profile, form in forms.items()}
 
 
 def _is_by_profile(compiled: Compiled) -> bool:

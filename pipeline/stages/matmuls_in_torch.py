@@ -1,4 +1,5 @@
-"""Run a program's matmuls by weights in PyTorch, and what is between them in engines; mix such forms by profile."""
+"""Run a program's matmuls by weights in PyTorch, and attention of many queries, and what is between them in engines;
+mix such forms by profile."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Program, Segment, Validated
+from pipeline.shapes.environment import expression, value_of
 from pipeline.stages.partition import InPieces, partition
 from pipeline.verification.recompile import Again
+from pipeline.verification.samples import usual_sizes
 from pipeline.verification.split import refused
 
 LEAST: Final = 1 << 20
@@ -29,14 +32,31 @@ HALVES: Final = (torch.float16, torch.bfloat16)
 TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
-def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage]) -> Compiled:
-    """Return the program, compiled again with its matmuls of halves by large weights in PyTorch. They cut layers
-    already, so the default partitioner takes the place of one that cuts between submodules.
+QUERIES: Final = 64
+"""The queries from which attention is faster in PyTorch, by kernels that write no products of queries and keys."""
+
+
+def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
+    """Return the operators that may be faster in PyTorch in calls of a profile: matmuls of halves by large weights, and
+    attention of many queries."""
+    matmuls = tuple(_matmuls(program))
+    return (*matmuls, *_attentions(program, profile)) if matmuls else ()
+
+
+def in_words(program: Program, names: Sequence[str]) -> str:
+    """Return what these operators are."""
+    inside = {*names}
+    attends = any(node.name in inside and does(node.target) is Does.ATTENDS for node in program.graph.nodes)
+    return "matmuls by weights and attention" if attends else "matmuls by weights"
+
+
+def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequence[str]) -> Compiled:
+    """Return the program, compiled again with these operators in PyTorch. They cut layers already, so the default
+    partitioner takes the place of one that cuts between submodules.
 
     Raises:
-        ValueError: there are no such matmuls, or an engine is for all profiles.
+        ValueError: there are none, or an engine is for all profiles.
     """
-    names = list(_matmuls(compiled.program))
     if not names:
         raise ValueError("the program has no matmuls of halves by large weights")
     _check_profiles(compiled)
@@ -79,6 +99,16 @@ def _matmuls(program: Program) -> Iterator[str]:
             weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
                 yield node.name
+
+
+def _attentions(program: Program, profile: int | None) -> Iterator[str]:
+    """Yield the names of attentions with many queries at the usual sizes of a profile."""
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and does(node.target) is Does.ATTENDS]
+    sizes = usual_sizes(program, profile)[0] if nodes else {}
+    for node in nodes:
+        queries = node.all_input_nodes[0].meta["val"]
+        if queries.dtype in HALVES and value_of(expression(queries.shape[-2]), sizes) >= QUERIES:
+            yield node.name
 
 
 def _source(node: Node) -> Node:

@@ -63,6 +63,7 @@ def a_gpu() -> Iterator[None]:
         patched.setattr(choose, "share_kernels", lambda before, after: None)
         patched.setattr(choose, "_free_memory", lambda: None)
         patched.setattr(matmuls_in_torch, "LEAST", 0)
+        patched.setattr(matmuls_in_torch, "QUERIES", 2)
         patched.setattr(matmuls_in_torch, "HALVES", (torch.float32,))
         yield
 

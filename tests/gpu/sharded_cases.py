@@ -122,6 +122,7 @@ def llama_with_measured_forms(rank: int, folder: Path) -> None:
     with nccl(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(choose, "LARGE", 0)
         patched.setattr(matmuls_in_torch, "LEAST", 0)
+        patched.setattr(matmuls_in_torch, "QUERIES", 2)
         compiled = compile_for_generation(by_plan(llama(torch.float16)), max_cache_len=16, max_batch=2, compile=compile)
     agree(compiled)
     assert len(asked) == 6 * cuda()  # three forms in each of two profiles

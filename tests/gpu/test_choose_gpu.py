@@ -12,6 +12,7 @@ import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.profiling.segment_costs import SegmentCost
+from pipeline.runtime.grouped_attention import SDPA, attention
 from pipeline.stages import choose, matmuls_in_torch
 from tests.compat import families
 
@@ -50,6 +51,7 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
 ) -> None:
     monkeypatch.setattr(choose, "LARGE", 0)
     monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
+    monkeypatch.setattr(matmuls_in_torch, "QUERIES", 2)
     asked = list[tuple[int | None, Compiled]]()
 
     def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
@@ -74,3 +76,18 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
             found = module(**step, attention_mask=torch.ones(2, 32, dtype=torch.bool, device=model.device))
             torch.testing.assert_close(found[:, 0], expected[:, start + length - 1], rtol=2e-2, atol=2e-3)
         assert not module.refused_graphs
+
+
+@pytest.mark.parametrize("queries", [1, 2048])
+def test_attention_of_groups_writes_no_products(queries: int) -> None:
+    """A fused kernel of PyTorch runs it, at the sizes of a Llama 8B."""
+    query, key = (torch.randn(1, heads, rows, 128, device="cuda").half() for heads, rows in ((32, queries), (8, 2112)))
+    mask = torch.ones(1, 1, queries, 2112, dtype=torch.bool, device="cuda").tril(2112 - queries)
+    expected = SDPA(query.float(), key.float(), key.float(), mask, enable_gqa=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = attention(query, key, key, mask, enable_gqa=True)
+    products = 32 * queries * 2112 * 2
+    if queries > 1:
+        assert torch.cuda.max_memory_allocated() - before < products
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-3)

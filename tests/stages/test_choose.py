@@ -13,16 +13,19 @@ from attrs import evolve
 from torch import nn
 
 import pipeline
+from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.export_fixes.requests import Tuned
 from pipeline.profiling import measure, measurements, segment_costs
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
-from pipeline.stages import choose, matmuls_in_torch
+from pipeline.stages import choose, matmuls_in_torch, unbuilt
 from pipeline.stages.choose import Choose
+from pipeline.stages.matmuls_in_torch import for_torch, in_words
 from pipeline.verification.engines_in_torch import captured_in_torch
 from pipeline.verification.samples import sample, usual_sizes
+from tests.compat import families
 from tests.verification.test_loading import noted
 
 
@@ -369,3 +372,17 @@ def test_smaller_programs_are_measured_with_convolutions_in_groups(groups: int) 
     times, compile = Times({}), pipeline.default(min_block_size=1, load_built_engines=True).without("choose")
     Choose(times)(compile.replace("build", noted).replace("load", as_is)(model, (x,)))
     assert len(times.asked) == (3 if groups > 1 else 0)
+
+
+def test_long_prompts_attend_in_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of PyTorch write no products of queries and keys; for a token TensorRT's is faster."""
+    model = families.model("llama", torch.float16)
+    sizes: dict[str, Any] = {"max_cache_len": 256, "max_batch": 2, "max_prompt_len": 128, "executor": "reference"}
+    compile = pipeline.default().replace("build", unbuilt)
+    program = compile_for_generation(model, **sizes, compile=compile).compiled["decoder"].program
+    monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
+    names = [for_torch(program, profile) for profile in (0, 1)]
+    words = {in_words(program, each) for each in names}
+    assert words == {"matmuls by weights", "matmuls by weights and attention"}
+    token, prompt = sorted(names, key=len)
+    assert {*token} < {*prompt} and len(prompt) - len(token) == model.config.num_hidden_layers
