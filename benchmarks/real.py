@@ -29,7 +29,7 @@ from benchmarks.real_tables import Key, key
 
 DTYPES = ("float16", "bfloat16")
 METHODS = ("eager + graph", "torch.compile reduce-overhead")
-AUTOTUNE = "torch.compile max-autotune"
+AUTOTUNE, PEER = "torch.compile max-autotune", "Torch-TensorRT + graph"
 PAUSE = 0.1
 """Seconds between looks at the processes."""
 SAID = 400
@@ -212,6 +212,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--limit", type=float, default=300, help="seconds for one row")
     made.add_argument("--without", nargs="*", default=(), help="methods left out, by the beginning of their names")
     made.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune as well")
+    made.add_argument("--peer", action="store_true", help="Torch-TensorRT as well, if it is installed")
     made.add_argument("--exact", action="store_true", help="compile with use_fp32_acc=True; rows of their own")
     made.add_argument("--torch-compile", metavar="MODE", help="compile with torch_compile=MODE, into a file of its own")
     made.add_argument("--retry", action="store_true", help="run rows again that failed")
@@ -236,7 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for; 1 if rows are left, 2 if nothing could run."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = parser().parse_args(arguments)
-    methods = [m for m in (*METHODS, *[AUTOTUNE] * options.autotune) if not m.startswith(tuple(options.without))]
+    asked = (*METHODS, *[AUTOTUNE] * options.autotune, *[PEER] * options.peer)
+    methods = [method for method in asked if not method.startswith(tuple(options.without))]
     if options.child:
         return child(options, methods)
     if options.list:

@@ -24,7 +24,7 @@ import pipeline
 from benchmarks.environment import environment
 from benchmarks.floors import speeds, work
 from benchmarks.gpu import HostMemory
-from benchmarks.methods import METHODS, Call, Clock, inductor
+from benchmarks.methods import METHODS, Call, Clock, inductor, mode
 from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
@@ -261,7 +261,8 @@ def _measured(given: dict[str, Any], methods: Sequence[str], report: Report, tur
                     call = HOW[method](model, inputs, Clock())
                     call()
                     torch.cuda.synchronize()
-                _repeated(call)  # torch.compile records its graph at a later call than the first
+                with mode(method):
+                    _repeated(call)  # torch.compile records its graph at a later call than the first
             calls[method] = call
         except Exception as error:
             refused[method] = f"{type(error).__name__}: {first_line(error)}"[:300]
@@ -282,13 +283,14 @@ def _repeated(call: Call) -> None:
 
 def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
     """Two measures of each call: ms of the GPU for one that is awaited, and ms for one of many that are not."""
-    for call in calls.values():
-        _repeated(call)
+    for name, call in calls.items():
+        with mode(name):
+            _repeated(call)
     start = time.perf_counter()
     next(iter(calls.values()))()
     torch.cuda.synchronize()
     count = min(AT_MOST, max(3, round(SECONDS / (time.perf_counter() - start))))
-    times = in_turns(calls, rest=0, rounds=ROUNDS, warm_up=WARM_UP, count=count)
+    times = in_turns(calls, mode, rest=0, rounds=ROUNDS, warm_up=WARM_UP, count=count)
     return {
         name: {"gpu_ms": found["gpu_ms"], "queued_ms": round(1e3 / found["calls_per_second"], 4)}
         for name, found in times.items()

@@ -43,7 +43,16 @@ recorded in one.
 """
 COLUMNS = [
     *("model", "dtype", "error", "eager's", "ratio", "compile, s", "capture", "build", "load", "torch.compile, s"),
-    *("ours, ms", "eager in a graph", "torch.compile", "engines, MB", "PyTorch's peak, MB", "engines", "in PyTorch"),
+    *(
+        "ours, ms",
+        "eager in a graph",
+        "torch.compile",
+        "Torch-TensorRT",
+        "engines, MB",
+        "PyTorch's peak, MB",
+        "engines",
+        "in PyTorch",
+    ),
 ]
 
 
@@ -95,6 +104,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     stages, seconds = row.get("stages", {}), row["seconds"]
     compiled = [name for name in row.get("ms", {}) if name.startswith("torch.compile")]
+    peer = next((name for name in row.get("ms", {}) if name.startswith("Torch-TensorRT")), "")
     fastest = min(compiled, key=lambda name: row["ms"][name]["gpu_ms"], default="")
     eager = next((name for name in EAGER if name in row.get("ms", {})), "")
     first = min((seconds[name] for name in seconds if name.startswith("torch.compile")), default=None)
@@ -107,7 +117,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         ratio if within(row) or row["routed"] else f"**{ratio}**",
         *(_number(each) for each in (seconds.get("compile"), stages.get("capture"), stages.get("build"))),
         *(_number(each) for each in (seconds.get("load"), first)),
-        *(_times(row, name) for name in (OURS, eager, fastest)),
+        *(_times(row, name) for name in (OURS, eager, fastest, peer)),
         *(_number(row.get(name), 0) for name in ("engine_mb", "peak_mb")),
         str(row["engines"]),
         str(row["fallbacks"] or ""),
