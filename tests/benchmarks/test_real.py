@@ -228,7 +228,7 @@ def test_what_is_measured_and_what_is_refused(tmp_path: Path, monkeypatch: pytes
 
     counts = list[int]()
 
-    def in_turns(calls: dict[str, Any], *, count: int, **how: Any) -> dict[str, dict[str, float]]:
+    def in_turns(calls: dict[str, Any], around: Any, *, count: int, **how: Any) -> dict[str, dict[str, float]]:
         counts.append(count)
         return {name: {"gpu_ms": 2.0, "calls_per_second": 400.0} for name in calls}
 
