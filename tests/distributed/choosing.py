@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pipeline
@@ -21,6 +21,7 @@ from pipeline.aten.collectives import is_collective
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.distributed.sharded import check_callable
+from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.records.sharding import Alone
 from pipeline.runtime.collective_calls import called, without_ranks
@@ -49,6 +50,31 @@ class Slow:
         ] + [{"torch_0": SegmentCost(99.0, 0.1)}]
 
 
+@frozen
+class Kept:
+    """A store of measurements."""
+
+    pairs: dict[str, Pair] = field(factory=dict)
+
+    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+        """Return what it has."""
+        return dict(self.pairs)
+
+    def save(self, found: Mapping[str, Pair]) -> None:
+        """Add measurements."""
+        self.pairs.update(found)
+
+
+def unused(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
+    """What times programs on a rank that has measurements."""
+    raise AssertionError("it was measured before")
+
+
+def broken(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
+    """What times programs on a rank without memory."""
+    raise torch.OutOfMemoryError("no memory")
+
+
 def as_is(compiled: Compiled) -> Compiled:
     """Leave the engines as they are: there is no GPU."""
     return compiled
@@ -71,13 +97,17 @@ def a_gpu() -> Iterator[None]:
 def forms_that_ranks_choose(rank: int, folder: Path) -> None:
     """Each rank measures its own part, and all take the form that is fastest on the slowest rank."""
     whole, model = sharded(BY_ROWS_AND_COLUMNS)
-    compile, x = (
-        pipeline.default(load_built_engines=True).without("choose").replace("load", as_is),
-        torch.randn(2, 4, 16),
-    )
-    for first, kinds in (((0.9, 5.0), "torch"), ((0.9, 0.8), "engine")):
+    compile = pipeline.default(load_built_engines=True).without("choose").replace("load", as_is)
+    x, kept = torch.randn(2, 4, 16), Kept()
+    rows: list[tuple[Any, Measurements, str]] = [
+        (Slow(rank, (0.9, 5.0)[rank]), kept, "torch"),
+        (Slow(rank, (0.9, 0.8)[rank]), Forgotten(), "engine"),
+        ((Slow(rank, 0.5), unused)[rank], (Forgotten(), kept)[rank], "torch"),  # one rank has measurements
+        ((Slow(rank, 5.0), broken)[rank], Forgotten(), "torch"),  # or none at all
+    ]
+    for timer, store, kinds in rows:
         with a_gpu():
-            compiled = Choose(Slow(rank, first[rank]))(compile(model, (x,)))
+            compiled = Choose(timer, store)(compile(model, (x,)))
         assert compiled.partitioned.segments[0].kind == kinds
         torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
 
