@@ -1,8 +1,10 @@
 """choose: ``Compiled`` → ``Compiled``. Run operators in PyTorch if they are faster there on this GPU.
 
 Before: any compiled program. After: the fastest of the same; one in which some engines are segments of PyTorch; and the
-program before `decompose` as one segment of PyTorch, whose operators may be fewer and larger. The reasons of
-``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU.
+program before `decompose` as one segment of PyTorch, whose operators may be fewer and larger, or, where profiles have
+engines of their own, one with matmuls by weights, and attention of many queries, in PyTorch. The reasons of
+``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU. All ranks of a
+sharded model take the same form.
 """
 
 from __future__ import annotations
