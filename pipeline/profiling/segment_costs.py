@@ -118,11 +118,7 @@ def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.C
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
         torch.cuda.synchronize()
-        with (
-            torch.cuda.stream(torch.cuda.current_stream()),  # which is current again if the capture fails
-            ended_if_it_fails(pool),
-            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-        ):
+        with ended_if_it_fails(pool), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             call(module)
     except Exception as error:
         log.info("a call that is measured cannot be captured: %s", error)

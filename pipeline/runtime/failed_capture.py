@@ -14,12 +14,16 @@ from pipeline.aten.types import Argument
 def ended_if_it_fails(pool: Argument) -> Iterator[None]:
     """A context around a capture with this pool of memory.
 
-    CUDA refuses to end a capture in which something waited for the GPU. torch, 2.11 at least, then leaves its allocator
-    as during a capture: it keeps the pool, and tensors that several streams used, as those of NCCL, are never free.
+    CUDA refuses to end a capture in which something waited for the GPU. torch, 2.11 at least, then stays on the stream
+    of the capture, and leaves its allocator as during one: it keeps the pool, and tensors that several streams used, as
+    those of NCCL, are never free.
     """
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     try:
         yield
     except BaseException:
+        if stream is not None:
+            torch.cuda.set_stream(stream)
         with suppress(RuntimeError, AssertionError):  # the allocator knows of no such capture: it has ended
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, pool)

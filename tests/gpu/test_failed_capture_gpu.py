@@ -12,10 +12,11 @@ SIZE, TIMES = 64 << 20, 20
 
 
 def test_memory_that_two_streams_used_is_free_after_a_failed_capture() -> None:
-    pool, x = torch.cuda.graph_pool_handle(), torch.ones(1 << 20, device="cuda")
-    with pytest.raises(RuntimeError, match="captur"), torch.cuda.stream(torch.cuda.current_stream()):  # noqa: SIM117
-        with ended_if_it_fails(pool), torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
-            float((x + 1).sum())
+    pool, x, stream = torch.cuda.graph_pool_handle(), torch.ones(1 << 20, device="cuda"), torch.cuda.current_stream()
+    fails = pytest.raises(RuntimeError, match="captur")
+    with fails, ended_if_it_fails(pool), torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
+        float((x + 1).sum())
+    assert torch.cuda.current_stream() == stream
     before, other = torch.cuda.memory_reserved(), torch.cuda.Stream()
     for _ in range(TIMES):
         memory = torch.empty(SIZE, dtype=torch.uint8, device="cuda")

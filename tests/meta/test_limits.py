@@ -63,7 +63,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_130, ("partitioning/",)),
     "networks": (1_760, ("network/",)),
     "engine builds": (1_020, ("build/",)),
-    "runtime": (5_170, ("runtime/",)),
+    "runtime": (5_180, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_660, ("verification/",)),
     "profiles": (1_050, ("profiling/",)),
