@@ -6,34 +6,28 @@ from typing import Final
 
 import torch
 
+from pipeline.aten.types import Argument
+
 SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Argument, key: Argument, value: Argument, attn_mask: Argument = None, *flags: Argument, **how: Argument
 ) -> torch.Tensor:
     """Return ``scaled_dot_product_attention``.
 
     With a mask and groups of heads torch (2.11) has no fused kernel: it writes and reads all products of queries and
     keys. So heads of keys are repeated; and a single query of each head is one of its group's.
     """
-    how = {"scale": scale, "dropout_p": dropout_p, "is_causal": is_causal}
     heads, groups = query.shape[-3], key.shape[-3]
-    if not enable_gqa or attn_mask is None or heads == groups:
-        return SDPA(query, key, value, attn_mask, **how, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
-    if query.shape[-2] == 1:
-        mask = _in_groups(attn_mask, groups) if attn_mask.dim() > 2 and attn_mask.shape[-3] == heads else attn_mask
-        rows: torch.Tensor = SDPA(_in_groups(query, groups), key, value, mask, **how)
-        return rows.reshape(*query.shape[:-1], value.shape[-1])
-    return SDPA(query, _repeated(key, heads), _repeated(value, heads), attn_mask, **how)  # type: ignore[no-any-return]
+    if not how.get("enable_gqa") or attn_mask is None or heads == groups:
+        return SDPA(query, key, value, attn_mask, *flags, **how)  # type: ignore[no-any-return]
+    how["enable_gqa"] = False
+    if query.shape[-2] > 1:
+        return SDPA(query, _repeated(key, heads), _repeated(value, heads), attn_mask, *flags, **how)  # type: ignore[no-any-return]
+    mask = _in_groups(attn_mask, groups) if attn_mask.dim() > 2 and attn_mask.shape[-3] == heads else attn_mask
+    rows: torch.Tensor = SDPA(_in_groups(query, groups), key, value, mask, *flags, **how)
+    return rows.reshape(*query.shape[:-1], value.shape[-1])
 
 
 def _in_groups(rows: torch.Tensor, groups: int) -> torch.Tensor:

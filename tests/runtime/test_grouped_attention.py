@@ -29,7 +29,9 @@ def test_groups_with_a_mask(batch: int, queries: int, keys: int, mask: str, dtyp
         given[..., 0] = True
     for scale in (None, 0.5):
         how = {"scale": scale, "enable_gqa": True}
-        torch.testing.assert_close(attention(query, key, value, given, **how), SDPA(query, key, value, given, **how))
+        found = attention(query, key, value, given, **how), attention(query, key, value, attn_mask=given, **how)
+        for each in found:
+            torch.testing.assert_close(each, SDPA(query, key, value, given, **how))
 
 
 def test_other_attentions_are_called_as_they_are() -> None:
