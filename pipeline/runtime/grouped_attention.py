@@ -23,7 +23,7 @@ def attention(
     if not how.get("enable_gqa") or attn_mask is None or heads == groups:
         return SDPA(query, key, value, attn_mask, *flags, **how)  # type: ignore[no-any-return]
     how["enable_gqa"] = False
-    if query.shape[-2] > 1:
+    if query.shape[-2] != 1:
         return SDPA(query, _repeated(key, heads), _repeated(value, heads), attn_mask, *flags, **how)  # type: ignore[no-any-return]
     mask = _in_groups(attn_mask, groups) if attn_mask.dim() > 2 and attn_mask.shape[-3] == heads else attn_mask
     rows: torch.Tensor = SDPA(_in_groups(query, groups), key, value, mask, *flags, **how)

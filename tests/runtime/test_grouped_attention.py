@@ -8,7 +8,7 @@ import torch
 from pipeline.runtime import torch_segment
 from pipeline.runtime.grouped_attention import SDPA, attention
 
-SHAPES = [(1, 1, 5), (2, 1, 5), (2, 3, 5)]
+SHAPES = [(1, 1, 5), (2, 1, 5), (2, 3, 5), (2, 0, 5)]
 MASKS = {
     "of keys": lambda b, h, q, k: (q, k),
     "of rows": lambda b, h, q, k: (b, 1, q, k),
