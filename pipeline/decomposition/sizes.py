@@ -45,6 +45,17 @@ class _Spelled(PythonReferenceAnalysis):
     def int_truediv(a: Argument, b: Argument) -> Argument:
         return a / b
 
+    @staticmethod
+    def expr_cond_pair(value: Argument, condition: Argument) -> tuple[Argument, Argument]:
+        return value, condition  # torch 2.11 has no conditions
+
+    @staticmethod
+    def piecewise(*pairs: tuple[Argument, Argument]) -> Argument:
+        *before, (result, _) = pairs
+        for value, condition in reversed(before):
+            result = torch.sym_ite(condition, value, result)
+        return result
+
 
 Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
 """An input and its dim (None for a number), and the slope and offset of its size as an expression of a symbol."""

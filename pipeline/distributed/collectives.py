@@ -11,6 +11,7 @@ from typing import Final
 import torch.distributed
 from torch._export import wrappers
 from torch.distributed import _functional_collectives as functional
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes.patching import Places, Replacement
@@ -42,14 +43,23 @@ def _places(_: bool) -> Places:
     ]
     why = "stops at a DTensor that is made inside: its placements are no nodes"
     rows.append(Replacement(wrappers, "_emit_flat_apply_call", _nothing, why, "sharded"))
-    why = "bounds a varying size, to shard it where it need not be"
     modules = [each for name, each in sys.modules.items() if name.startswith("torch.distributed.tensor.")]
+    why, name = "traces its own calls of an operator, the first time", "_propagate_tensor_meta_non_cached"
+    owners = {vars(each)["ShardingPropagator"] for each in modules if "ShardingPropagator" in vars(each)}
+    rows += [Replacement(each, name, _untraced, why, "sharded", before=(2, 13)) for each in owners]
+    why = "bounds a varying size, to shard it where it need not be"
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
     return Places((*rows, *(Replacement(each, "is_tensor_shardable", _always, why, "sharded") for each in asking)))
 
 
 def _nothing(_: Function, **__: object) -> None:
     """Add nothing to the graph."""
+
+
+def _untraced(own: Function, *args: Argument) -> object:
+    """Call torch's function without a trace."""
+    with disable_proxy_modes_tracing():
+        return own(*args)
 
 
 def _operator(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from attrs import evolve, field, frozen
 
-from pipeline.aten.graphs import copied
-from pipeline.aten.types import Node
 from pipeline.capture.origin import origin_of
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import Claims
 from pipeline.decomposition.candidates import Ways
 from pipeline.decomposition.fold import fold
-from pipeline.decomposition.quantized import normalized, runs_anywhere
+from pipeline.decomposition.quantized import normalized
 from pipeline.decomposition.quantized_layout import laid_out
 from pipeline.decomposition.rewriter import Rewriter
-from pipeline.program import READS_DATA, Program
+from pipeline.decomposition.source import source_of
+from pipeline.program import Program
 
 
 @frozen
@@ -48,19 +47,3 @@ class Decompose:
         source = program.source or source_of(program, uniform)
         made = laid_out(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
         return evolve(fold(made), decomposed=claims.decomposed & rewriter.applied)
-
-
-def source_of(program: Program, uniform: Program | None = None) -> Program:
-    """Return the program for eager PyTorch: the captured one, or the normalized one if the captured runs only on its
-    GPU. Numbers of tensors that nothing uses are not read: reading waits for the GPU, and no CUDA graph may do that."""
-    program = program if runs_anywhere(program) else uniform or normalized(program)
-    if any(map(_is_read_for_nothing, program.graph.nodes)):
-        graph = copied(program.graph)
-        for node in [each for each in graph.nodes if _is_read_for_nothing(each)]:
-            graph.erase_node(node)
-        program = program.with_graph(graph)
-    return program.as_source()
-
-
-def _is_read_for_nothing(node: Node) -> bool:
-    return node.target in READS_DATA and not node.users

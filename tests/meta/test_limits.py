@@ -31,7 +31,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "sharded models": (
-        1_150,
+        1_160,
         (
             "distributed/",
             "converters/collectives.py",
@@ -59,7 +59,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "converters": (5_720, ("converters/",)),
     "building blocks": (5_190, ("impl/",)),
     "improvement passes": (3_810, ("improvements/",)),
-    "decomposition": (3_370, ("decomposition/",)),
+    "decomposition": (3_410, ("decomposition/",)),
     "partitioning": (1_130, ("partitioning/",)),
     "networks": (1_760, ("network/",)),
     "engine builds": (1_020, ("build/",)),
