@@ -20,8 +20,11 @@ import torch
 import pipeline
 from pipeline.artifact.named_io import outputs_by_name
 from pipeline.trt import LIBRARY
-from tests.artifact.test_epcontext import Rows, rows
-from tests.docs.test_onnxruntime_cpp import built
+
+pytest.importorskip("onnx", reason="the extra onnx is not installed")
+
+from tests.artifact.test_epcontext import Rows, rows  # noqa: E402 - without onnx it cannot be imported
+from tests.docs.test_onnxruntime_cpp import built  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 PAGE = Path(__file__).parents[2] / "docs" / "onnx.md"
