@@ -23,8 +23,8 @@ from pipeline.trt import LIBRARY
 
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
 
-from tests.artifact.test_epcontext import Rows, rows  # noqa: E402 - without onnx it cannot be imported
-from tests.docs.test_onnxruntime_cpp import built  # noqa: E402
+from tests.artifact.test_epcontext import Rows, rows
+from tests.docs.test_onnxruntime_cpp import built
 
 pytestmark = pytest.mark.gpu
 PAGE = Path(__file__).parents[2] / "docs" / "onnx.md"
