@@ -84,12 +84,12 @@ architecture runs in engines. `python -m benchmarks.tables` writes the page.
 Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled (`python -m
 benchmarks.real`). Times are milliseconds, on the GPU for a call that is awaited / for one of many that are not: *ours*
 with `cuda_graphs=True`, and the *best other* of eager in a CUDA graph (where it can be recorded), `torch.compile` in
-the modes that were measured, and Torch-TensorRT where it was. *Ratio* is ours to theirs in the measure that is worse for us. The *floor* is what the
-GPU needs at least (`python -m benchmarks.floors`): all products at the speed of one large matmul, or all weights,
-inputs and outputs at that of a copy; *share* is the floor's part of our time. *Error* is ours relative to eager's in
-the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions, which have the bound of 2
-with `use_fp32_acc=True` (*exact*). A model that chooses by its data (`routed`) has none. Rows *with torch.compile* have
-the setting `torch_compile`.
+the modes that were measured, and Torch-TensorRT where it was. *Ratio* is ours to theirs in the measure that is worse
+for us. The *floor* is what the GPU needs at least (`python -m benchmarks.floors`): all products at the speed of one
+large matmul, or all weights, inputs and outputs at that of a copy; *share* is the floor's part of our time. *Error* is
+ours relative to eager's in the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions,
+which have the bound of 2 with `use_fp32_acc=True` (*exact*). A model that chooses by its data (`routed`) has none. Rows
+*with torch.compile* have the setting `torch_compile`.
 """
 REAL_COLUMNS = ["model", "dtype", "on", "ours", "best other", "", "ratio", "floor", "share", "error"]
 ZOO_HEAD = """
