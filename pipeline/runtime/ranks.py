@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -21,6 +24,9 @@ from pipeline.records.sharding import Alone, Layout, Sharding
 from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text, watched
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+_exchanges: Final = count()
+"""Numbers of the values that ranks exchanged."""
 _modules: Final = count()
 """Numbers of the modules that were made of programs with a sharding: all ranks make them in one order."""
 
@@ -214,17 +220,26 @@ def _mesh(layout: Layout) -> Argument:
     return DeviceMesh(layout.device, ranks, mesh_dim_names=layout.names or None)
 
 
-def of_all_ranks(program: Program, value: T) -> list[T]:
-    """Return a value of this rank and those of the ranks in its groups, which all call this."""
-    found = [value]
-    for name, ranks in ({} if program.sharding is None else program.sharding.groups).items():
-        if program.sharding is not None and program.sharding.rank in ranks:
-            import torch.distributed as dist
+def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
+    """Return a value, which JSON has, of this rank and of those in its groups, in the same order on each; empty if one
+    does not come in time, since ranks may compile one after the other. All of them get the same answer."""
+    sharding = program.sharding
+    if sharding is None or not sharding.groups:
+        return [value]
+    from torch.distributed.distributed_c10d import _get_default_store
 
-            rows: list[list[T]] = [[] for _ in ranks]
-            dist.all_gather_object(rows, found, group_of(name))
-            found = [each for row in rows for each in row]
-    return found
+    every = [ranks for ranks in sharding.groups.values() if sharding.rank in ranks]
+    ranks = range(sharding.ranks) if len(every) > 1 else every[0]
+    store, key = _get_default_store(), f"pipeline/values/{next(_exchanges)}/{ranks[0]}"
+    names = [f"{key}/{rank}" for rank in ranks]
+    store.set(f"{key}/{sharding.rank}", json.dumps(value))
+    ends = time.monotonic() + seconds
+    while not store.check(names) and not store.check([key]) and time.monotonic() < ends:
+        time.sleep(0.02)
+    if store.compare_set(key, "", "all" if store.check(names) else "none") != b"all":  # the first answer stays
+        log.info("not all ranks came within %g s to compare forms of the program: it stays as it is", seconds)
+        return []
+    return [json.loads(store.get(name)) for name in names]
 
 
 @contextmanager

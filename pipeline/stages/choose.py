@@ -53,6 +53,8 @@ LEAST_OF_MANY: Final = 0.01
 as the step of a language model, which is called for each token."""
 
 
+ARRIVE, MEASURE = 60.0, 600.0
+"""The seconds in which all ranks have compiled a program, and then have measured it; else it stays as it is."""
 Form: TypeAlias = Callable[[Sequence[str]], Compiled | None]
 """Returns the form of a program with these operators in PyTorch, if there is one."""
 
@@ -99,7 +101,7 @@ class Choose:
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest form of a program."""
-        if not any(of_all_ranks(compiled.program, _is_asked(compiled))):
+        if not any(of_all_ranks(compiled.program, _is_asked(compiled), ARRIVE)):
             return compiled
         fastest, form = compiled, cache(lambda names: self._another(compiled, names))
         pairs: Mapping[str, Pair] = {}
@@ -107,7 +109,7 @@ class Choose:
             pairs = self._pairs(compiled, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
-        pairs = slowest(of_all_ranks(compiled.program, pairs))
+        pairs = slowest(of_all_ranks(compiled.program, pairs, MEASURE))
         try:
             fastest = self._fastest(compiled, pairs, form)
         except Exception as error:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from attrs import field, frozen
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -112,6 +113,20 @@ def forms_that_ranks_choose(rank: int, folder: Path) -> None:
         torch.testing.assert_close(run(compiled)(x), whole(x), **CLOSE)
 
 
+def ranks_that_compile_one_after_the_other(rank: int, folder: Path) -> None:
+    """They do not wait for each other for long, and none of them takes another form."""
+    _, model = sharded(BY_ROWS_AND_COLUMNS)
+    compile = pipeline.default(load_built_engines=True).without("choose").replace("load", as_is)
+    if rank == 1:
+        dist.barrier()
+    with a_gpu(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(choose, "ARRIVE", 0.3)
+        compiled = Choose(Slow(rank, 5.0))(compile(model, (torch.randn(2, 4, 16),)))
+    assert compiled.partitioned.segments[0].kind == "engine"
+    if rank == 0:
+        dist.barrier()
+
+
 def matmuls(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
     """A GPU on which PyTorch is faster for matmuls alone."""
     costs = zip((1.0, 9.0, 0.1), programs, strict=True)
@@ -161,6 +176,7 @@ def a_call_that_would_end_the_process(rank: int, folder: Path) -> None:
 
 CHOOSING = (
     forms_that_ranks_choose,
+    ranks_that_compile_one_after_the_other,
     matmuls_of_a_sharded_llama,
     collectives_through_the_host,
     a_call_that_would_end_the_process,

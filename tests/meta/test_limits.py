@@ -31,7 +31,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "sharded models": (
-        1_160,
+        1_180,
         (
             "distributed/",
             "converters/collectives.py",
