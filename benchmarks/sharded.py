@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +56,8 @@ MODELS: Final[Mapping[str, Mapping[str, int]]] = {
 GRAPHS, PLAIN, EAGER = "pipeline + graph", "pipeline", "eager"
 COMPILED, REDUCED, ALONE = "torch.compile", "torch.compile, reduce-overhead", "pipeline + graph, one GPU"
 INSIDE = [f"{each}, collectives in engines" for each in (GRAPHS, PLAIN)]
-METHODS: Final = (GRAPHS, PLAIN, *INSIDE, EAGER, COMPILED, REDUCED, ALONE)
+MEASURED = f"{GRAPHS}, measured forms"
+METHODS: Final = (GRAPHS, MEASURED, PLAIN, *INSIDE, EAGER, COMPILED, REDUCED, ALONE)
 NEW, COPIED = 32, 1 << 30
 """The greedy tokens that are compared, and the bytes of a copy."""
 
@@ -134,6 +136,8 @@ def inputs(batch: int, positions: int, tokens: int) -> dict[str, torch.Tensor]:
 def ours(model: Any, batch: int, positions: int, prompt: int, method: str) -> tuple[Any, Step]:
     """The compiled model, and its step."""
     how: dict[str, Any] = {"cuda_graphs": "graph" in method, "collectives_in_engine": method in INSIDE}
+    if method == MEASURED:
+        how["measurements"] = f"{tempfile.gettempdir()}/sharded-measured-{dist.get_rank()}.json"
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": prompt}
     made = compile_for_generation(model, **sizes, executor="tensorrt" if cuda() else "reference", **how)
     return made, step_of(made.runners["decoder"], batch, positions)

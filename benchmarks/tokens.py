@@ -156,6 +156,7 @@ def _theirs(model: Any, batch: int, positions: int, tokens: int, mode: str | Non
     given = step_inputs(batch, positions, tokens)
     how = {"input_ids": given["input_ids"], cache_name(model): cache, "use_cache": True}
     how |= {"position_ids": given["position_ids"]} if takes(model, "position_ids") else {}
+    how |= {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
     step = torch.compile(model, mode=mode, fullgraph=False) if mode else model
     with torch.no_grad():
         model(**how)  # which makes the cache
@@ -164,7 +165,7 @@ def _theirs(model: Any, batch: int, positions: int, tokens: int, mode: str | Non
         for layer in cache.layers:
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(positions - tokens)
-        return step(**how, logits_to_keep=1).logits
+        return step(**how).logits
 
     return torch.no_grad()(call)
 

@@ -182,7 +182,7 @@ class CompilationSettings:
     measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
         of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
         True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all.
-        Default True.
+        Ranks of a sharded model measure with a path alone. Default True.
     collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
         engines, with the process group's own communicator of NCCL. Those that an engine cannot run stay between
         engines, and coverage says why. Default False.

@@ -3,8 +3,8 @@
 Before: any compiled program. After: the fastest of the same; one in which some engines are segments of PyTorch; and the
 program before `decompose` as one segment of PyTorch, whose operators may be fewer and larger, or, where profiles have
 engines of their own, one with matmuls by weights, and attention of many queries, in PyTorch. The reasons of
-``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU. All ranks of a
-sharded model take the same form.
+``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU. Ranks of a sharded
+model measure if ``measurements`` is a path, and take the same form.
 """
 
 from __future__ import annotations
@@ -104,22 +104,24 @@ class Choose:
         if not any(of_all_ranks(compiled.program, _is_asked(compiled), ARRIVE)):
             return compiled
         fastest, form = compiled, cache(lambda names: self._another(compiled, names))
+        keys: Mapping[int | None, Keys] = {}
         pairs: Mapping[str, Pair] = {}
         try:
-            pairs = self._pairs(compiled, form)
+            keys = _keys(compiled)
+            pairs = self._pairs(compiled, keys, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
         pairs = slowest(of_all_ranks(compiled.program, pairs, MEASURE))
         try:
-            fastest = self._fastest(compiled, pairs, form)
+            times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
+            fastest = self._fastest(compiled, times, form)
         except Exception as error:
             log.info("no other form of the program was made: %s", error)
         _free_memory()
         return fastest
 
-    def _fastest(self, compiled: Compiled, pairs: Mapping[str, Pair], form: Form) -> Compiled:
-        """Return the fastest form by what was measured."""
-        found = [Times.of(compiled, profile, keys, pairs) for profile, keys in _keys(compiled).items()]
+    def _fastest(self, compiled: Compiled, found: Sequence[Times], form: Form) -> Compiled:
+        """Return the fastest form by the times of each profile."""
         split = [times for times in found if times.another_is_faster]
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
@@ -164,10 +166,9 @@ class Choose:
             return None
         return made
 
-    def _pairs(self, compiled: Compiled, form: Form) -> Mapping[str, Pair]:
+    def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Pair]:
         """Return the times of a program's forms by their keys: those that are kept, and new ones."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
-        keys = _keys(compiled)
         for profile, own in keys.items() if _is_here(compiled) else ():
             times = Times.of(compiled, profile, own, known)
             if not (times.complete or times.another_is_faster):
@@ -300,8 +301,8 @@ def _is_asked(compiled: Compiled) -> bool:
     """Return whether the settings and the size of a program ask for measurements."""
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
-    if compiled.program.sharding is not None:  # what is measured elsewhere is of ranks that are all there
-        asked = asked and _is_here(compiled) and runs_alone(compiled)
+    if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
+        asked = asked and isinstance(settings.measurements, str) and _is_here(compiled) and runs_alone(compiled)
     layers = (layer for network in compiled.networks for layer in network.layers if layer.kind == "CONVOLUTION")
     least = GROUPED if any(layer.attribute("num_groups") > 1 for layer in layers) else LARGE
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= least

@@ -33,7 +33,7 @@ TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
 QUERIES: Final = 64
-"""The queries from which attention is faster in PyTorch, by kernels that write no products of queries and keys."""
+"""The queries from which attention is tried in PyTorch, whose kernels write no products of queries and keys."""
 
 
 def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:

@@ -118,7 +118,8 @@ def llama_with_measured_forms(rank: int, folder: Path) -> None:
         asked.extend(programs)
         return choose.measured(programs, profile)
 
-    compile = pipeline.default(cuda_graphs=cuda()).replace("choose", choose.Choose(timer))
+    kept = str(folder / f"measured{rank}.json")
+    compile = pipeline.default(cuda_graphs=cuda(), measurements=kept).replace("choose", choose.Choose(timer))
     with nccl(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(choose, "LARGE", 0)
         patched.setattr(matmuls_in_torch, "LEAST", 0)
