@@ -65,7 +65,7 @@ def collect(
     """
 
     def subject(row: Row) -> tuple[Any, ...]:
-        return tuple(row[field] for field in of)
+        return tuple(row.get(field) for field in of)
 
     path = RESULTS / f"{name}.json"
     before_this = json.loads(path.read_text(encoding="utf-8")) if add and path.exists() else {key: []}

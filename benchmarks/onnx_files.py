@@ -26,18 +26,11 @@ from pipeline.trt import LIBRARY, Log, new_network, trt
 
 BATCH, PERIOD = 8, 4099
 """The largest batch, and the numbers after which a weight repeats."""
-SIZES: Mapping[str, int] = {
-    "torchvision resnet18": 224,
-    "torchvision mobilenet_v3_small": 224,
-    "torchvision efficientnet_b0": 224,
-    "torchvision swin_t": 224,
-    "torchvision lraspp_mobilenet_v3_large": 224,
-    "timm vit_tiny_patch16_224": 224,
-    "timm mobilevit_xxs": 224,
-    "timm convnext_atto": 224,
-    "timm ghostnet_100": 224,
-    "timm eva02_tiny_patch14_224": 224,
-}
+MODELS = (
+    *("torchvision resnet18", "torchvision mobilenet_v3_small", "torchvision efficientnet_b0", "torchvision swin_t"),
+    *("torchvision lraspp_mobilenet_v3_large", "timm vit_tiny_patch16_224", "timm mobilevit_xxs"),
+    *("timm convnext_atto", "timm ghostnet_100", "timm eva02_tiny_patch14_224"),
+)
 
 
 def model_of(name: str) -> torch.nn.Module:
@@ -59,14 +52,14 @@ def model_of(name: str) -> torch.nn.Module:
     return made.eval().requires_grad_(False)
 
 
-def images_of(size: int) -> torch.Tensor:
+def batch_of_images() -> torch.Tensor:
     """A batch of images, the same on each machine."""
-    return torch.randn(BATCH, 3, size, size, generator=torch.Generator().manual_seed(1))
+    return torch.randn(BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(1))
 
 
 def export(name: str, folder: Path) -> None:
     """Write a model's file, and its result of the first image."""
-    model, images = model_of(name), images_of(SIZES[name])
+    model, images = model_of(name), batch_of_images()
     path = folder / f"{name.split()[1]}.onnx"
     batch = {0: torch.export.Dim("batch", min=1, max=BATCH)}
     torch.onnx.export(model, (images,), path, dynamo=True, verbose=False, external_data=False, dynamic_shapes=(batch,))
@@ -133,7 +126,7 @@ WAYS: Mapping[str, Callable[[Path, torch.Tensor], tuple[Call, dict[str, Any]]]] 
 def rows(path: Path) -> list[dict[str, Any]]:
     """A row of each way for a file: seconds until the first result, its error beside PyTorch's, milliseconds."""
     expected = torch.load(path.with_suffix(".pt")).cuda()
-    images = images_of(next(size for name, size in SIZES.items() if name.endswith(f" {path.stem}"))).cuda()
+    images = batch_of_images().cuda()
     found: dict[str, dict[str, Any]] = {}
     calls: dict[str, Call] = {}
     for way, make in WAYS.items():
@@ -182,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--export", action="store_true")
     options = parser.parse_args(argv)
     if options.export:
-        for name in SIZES:
+        for name in MODELS:
             export(name, options.folder)
             print(name, flush=True)
         return 0

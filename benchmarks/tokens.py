@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind, of, each = "steps", (*FIELDS, "tokens"), [Row({"tokens": tokens})]
         prepare = partial(step, tokens)
     elif not options.ready:
-        kind, of, each = "tokens", (*FIELDS, "method"), [{"method": method} for method in options.methods]
+        kind, of, each = "tokens", (*FIELDS, "method", "tokens"), [{"method": method} for method in options.methods]
         reached = bandwidth()
         prepare = partial(times, options.methods, reached, options.pieces, options.tokens)
         more = {**pieces, "copy_gb_s": round(reached / 1e9)}

@@ -20,7 +20,7 @@ from pipeline.export_fixes.interrupts import undoing
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
-from pipeline.runtime.ranks import backend_of, ranks_of
+from pipeline.runtime.ranks import ranks_of, runs_on_host
 
 WRAPPERS: Final = {
     "FSDPModule": "whose hooks gather its parameters for each call",
@@ -136,7 +136,7 @@ def check_callable(model: nn.Module) -> None:
 
 
 def _in_gloo(mesh: Argument) -> bool:
-    return any("nccl" not in backend_of(group.group_name) for group in mesh.get_all_groups())
+    return any(runs_on_host(group.group_name) for group in mesh.get_all_groups())
 
 
 def layout_of(tensor: Argument) -> Layout:

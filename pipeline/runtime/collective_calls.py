@@ -14,7 +14,7 @@ from pipeline.aten.collectives import groups_of, is_collective, is_wait
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.records.sharding import Alone, Sharding
-from pipeline.runtime.ranks import backend_of
+from pipeline.runtime.ranks import runs_on_host
 
 _ops: Final = torch.ops._c10d_functional
 
@@ -42,7 +42,7 @@ def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argum
     """
     if isinstance(sharding, Alone):
         return ALONE[node.target]
-    if device.type == "cuda" and not is_wait(node) and "nccl" not in backend_of(*groups_of([node])):
+    if device.type == "cuda" and any(map(runs_on_host, groups_of([node]))):
         return partial(_through_host, node.target)
     return node.target
 

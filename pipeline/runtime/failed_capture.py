@@ -14,9 +14,9 @@ from pipeline.aten.types import Argument
 def ended_if_it_fails(pool: Argument) -> Iterator[None]:
     """A context around a capture with this pool of memory.
 
-    CUDA refuses to end a capture in which something waited for the GPU. torch, 2.11 at least, then stays on the stream
-    of the capture, and leaves its allocator as during one: it keeps the pool, and tensors that several streams used, as
-    those of NCCL, are never free.
+    CUDA refuses to end a capture in which something waited for the GPU. torch's ``capture_end`` then raises before it
+    tells the allocator, and ``torch.cuda.graph`` before it leaves the stream. While a capture is under way the
+    allocator frees neither cached memory when it is short, nor tensors that several streams used.
     """
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     try:

@@ -16,8 +16,9 @@ def attention(
 ) -> torch.Tensor:
     """Return ``scaled_dot_product_attention``.
 
-    With a mask and groups of heads torch (2.11) has no fused kernel: it writes and reads all products of queries and
-    keys. So heads of keys are repeated; and a single query of each head is one of its group's.
+    By torch's rules flash attention takes no mask, and the efficient kernel no groups of heads; where cuDNN's does not
+    run, all products of queries and keys are written and read. So heads of keys are repeated; and a single query of
+    each head is one of its group's.
     """
     heads, groups = query.shape[-3], key.shape[-3]
     if not how.get("enable_gqa") or attn_mask is None or heads == groups:

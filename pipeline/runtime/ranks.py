@@ -184,6 +184,12 @@ def backend_of(name: str) -> str:
         return ""
 
 
+def runs_on_host(name: str) -> bool:
+    """Return whether the collectives of a process group run on the host."""
+    backend = backend_of(name)
+    return bool(backend) and "nccl" not in backend
+
+
 def group_of(name: str) -> Argument:
     """Return a process group by its name."""
     from torch.distributed import distributed_c10d
@@ -268,8 +274,8 @@ def same_random_numbers(program: Program) -> Iterator[None]:
 def of_the_host(program: Program) -> str:
     """Return why no CUDA graph can have the collectives of a program; empty if one can."""
     groups = () if program.sharding is None else program.sharding.groups
-    host = next((backend for backend in map(backend_of, groups) if "nccl" not in backend), "")
-    return f"the collectives of {host} run on the host" if host else ""
+    host = next(filter(runs_on_host, groups), "")
+    return f"the collectives of {backend_of(host)} run on the host" if host else ""
 
 
 def agreed(ranks: Ranks | None, given: Sequence[object]) -> None:
