@@ -157,7 +157,7 @@ def _theirs(model: Any, batch: int, positions: int, tokens: int, mode: str | Non
     how = {"input_ids": given["input_ids"], cache_name(model): cache, "use_cache": True}
     how |= {"position_ids": given["position_ids"]} if takes(model, "position_ids") else {}
     how |= {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-    step = torch.compile(model, mode=mode, fullgraph=False) if mode else model
+    step = torch.compile(model, mode=mode, dynamic=False) if mode else model
     with torch.no_grad():
         model(**how)  # which makes the cache
 

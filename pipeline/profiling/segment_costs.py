@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Final
@@ -14,7 +14,8 @@ from attrs import astuple, frozen
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import Ahead, Call, elapsed, instrumentable, instrumented, mark
-from pipeline.runtime.failed_capture import ended_if_it_fails
+from pipeline.runtime import graph_copies
+from pipeline.runtime.capture import captured
 from pipeline.runtime.module import ProgramModule
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def segment_costs(
             for module in modules:
                 call.warm(module, count)
         with turn():
-            replays = _replayed(programs, modules, calls, counts)
+            replays = list(_replayed(programs, modules, calls, counts))
             found = [instrumented(module) for module in modules]
             costs = [_called(modules, found, c, count) for c, count in zip(calls, counts, strict=True)]
     rows = [[_shared(*row) for row in zip(*each, strict=True)] for each in zip(costs, replays, strict=True)]
@@ -87,20 +88,18 @@ def _mean(costs: Sequence[SegmentCost]) -> SegmentCost:
 
 def _replayed(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
-) -> list[list[list[float]]]:
-    """Return for each call the milliseconds of its replays by each program, none without ``cuda_graphs``.
+) -> Iterator[list[list[float]]]:
+    """Yield for each call the milliseconds of its replays by each program, none without ``cuda_graphs``.
 
     Their graphs share one pool of memory.
     """
     recorded = [each.settings.cuda_graphs for each in programs]
     pool = torch.cuda.graph_pool_handle() if any(recorded) else None
-    captured: list[list[torch.cuda.CUDAGraph | None]] = []
-    found = []
+    every: list[list[torch.cuda.CUDAGraph | None]] = []
     for call, count in zip(calls, counts, strict=True):
         pairs = zip(modules, recorded, strict=True)
-        captured.append([_graph_of(module, call, pool) if on else None for module, on in pairs])
-        found.append(_replay_times(captured[-1], count))
-    return found
+        every.append([_graph_of(module, call, pool) if on else None for module, on in pairs])
+        yield _replay_times(every[-1], count)
 
 
 def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
@@ -114,11 +113,10 @@ def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping
 
 def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.CUDAGraph | None:
     """Capture a call in a CUDA graph; None if that fails."""
-    graph = torch.cuda.CUDAGraph()
+    graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
-        torch.cuda.synchronize()
-        with ended_if_it_fails(pool), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with captured(graph, pool, graph_copies.capture_stream(device), in_torch=True):
             call(module)
     except Exception as error:
         log.info("a call that is measured cannot be captured: %s", error)

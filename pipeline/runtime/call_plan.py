@@ -117,6 +117,20 @@ class Layout:
         return of_the_host(self.program)
 
 
+def dropped(layout: Layout, steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """Return for each step the slots of computed values that nothing reads after it."""
+    computed = {slot for step in steps for slot in step.gives}
+    read = {*layout.checks, *(slot for slot, _ in layout.decisions), *(end.slot for end in layout.writes)}
+    read |= {slot for end in layout.returns for slot in (end.slot, end.held) if slot is not None}
+    read |= {end.buffer for end in layout.writes if end.buffer is not None}
+    found: list[tuple[int, ...]] = []
+    for step in reversed(steps):
+        used = {*step.takes, *step.gives} & computed
+        found.append(tuple(sorted(used - read)))
+        read |= used
+    return found[::-1]
+
+
 @frozen(eq=False)
 class CallPlan:
     """The state that calls with the same shapes, dtypes, devices and numbers share.

@@ -8,7 +8,6 @@ overwrites a tensor that a caller holds.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakMethod
@@ -19,9 +18,9 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.call_plan import CallPlan, Return, to_write
+from pipeline.runtime.capture import captured, capturing
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.engine_stream import Lane
-from pipeline.runtime.failed_capture import ended_if_it_fails
 from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
@@ -29,8 +28,6 @@ from pipeline.runtime.run_context import Turn
 from pipeline.runtime.worker import SegmentExecutor
 
 log = logging.getLogger(__name__)
-
-_capturing = threading.Lock()
 
 
 LARGE = 1 << 20
@@ -72,6 +69,7 @@ class CapturedCall:
         self.still = tuple(still.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.available()
+        self._in_torch = any(step.segment.kind == "torch" for step in self.layout.steps)
         moving = [given for given, _, _ in plan.moves if given not in still]
         self._fed = {i: Feed(i, self._executor.arrive(leaves[i]), self._inside) for i in moving}
         self.written: list[tuple[int, Leaf]] = []
@@ -80,9 +78,8 @@ class CapturedCall:
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
         self.results = [(r.input_index, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
         self._large = self._written_at_once(values)
-        random = any(step.segment.kind == "torch" for step in self.layout.steps)
         again = WeakMethod(self._captured_for) if self._large else None  # weak: a dropped call is freed at once
-        self._replay = Replays(self.graph, list(self._fed.values()), self.takes, random=random, again=again)
+        self._replay = Replays(self.graph, list(self._fed.values()), self.takes, random=self._in_torch, again=again)
         in_order = [(given, i) for given, i, _ in self.results] == [(None, i) for i in range(len(self.takes))]
         self._as_made = in_order and self._replay.complete and not self.written
 
@@ -91,8 +88,7 @@ class CapturedCall:
 
     def _written_at_once(self, values: Sequence[object]) -> dict[int, int]:
         """Return the slots, by output index, of large outputs that engines fill and nothing else reads."""
-        engines = all(step.segment.kind != "torch" for step in self.layout.steps)
-        if not engines or self.layout.writes or not self._copies_out:
+        if self._in_torch or self.layout.writes or not self._copies_out:
             return {}
         filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
         large = {i: take.value for i, take in enumerate(self.takes) if take.value.nbytes >= LARGE}
@@ -118,8 +114,7 @@ class CapturedCall:
             with torch.cuda.stream(stream):
                 self._run(leaves, turn)  # compiles and allocates before the capture
                 stream.synchronize()
-            how = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
-            with ended_if_it_fails(self._pool), torch.cuda.graph(self.graph, **how):
+            with captured(self.graph, self._pool, stream, self._in_torch):
                 return self._body(leaves, turn)
         finally:
             caller.wait_stream(stream)
@@ -129,14 +124,9 @@ class CapturedCall:
         """Return an instance that writes the large outputs directly to this memory."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
-        stream = torch.cuda.stream(graph_copies.capture_stream(self._lane.device))
-        with _capturing, stream, ended_if_it_fails(self._pool):
-            turn = Turn(torch.cuda.current_stream(), captured=True, into=into)
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                _, _, takes = self._body(leaves, turn)
-            finally:
-                graph.capture_end()
+        stream = graph_copies.capture_stream(self._lane.device)
+        with captured(graph, self._pool, stream, self._in_torch):
+            _, _, takes = self._body(leaves, Turn(stream, captured=True, into=into))
         instantiate(graph)
         return instance(graph, list(self._fed.values()), takes)
 
@@ -240,9 +230,10 @@ class CudaGraphs:
         if reason is None:
             while len(self.kept) >= self.limit:
                 self.kept.pop(next(iter(self.kept)))
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            if not self.kept:  # torch uses no pool again whose graphs are gone while a tensor holds its memory
+                self._pool = torch.cuda.graph_pool_handle()
             try:
-                with _capturing:
+                with capturing:
                     self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse, still)
                 return self.kept[plan]
             except Exception as error:

@@ -12,7 +12,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.errors import DecisionError, worded
 from pipeline.program import Segment
-from pipeline.runtime.call_plan import CallPlan, Layout, Slots, Step, to_write
+from pipeline.runtime.call_plan import CallPlan, Layout, Slots, Step, dropped, to_write
 from pipeline.runtime.inputs import checked
 from pipeline.runtime.run_context import ON_CPU, SegmentRunner, Turn
 from pipeline.shapes.environment import number_of
@@ -60,7 +60,13 @@ class SegmentExecutor:
         """Set the steps, and select those of each profile."""
         self._steps = steps
         places = (None, *range(len(self.layout.program.profiles)))
-        self._in_profile = {place: tuple(s for s in steps if s[0].segment.runs_in(place)) for place in places}
+        self._in_profile = {place: self._with_drops(place) for place in places}
+
+    def _with_drops(self, profile: int | None) -> tuple[tuple[Step, SegmentRunner, tuple[int, ...]], ...]:
+        """Return the steps of a profile, each with the slots that nothing reads after it."""
+        chosen = [(step, run) for step, run in self._steps if step.segment.runs_in(profile)]
+        drops = dropped(self.layout, [step for step, _ in chosen])
+        return tuple((step, run, after) for (step, run), after in zip(chosen, drops, strict=True))
 
     def arrive(self, value: torch.Tensor) -> torch.Tensor:
         """Convert an input to the program's device and the dtype in which it computes."""
@@ -68,9 +74,10 @@ class SegmentExecutor:
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Fill the slots of all segments' outputs and of the sizes that they determine."""
+        """Fill the slots of all segments' outputs and of the sizes that they determine; empty each after its last
+        use."""
         symbols = plan.symbols
-        for step, run in self._in_profile[plan.profile]:
+        for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
                 slots[slot] = number_of(expr, symbols)
             outputs = run([slots[i] for i in step.takes], turn)
@@ -78,6 +85,8 @@ class SegmentExecutor:
                 slots[slot] = value
             if step.learns:
                 symbols = {**symbols, **checked(self.layout.program, _learnt(step.learns, outputs))}
+            for slot in drops:
+                slots[slot] = None
         for slot, expr in self.layout.late:
             slots[slot] = number_of(expr, symbols)
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
 
 import pipeline
 from pipeline import ShapeError
+from pipeline.program import Segment
 from pipeline.runtime import module as module_file
+from pipeline.runtime.run_context import SegmentRunner, Turn
 from pipeline.runtime.worker import Pool
 
 
@@ -193,3 +197,33 @@ def test_a_module_may_be_told_how_to_run(scaled: Any) -> None:
         scaled.module(min_block_size=3)
     with pytest.raises(TypeError, match="did you mean 'cuda_graphs'"):
         scaled.module(cuda_graph=True)
+
+
+@pytest.mark.parametrize("profiles", [(), ((1, 2, 2), (3, 8, 8))])
+def test_a_value_is_freed_after_its_last_use(profiles: tuple[tuple[int, ...], ...]) -> None:
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = x + 1
+            for _ in range(16):
+                x = torch.cos(x)
+            return first, x
+
+    x = torch.rand(8, 4)
+    ranges = tuple(tuple((size, 4) for size in sizes) for sizes in profiles)
+    given = pipeline.Input(profiles=ranges) if ranges else x
+    compile = pipeline.default().replace("partition", pipeline.in_pieces(8))
+    module = compile(Chain(), (given,)).module(executor="reference")
+    alive, most = list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def watched(segment: Segment, run: SegmentRunner) -> SegmentRunner:
+        def call(inputs: list[Any], turn: Turn) -> Sequence[Any]:
+            outputs = run(inputs, turn)
+            alive.extend(map(weakref.ref, outputs))
+            most.append(sum(each() is not None for each in alive))
+            return outputs
+
+        return call
+
+    module.instrument(watched)
+    torch.testing.assert_close(module(x), Chain()(x))
+    assert len(most) >= 6 and max(most) <= 3, most
