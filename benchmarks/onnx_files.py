@@ -76,8 +76,8 @@ def ours(path: Path, images: torch.Tensor) -> tuple[Call, dict[str, Any]]:
     """A call that returns the first result, and what the program is made of."""
     least, best, most = shapes(images)
     given = pipeline.Input(min_shape=least, opt_shape=best, max_shape=most)
-    compiled = pipeline.compile(str(path), (given,), device="cuda")
-    module = compiled.module(cuda_graphs=True)
+    compiled = pipeline.compile(str(path), (given,), device="cuda", cuda_graphs=True)
+    module = compiled.module()
     counts = {"engines": len(compiled.engines), "in_pytorch": len(compiled.coverage.fallback)}
     counts["layers"] = sum(len(each.layers) for each in compiled.networks)
 

@@ -10,16 +10,12 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 DEVICE: Final = "cuda"
+EIGHT: Final = {"hidden_size": 4096, "intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256}
 SIZES: Final[Mapping[str, Mapping[str, int]]] = {
     "1.1B": {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632},
     "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192, "num_attention_heads": 24},
-    "8B": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
+    "8B": {"num_hidden_layers": 32, **EIGHT},
+    "8B, 16 layers": {"num_hidden_layers": 16, **EIGHT},
 }
 MAMBA2: Final = {
     "vocab_size": 50288,

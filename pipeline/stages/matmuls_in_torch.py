@@ -21,7 +21,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Program, Segment, Validated
 from pipeline.shapes.environment import expression, value_of
-from pipeline.stages.partition import InPieces, partition
+from pipeline.stages.partition import BehindUpdates, InPieces, Partition
 from pipeline.verification.recompile import Again
 from pipeline.verification.samples import usual_sizes
 from pipeline.verification.split import refused
@@ -51,8 +51,8 @@ def in_words(program: Program, names: Sequence[str]) -> str:
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequence[str]) -> Compiled:
-    """Return the program, compiled again with these operators in PyTorch. They cut layers already, so the default
-    partitioner takes the place of one that cuts between submodules.
+    """Return the program, compiled again with these operators in PyTorch. They cut layers already, so one that cuts
+    behind updates of caches takes the place of the partitioner between submodules.
 
     Raises:
         ValueError: there are none, or an engine is for all profiles.
@@ -64,8 +64,8 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequ
     cut: Any = again.partition
     while isinstance(cut, Named | FunctionStage):
         cut = cut.stage if isinstance(cut, Named) else cut.function
-    if isinstance(cut, InPieces) and cut.between:
-        again = evolve(again, partition=as_stage(partition))
+    if isinstance(cut, Partition) or (isinstance(cut, InPieces) and cut.between):
+        again = evolve(again, partition=as_stage(BehindUpdates()))
     validated = Validated(compiled.program, compiled.partitioned.verdicts)
     made = again.compiled(refused(validated, dict.fromkeys(names, TRIAL)))
     _check_profiles(made)

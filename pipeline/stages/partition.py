@@ -11,22 +11,24 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from pipeline.aten.collectives import is_wait
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
-from pipeline.partitioning.fixpoint import Numbered, Settled, settle
+from pipeline.partitioning.fixpoint import Numbered, settle
 from pipeline.partitioning.flow import Flow, Node, copies, flow
 from pipeline.partitioning.split_engine import cut_between, pieces
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
 from pipeline.program import Partitioned, Validated, is_operator
+
+Cut: TypeAlias = Callable[[Flow, Units, Sequence[int]], "list[tuple[int, ...]]"]
+"""Splits the operators of an engine."""
 
 
 class Partitioner(Protocol):
@@ -98,23 +100,40 @@ class InPieces:
         Raises:
             UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
         """
+        return _partitioned(validated, _largest, self._pieces)
 
-        def cut(program: Flow, chosen: Units, settled: Settled) -> Settled:
-            groups = settled.groups
-            parts = ([(kind, part) for part in self._pieces(program, chosen, inside, kind)] for kind, inside in groups)
-            return evolve(settled, groups=tuple(chain.from_iterable(parts)))
-
-        return _partitioned(validated, _largest, cut)
-
-    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int], engine: bool) -> list[tuple[int, ...]]:
-        """Return the pieces of a group; the group itself if it runs in PyTorch."""
-        if not engine:
-            return [tuple(inside)]
+    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the pieces of an engine."""
         if self.count is not None:
             return pieces(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
-        updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
-        return cut_between(program, chosen, inside, [submodules.of(node) for node in program.nodes], updates)
+        keys = [submodules.of(node) for node in program.nodes]
+        return cut_between(program, chosen, inside, keys, _updates(program, inside))
+
+
+@frozen
+class BehindUpdates:
+    """A partitioner that cuts each engine of the default behind its last update of a cache. TensorRT copies a cache
+    before a matmul in the engine that updates it."""
+
+    name: str = field(default="behind_updates", kw_only=True)
+
+    def __call__(self, validated: Validated) -> Partitioned:
+        """Return the segments, in the order in which they run.
+
+        Raises:
+            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
+        """
+        return _partitioned(validated, _largest, self._pieces)
+
+    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the pieces of an engine."""
+        return cut_between(program, chosen, inside, [None] * len(program.nodes), _updates(program, inside))
+
+
+def _updates(program: Flow, inside: Sequence[int]) -> frozenset[int]:
+    """Return the operators that update a cache."""
+    return frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
 
 
 @frozen
@@ -198,7 +217,7 @@ def _largest(program: Flow, refused: dict[int, str]) -> Units:
 def _partitioned(
     validated: Validated,
     choose: Callable[[Flow, dict[int, str]], Units],
-    cut: Callable[[Flow, Units, Settled], Settled] = lambda program, chosen, settled: settled,
+    cut: Cut = lambda program, chosen, inside: [tuple(inside)],
 ) -> Partitioned:
     program, settings = validated.program, validated.program.settings
     reasons = _refused(validated)
@@ -209,10 +228,13 @@ def _partitioned(
     seen = flow(program, copies(program, lambda n: n not in reasons))
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
     chosen = choose(seen, refused)
-    settled = cut(seen, chosen, settle(seen, chosen, refused, settings))
-    return assemble(
-        validated, _named(seen, settled.groups), {seen.nodes[i].name: why for i, why in settled.reasons.items()}
-    )
+    settled = settle(seen, chosen, refused, settings)
+    groups = [
+        (kind, part)
+        for kind, inside in settled.groups
+        for part in (cut(seen, chosen, inside) if kind else [tuple(inside)])
+    ]
+    return assemble(validated, _named(seen, groups), {seen.nodes[i].name: why for i, why in settled.reasons.items()})
 
 
 def _named(seen: Flow, groups: Iterable[Numbered]) -> list[Group]:
