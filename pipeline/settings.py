@@ -225,9 +225,10 @@ class CompilationSettings:
         kernels. A large model takes 15 s to 2 min at the first call, once in a process. `faster_in_torch` then measures
         two such forms of every program, also of small ones. A loaded program calls each operator, since its file is
         data. None: each operator is called. Default None.
-    copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
-        With False it reads the model's own if they are on its device, so that both share one copy. They
-        must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.
+    copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines,
+        and of those that PyTorch reads. With False it reads the model's own if they are on its device, so that both
+        share one copy. They must stay as they are: engines hold others, so that a changed model's results are
+        neither's. Default True.
     runtime_cache: save the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """

@@ -171,10 +171,11 @@ def busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def instrumentable(compiled: Compiled) -> ProgramModule:
-    """Return a module that launches each segment by itself, without CUDA graphs, over the model's own weights."""
+def instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = None) -> ProgramModule:
+    """Return a module that launches each segment by itself, without CUDA graphs, over the model's own weights;
+    ``shared`` as in `ProgramModule`."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
-    return ProgramModule(compiled, "tensorrt", settings)
+    return ProgramModule(compiled, "tensorrt", settings, shared)
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:

@@ -51,8 +51,9 @@ def segment_costs(
 
     turn: makes the context within which they are measured, after engines are loaded and kernels compiled.
     """
+    shared = dict[str, torch.Tensor]()
     with torch.no_grad():
-        modules = [instrumentable(each) for each in programs]
+        modules = [instrumentable(each, shared) for each in programs]
         times = [max(call.warm(module, LEAST) for module in modules) for call in calls]
         counts = [min(runs, max(LEAST, int(ENOUGH / longest))) for longest in times]
         for call, count in zip(calls, counts, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch.utils._pytree import tree_unflatten
@@ -54,8 +54,13 @@ class ProgramModule(CompiledModule):
     """The function that torch.compile and torch.export trace instead of ``forward``."""
 
     def __init__(
-        self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
+        self,
+        compiled: Compiled,
+        executor: Executor | None = None,
+        settings: CompilationSettings | None = None,
+        shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
+        """Load a program. ``shared``: constants by recipe, which modules of one model with these settings share."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -71,11 +76,12 @@ class ProgramModule(CompiledModule):
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         unchanged = Unchanged(compiled.program)
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
-        placed = partial(_weight, unchanged, self.device)
-        constant = cache(lambda name: placed(True, self.program.constants[name]))
-        self._weights = {slot: placed(copied, self.program.constants[name]) for slot, name in self._layout.weights}
+        weight = partial(_weight, unchanged, self.device)
+        constant = partial(_constant, {} if shared is None else shared, partial(weight, copied), self.program.constants)
+        self._weights = {slot: constant(name) for slot, name in self._layout.weights}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
-        self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
+        own = {self._layout.slots[name]: weight(True, self.program.constants[name]) for name in returned}
+        self._constants = {self.device: own}
         folder = self.settings.runtime_cache
         self._kernels = RuntimeCache.of(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
@@ -264,6 +270,14 @@ class ProgramModule(CompiledModule):
         self._fast_replay = None
         self._workers.clear()
         return self
+
+
+def _constant(
+    shared: dict[str, torch.Tensor], make: Callable[[Recipe], torch.Tensor], recipes: Mapping[str, Recipe], name: str
+) -> torch.Tensor:
+    """Return a constant of a program; equal ones are one tensor."""
+    recipe = recipes[name]
+    return shared[key] if (key := f"{recipe} {recipe.dtype}") in shared else shared.setdefault(key, make(recipe))
 
 
 def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:

@@ -264,7 +264,7 @@ def test_segments_that_run_in_a_profile_are_measured(
 ) -> None:
     """On the host's clock, in place of a GPU's events."""
     for name, instead in {
-        "instrumentable": lambda compiled: compiled.module("reference"),
+        "instrumentable": lambda compiled, shared: compiled.module("reference"),
         "mark": time.perf_counter,
         "elapsed": lambda marks: [end - start for start, end in marks],
         "busy": lambda cycles: None,

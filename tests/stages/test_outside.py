@@ -15,6 +15,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import converter_utils
 from pipeline.errors import ShapeError
+from pipeline.runtime.module import ProgramModule
 from pipeline.trt import trt
 
 WIDTH = 16
@@ -126,6 +127,27 @@ def test_a_module_reads_the_models_own_weights_where_it_is_told_to() -> None:
         model.second.weight.add_(1.0)
     assert not torch.equal(module(ids(4)), before), "a change in place is seen"
     assert torch.allclose(module(ids(4)), model(ids(4)), atol=1e-5), "as far as engines read what was changed"
+
+
+class Merged(nn.Module):
+    """Two layers of one input, whose weights become one constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, WIDTH] -> [rows, WIDTH]"""
+        return self.left(x) * torch.relu(self.right(x))
+
+
+def test_programs_that_are_compared_share_what_is_computed_from_weights() -> None:
+    made = stages()(Merged().eval(), args=(torch.rand(3, WIDTH),))
+    settings, shared = made.settings.evolve(copy_weights=False), dict[str, torch.Tensor]()
+    first, second, own = (ProgramModule(made, "reference", settings, held) for held in (shared, shared, None))
+    for slot, value in first._weights.items():
+        assert value.data_ptr() == second._weights[slot].data_ptr() != own._weights[slot].data_ptr()
+    assert first._weights and len(shared) == len(first._weights)
 
 
 def test_other_weights_need_no_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
