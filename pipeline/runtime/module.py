@@ -26,7 +26,7 @@ from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.memory_overlap import check_apart, written_inputs
-from pipeline.runtime.opened_file import FileWeights, check_files, failure_of, file_of
+from pipeline.runtime.opened_file import FileWeights, check_files, file_of, raise_failure
 from pipeline.runtime.program_engines import compile_kernels, group_in, loaded_engine, weights_of
 from pipeline.runtime.ranks import Ranks, agreed, rank_error
 from pipeline.runtime.reference import ReferenceEngine
@@ -154,9 +154,7 @@ class ProgramModule(CompiledModule):
                 self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
             return results
         except Exception as error:
-            if (failed := failure_of(self._file, rank_error(self._ranks, error))) is not error:
-                raise failed from error
-            raise
+            raise_failure(self._file, error, rank_error(self._ranks, error))
         finally:
             self._workers.give(worker)
 
@@ -206,9 +204,7 @@ class ProgramModule(CompiledModule):
         try:
             return self._new_plan(given)
         except Exception as error:
-            if (failed := failure_of(self._file, error)) is not error:
-                raise failed from error
-            raise
+            raise_failure(self._file, error, error)
 
     def _new_plan(self, given: Sequence[Leaf]) -> CallPlan:
         agreed(self._ranks, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import torch
 
@@ -59,16 +59,21 @@ def call_bytes_of(parameters: object) -> int:
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
-def failure_of(file: str, error: Exception) -> Exception:
-    """Return the error of a call that failed in an operator: for a program from a file one that names the file and the
-    node; else, and for lack of memory, the error itself."""
-    if not file or isinstance(error, (PipelineError, MemoryError, torch.OutOfMemoryError)):
-        return error
-    where = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    hint = (
-        "call it with inputs like those it was compiled for; if they are, the file may have been changed: save it again"
-    )
-    return ExecutionError(f"{file}{where}: {worded(error)}", hint)
+def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
+    """Raise the error of a call that failed in an operator, in an except clause for it: for a program from a file one
+    that names the file and the node; else, and for lack of memory, ``other`` or the error itself. No frame of it holds
+    the error: that would keep the tensors of the call until the garbage collector runs."""
+    failed = other
+    if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
+        where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
+        hint = "call it with inputs like those it was compiled for; if they are, the file was changed: save it again"
+        failed = ExecutionError(f"{file}{where}: {worded(other)}", hint)
+    try:
+        if failed is not error:
+            raise failed from error
+        raise
+    finally:
+        del failed, error, other
 
 
 class FileWeights(FrozenDict[str, Leaf]):

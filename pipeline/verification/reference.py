@@ -163,7 +163,10 @@ def _eager(
             raise NotComparableError(f"eager PyTorch is out of memory: {_line(error)}") from error
         except Exception as error:
             first = first or error
-    raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_line(first)}") from first
+    try:
+        raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_line(first)}") from first
+    finally:
+        del first  # an error that its own frame holds keeps the tensors of its frames
 
 
 def _exact(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -227,3 +228,29 @@ def test_a_value_is_freed_after_its_last_use(profiles: tuple[tuple[int, ...], ..
     module.instrument(watched)
     torch.testing.assert_close(module(x), Chain()(x))
     assert len(most) >= 6 and max(most) <= 3, most
+
+
+def test_a_call_that_fails_leaves_no_tensors() -> None:
+    """Not even until the garbage collector runs, which does not know that a GPU's memory is short."""
+    module = pipeline.default()(nn.Linear(4, 4).eval(), (torch.ones(2, 4),)).module(executor="reference")
+    inputs = list[weakref.ref[torch.Tensor]]()
+
+    def failing(segment: Segment, run: SegmentRunner) -> SegmentRunner:
+        def call(given: list[Any], turn: Turn) -> Sequence[Any]:
+            inputs.append(weakref.ref(made := given[0] + 1))
+            raise torch.OutOfMemoryError(f"no memory for {len(made)} rows")
+
+        return call
+
+    module.instrument(failing)
+    gc.disable()
+    try:
+        for x in (torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 3)):
+            inputs.append(weakref.ref(x))
+            try:
+                module(x)
+            except (torch.OutOfMemoryError, ShapeError):
+                del x
+        assert len(inputs) == 5 and not any(each() is not None for each in inputs)
+    finally:
+        gc.enable()
