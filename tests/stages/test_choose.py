@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,12 @@ from torch import nn
 
 import pipeline
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compiled import Compiled, CompiledModule
+from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.export_fixes.requests import Tuned
 from pipeline.profiling import measure, measurements, segment_costs
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
-from pipeline.program import Segment
-from pipeline.runtime.run_context import SegmentRunner, Turn
 from pipeline.stages import choose, matmuls_in_torch, unbuilt
 from pipeline.stages.choose import Choose
 from pipeline.stages.matmuls_in_torch import for_torch, in_words
@@ -346,30 +342,6 @@ def test_a_captured_program_that_does_not_run_stays_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(len(times.asked)))
     assert len(compiled(times, monkeypatch).engines) == 2 and len(times.asked) == 5
     assert freed == [3, 5], "the forms that were measured leave their memory to TensorRT"
-
-
-def test_forms_that_cannot_be_measured_leave_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules, alive = list[weakref.ref[CompiledModule]](), list[int]()
-
-    def failing(segment: Segment, run: SegmentRunner) -> SegmentRunner:
-        def call(inputs: list[Any], turn: Turn) -> Sequence[Any]:
-            raise torch.OutOfMemoryError("no memory")
-
-        return call
-
-    def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
-        made = [program.module("reference") for program in programs]
-        modules.extend(map(weakref.ref, made))
-        made[-1].instrument(failing)
-        return [{} for module in made if module(torch.rand(2, 8)) is None]
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(sum(each() is not None for each in modules)))
-    gc.disable()
-    try:
-        assert len(compiled(timer, monkeypatch).engines) == 3 and len(modules) == 5
-        assert alive == [0, 0], "as many as its frames would hold"
-    finally:
-        gc.enable()
 
 
 def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
