@@ -20,7 +20,6 @@ from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.hashing import SummedWriter
 from pipeline.artifact.json_data import encoded
-from pipeline.artifact.kernels import compiled_kernels
 from pipeline.artifact.manifest import (
     FORMAT,
     KERNELS,
@@ -46,6 +45,7 @@ from pipeline.records.wording import kind_of, path_of
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
 from pipeline.runtime.opened_file import call_bytes_of, check_files
+from pipeline.runtime.program_engines import compiled_kernels
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 

@@ -55,6 +55,12 @@ def cache_key(networks: Iterable[Network]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _of_this_gpu(path: Path) -> Path:
+    """Return the path of a file for this GPU alone: TensorRT may refuse kernels of another GPU of the same name."""
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
+    return path.with_stem(f"{path.stem}-{hashlib.sha256(str(uuid).encode()).hexdigest()[:8]}")
+
+
 def machine() -> str:
     """Return what kernels depend on besides their networks: GPU, driver, CUDA, library and the TF32 override."""
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -69,15 +75,16 @@ def machine() -> str:
 
 class RuntimeCache:
     """The compiled kernels of a program's engines: in memory, shared by all their contexts, and in a file unless
-    ``path`` is None. ``initial``: the kernels to start with then.
+    ``path`` is None. ``initial``: the kernels to start with then. ``next_paths``: the files that follow where TensorRT
+    refuses kernels.
 
     The file is written under another name and renamed, so that concurrent processes read a complete one; the SHA-256
     of the kernels follows them. A file that was altered, that other users could have written, or that TensorRT cannot
     read is ignored with a warning and replaced.
     """
 
-    def __init__(self, path: Path | None, initial: bytes = b"") -> None:
-        self.path, self._initial = path, initial
+    def __init__(self, path: Path | None, initial: bytes = b"", next_paths: tuple[Path, ...] = ()) -> None:
+        self.path, self._initial, self._next = path, initial, next_paths
         self.handle: Any = None
         self.may_have_new = False
         self._size = 0
@@ -91,15 +98,18 @@ class RuntimeCache:
         memory (False); None if this TensorRT has no such cache.
 
         If there is no file, ``kernels`` for this machine are used, in memory: a user's cache stores nothing that a
-        saved program brought.
+        saved program brought. A GPU for which TensorRT refuses the file of its kind has another one.
         """
         if not CAPABILITIES.runtime_config:
             return None
-        path = None
+        paths: tuple[Path, ...] = ()
         if folder is not False:
-            path = (default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
-        used = kernels and kernels.machine == machine() and not (path and path.exists())
-        return cls(None, kernels.data) if used else cls(path)
+            shared = (default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
+            own = _of_this_gpu(shared)
+            paths = (own,) if own.exists() else (shared, own)
+        if kernels and kernels.machine == machine() and not (paths and paths[0].exists()):
+            return cls(None, kernels.data, paths)
+        return cls(paths[0] if paths else None, next_paths=paths[1:])
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
         """Create TensorRT's cache with the stored kernels, unless it exists."""
@@ -107,14 +117,17 @@ class RuntimeCache:
             self.handle = self.handle or self._created(cuda_engine)
 
     def _created(self, cuda_engine: trt.ICudaEngine) -> Any:
-        handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self.stored()
-        if stored is None:
-            return handle
-        if handle.deserialize(stored):
-            self._size = len(stored)
-            return handle
-        place = self.path or "the program"
-        log.warning("%s holds no kernels that %s can read; they are compiled again", place, LIBRARY)
+        for path in (self.path, *self._next):
+            self.path = path
+            handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self.stored()
+            if stored is None or handle.deserialize(stored):
+                self._size = len(stored or b"")
+                return handle
+            self._initial = b""
+            log.info("TensorRT does not read the kernels in %s on this GPU", path or "the program")
+        log.warning(
+            "%s holds no kernels that %s can read; they are compiled again", self.path or "the program", LIBRARY
+        )
         return cuda_engine.create_runtime_config().create_runtime_cache()
 
     @property

@@ -90,6 +90,15 @@ def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> No
         list(pool.map(compile_one, found))
 
 
+def compiled_kernels(compiled: Compiled) -> Kernels:
+    """Return the kernels of a program's engines: its own, or those that the cache has for the current GPU."""
+    if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
+        return compiled.kernels
+    cache = RuntimeCache.of(compiled.networks, compiled.settings.runtime_cache)
+    stored = None if cache is None else cache.stored()
+    return compiled.kernels if stored is None else Kernels(machine(), stored)
+
+
 def share_kernels(before: Compiled, after: Compiled) -> None:
     """Let a program that has some of another's engines find their compiled kernels in the cache."""
     folder = before.settings.runtime_cache

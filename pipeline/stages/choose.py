@@ -29,7 +29,7 @@ from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, port
 from pipeline.runtime.collective_calls import collective_calls, runs_alone, without_ranks
 from pipeline.runtime.engine_load import is_for_this_gpu
-from pipeline.runtime.program_engines import share_kernels
+from pipeline.runtime.program_engines import compiled_kernels, share_kernels
 from pipeline.runtime.ranks import of_all_ranks
 from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, for_torch, in_words, matmuls_in_torch
 from pipeline.stages.verify import STAGES
@@ -72,11 +72,24 @@ def measured(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
     """Measure segments in calls of the usual sizes, without the other ranks; ``turn`` as for `segment_costs`."""
-    programs = [without_ranks(each) for each in programs]
+    programs = [_loading(without_ranks(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*sample(program, sizes).arguments(program, cuda)) for sizes in usual_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
         return segment_costs(programs, calls, turn)
+
+
+def _loading(compiled: Compiled, profile: int | None) -> Compiled:
+    """Return a program with the engines alone that calls of a profile run; it finds their compiled kernels."""
+    if profile is None:
+        return compiled
+    rows = zip(compiled.partitioned.engine_segments, compiled.networks, compiled.engines, strict=True)
+    inside = [(network, engine) for segment, network, engine in rows if segment.runs_in(profile)]
+    partitioned = compiled.partitioned
+    partitioned = evolve(partitioned, segments=tuple(s for s in partitioned.segments if s.runs_in(profile)), cuts=())
+    networks, engines = (tuple(column) for column in zip(*inside, strict=True)) if inside else ((), ())
+    kernels = compiled_kernels(compiled)
+    return evolve(compiled, partitioned=partitioned, networks=networks, engines=engines, kernels=kernels)
 
 
 @frozen

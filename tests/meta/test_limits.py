@@ -63,7 +63,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "partitioning": (1_130, ("partitioning/",)),
     "networks": (1_760, ("network/",)),
     "engine builds": (1_020, ("build/",)),
-    "runtime": (5_250, ("runtime/",)),
+    "runtime": (5_270, ("runtime/",)),
     "files and the engine cache": (5_430, ("artifact/",)),
     "verification": (2_660, ("verification/",)),
     "profiles": (1_050, ("profiling/",)),
@@ -73,7 +73,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_070, ("aten/",)),
     "sizes": (1_300, ("shapes/",)),
     "stages": (
-        3_860,
+        3_870,
         (
             "stages/",
             "compose/",

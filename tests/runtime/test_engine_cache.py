@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.network.description import Network
+from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime import engine_cache
 from pipeline.runtime.engine_cache import RuntimeCache, default_directory
 
@@ -96,6 +98,54 @@ def test_kernels_that_others_could_write_are_not_read(tmp_path: Path, caplog: An
     with caplog.at_level(logging.WARNING):
         assert attached(path).handle.data == MAGIC
     assert "were altered" in caplog.text
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two GPUs of one kind; TensorRT reads no kernels of the other. Set ``current``."""
+
+    class Gpus:
+        current = 0
+
+        def properties(self, _: object) -> Any:
+            return SimpleNamespace(name="Some GPU", major=9, minor=0, uuid=f"GPU-{self.current}")
+
+    found = Gpus()
+
+    def deserialize(cache: FakeCache, data: bytes) -> bool:
+        readable = data.startswith(MAGIC) and b"gpu%d" % (1 - found.current) not in data
+        cache.data = data if readable else cache.data
+        return readable
+
+    monkeypatch.setattr(engine_cache.torch.cuda, "get_device_properties", found.properties)
+    monkeypatch.setattr(engine_cache.torch.cuda, "current_device", lambda: found.current)
+    monkeypatch.setattr(FakeCache, "deserialize", deserialize)
+    return found
+
+
+def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, caplog: Any) -> None:
+    def started(gpu: int, kernels: Kernels = NO_KERNELS) -> Any:
+        gpus.current = gpu
+        cache = RuntimeCache.of([Network("e", (), (), ())], tmp_path, kernels)
+        assert cache is not None
+        cache.attach(FakeEngine())
+        return cache
+
+    for gpu in (0, 1):
+        cache = started(gpu)
+        assert cache.handle.data == MAGIC and cache.is_new
+        cache.handle.data += b"gpu%d" % gpu
+        assert cache.save()
+    for gpu in (0, 1, 1, 0):
+        assert started(gpu).handle.data == MAGIC + b"gpu%d" % gpu
+    assert len(list(tmp_path.iterdir())) == 2 and not caplog.text
+    brought = Kernels(engine_cache.machine(), MAGIC + b"gpu0")
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert started(0, brought).path is None and not started(0, brought).is_new
+    cache = started(1, brought)
+    cache.handle.data += b"gpu1"
+    assert cache.save() and not started(1, brought).is_new, "a program's kernels of another GPU are no hindrance"
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: Any) -> None:

@@ -14,7 +14,6 @@ from attrs import evolve
 
 import pipeline
 from pipeline import ExecutionError
-from pipeline.artifact import kernels as artifact_kernels
 from pipeline.artifact.load import loaded
 from pipeline.compiled import Compiled
 from pipeline.network.engine import Engine
@@ -96,7 +95,7 @@ class FakeGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.words, self.loads, self.caches = dict[str, str](), list[str](), list[RuntimeCache]()
-        for module in (engine_load, program_engines, artifact_kernels):
+        for module in (engine_load, program_engines):
             monkeypatch.setattr(module, "has_gpu", lambda: True)
         monkeypatch.setattr(engine_load, "load", self.load)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -106,7 +105,8 @@ class FakeGpu:
         monkeypatch.setattr(RuntimeCache, "attach", lambda cache, engine: self.caches.append(cache))
         monkeypatch.setattr(RuntimeCache, "serialized", lambda cache: b"kernels")
         monkeypatch.setattr(engine_cache, "cache_key", lambda networks: "key")
-        for module in (engine_cache, program_engines, artifact_kernels):
+        monkeypatch.setattr(engine_cache, "_of_this_gpu", lambda path: path.with_stem("own"))
+        for module in (engine_cache, program_engines):
             monkeypatch.setattr(module, "machine", lambda: "this GPU")
 
     def load(self, engine: Engine, targets: tuple[str, ...]) -> FakeEngine:

@@ -1,4 +1,4 @@
-"""`choose` leaves no memory behind, also where its measurements fail."""
+"""`choose` loads no more than it measures, and leaves no memory behind, also where its measurements fail."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from pipeline.compiled import Compiled, CompiledModule
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.program import Segment
 from pipeline.runtime.run_context import SegmentRunner, Turn
-from tests.stages.test_choose import compiled, gpu
+from pipeline.stages import choose
+from pipeline.stages.choose import Choose
+from pipeline.verification.samples import sample, usual_sizes
+from tests.stages.test_choose import by_profile, compiled, gpu
 
-__all__ = ["gpu"]  # a fixture of all tests
+__all__ = ["by_profile", "gpu"]  # fixtures
 
 
 def test_forms_that_cannot_be_measured_leave_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +44,17 @@ def test_forms_that_cannot_be_measured_leave_their_memory(monkeypatch: pytest.Mo
         assert alive == [0, 0], "as many as its frames would hold"
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("profile", "rows"), [(0, 1), (1, 2), (1, 8)])
+def test_the_engines_of_a_profile_are_loaded(profile: int, rows: int, by_profile: tuple[Compiled, Choose]) -> None:
+    program = by_profile[0]
+    found = choose._loading(program, profile)
+    assert 0 < len(found.engines) < len(program.engines) and choose._loading(program, None) is program
+    assert [s.name for s in found.partitioned.segments] == [
+        s.name for s in program.partitioned.segments if s.runs_in(profile)
+    ]
+    assert [n.name for n in found.networks] == [s.name for s in found.partitioned.engine_segments]
+    size = dict.fromkeys(usual_sizes(program.program, profile)[0], rows)
+    args, kwargs = sample(program.program, size).arguments(program.program, torch.device("cpu"))
+    torch.testing.assert_close(found.module("reference")(*args, **kwargs), program.module("reference")(*args, **kwargs))
