@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Spec
-from pipeline.capture.exported_checks import check_dtypes, checked
+from pipeline.capture.exported_checks import check_dtypes, check_written, checked
 from pipeline.capture.from_notes import warn_of_unchecked, with_constants, with_decisions, with_profiles
 from pipeline.capture.lifting import lifted
 from pipeline.capture.origin import with_origin
@@ -99,6 +99,7 @@ STEPS: Final[tuple[Callable[[Program, ExportNotes], Program], ...]] = (
     with_decisions,
     with_constants,
     check_dtypes,
+    check_written,
     with_numbers,
     with_profiles,
 )

@@ -175,6 +175,25 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     return program
 
 
+def check_written(program: Program, _: ExportNotes) -> Program:
+    """Return the program, if no input that it writes to is resized, as torch resizes ``out``.
+
+    Raises:
+        CaptureError: one is.
+    """
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for output in program.outputs:
+        before, after = values.get(output.target), values.get(output.value)
+        if output.kind == "input" and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+            sizes = [[expression(size) for size in value.shape] for value in (before, after)]
+            if sizes[0] != sizes[1]:
+                raise CaptureError(
+                    f"the model resizes its input {output.target} from {sizes[0]} to {sizes[1]}",
+                    "pass memory of the size of the result, or return the result",
+                )
+    return program
+
+
 def _sources(misfit: Misfit) -> set[str]:
     """Return the placeholders from which a value has its dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.suites import inductor, judge, summary
+from benchmarks.suites import inductor, judge, summary, torch_tensorrt
 from benchmarks.suites.judge import Case, judged_call
 from benchmarks.suites.run import rows, run, sampled
 
@@ -129,3 +130,52 @@ def test_counts_become_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_page_is_current() -> None:
     assert summary.PAGE.read_text() == summary.page(), "run: python -m benchmarks.tables"
+
+
+PEERS_TEST = """
+import torch
+import torch_tensorrt
+from torch_tensorrt import Input
+from torch_tensorrt.dynamo.utils import ATOL
+
+from .harness import DispatchTestCase
+
+
+class TestCos(DispatchTestCase):
+    def test_rows(self):
+        class Cos(torch.nn.Module):
+            def forward(self, x):
+                return torch.ops.aten.cos.default(x)
+
+        self.run_test(Cos(), [torch.randn(2, 3)], atol=ATOL, precision=torch_tensorrt.dtype.f32)
+        sizes = {"min_shape": (1, 3), "opt_shape": (2, 3), "max_shape": (4, 3)}
+        self.run_test_with_dynamic_shape(Cos(), [Input(dtype=torch.float32, **sizes)])
+
+    def test_random(self):
+        class Random(torch.nn.Module):
+            def forward(self, x):
+                raise ValueError("eager does not run it")
+
+        self.run_test(Random(), [torch.randn(2, 3)])
+
+    def test_nothing(self):
+        with self.assertRaises(ValueError):
+            raise ValueError
+"""
+
+
+def test_tests_of_torch_tensorrt_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_cos_aten.py").write_text(PEERS_TEST)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    try:
+        found = {case.name.rpartition(".")[2]: case.judge() for case in torch_tensorrt.cases(tmp_path)}
+    finally:
+        for name in [n for n in sys.modules if n.partition(".")[0] in (torch_tensorrt.PEER, torch_tensorrt.TESTS)]:
+            del sys.modules[name]
+    assert {name: row["outcome"] for name, row in found.items()} == {
+        "test_rows": "right",
+        "test_random": "no case",
+        "test_nothing": "no case",
+    }
+    assert found["test_rows"]["operators"] == 1 and not found["test_rows"]["in_pytorch"]
+    assert found["test_nothing"]["reason"] == "no module"

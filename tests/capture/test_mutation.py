@@ -351,3 +351,15 @@ def test_a_cell_reads_what_is_written(kind: type[torch.nn.RNNCellBase], device: 
     model, x, to = Summed().eval(), torch.randn(5, 4), torch.tensor([0, 3, 3, 1, 0])
     compile = pipeline.default(require_full_compilation=True, min_block_size=1, device=device)
     torch.testing.assert_close(compile(model, args=(x, to)).module("reference")(x, to), model(x, to))
+
+
+def test_a_result_that_resizes_its_memory_is_refused() -> None:
+    class Added(torch.nn.Module):
+        def forward(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            """[N], [N] -> [N], which is written to the second"""
+            return torch.add(x, 1, out=out)
+
+    with pytest.raises(pipeline.CaptureError, match=r"resizes its input out from \[5\] to \[10\]"):
+        pipeline.capture(Added(), (torch.ones(10), torch.empty(5)))
+    module = pipeline.default()(Added(), (torch.ones(10), out := torch.empty(10))).module(executor="reference")
+    assert torch.equal(module(torch.ones(10), out), torch.full((10,), 2.0)) and out[0] == 2

@@ -53,7 +53,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compat/__init__.py",
         ),
     ),
-    "capture": (2_240, ("capture/",)),
+    "capture": (2_255, ("capture/",)),
     "what persuades torch.export": (5_970, ("export_fixes/",)),
     "kernel faults": (1_580, ("quirks/",)),
     "converters": (5_720, ("converters/",)),
