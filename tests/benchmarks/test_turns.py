@@ -34,7 +34,12 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     order: list[str] = []
-    found = turns.in_turns({name: partial(order.append, name) for name in "ab"}, rest=0)
+
+    def call(name: str) -> None:
+        order.append(name)
+        sum(range(99))  # a microsecond: times have one digit behind the point
+
+    found = turns.in_turns({name: partial(call, name) for name in "ab"}, rest=0)
     assert [name for name, _ in itertools.groupby(order)] == ["a", "b"] * (turns.ROUNDS + 1)
     assert order.count("a") == (turns.ROUNDS + 1) * turns.WARM_UP + turns.ROUNDS * 2 * turns.CALLS
     for times in found.values():
