@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def checked(
         raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
     if request.dynamic_shapes is not None:
         raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
-    check_values(chain(exported.named_parameters(), exported.named_buffers()))
+    check_values(itertools.chain(exported.named_parameters(), exported.named_buffers()))
     check_apart(exported)
     _check_not_wrapped(exported)
     check_device(exported, device)
@@ -186,7 +186,8 @@ def check_written(program: Program, _: ExportNotes) -> Program:
         before, after = values.get(output.target), values.get(output.value)
         if output.kind == "input" and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             sizes = [[expression(size) for size in value.shape] for value in (before, after)]
-            if sizes[0] != sizes[1]:
+            pairs = itertools.zip_longest(*sizes, fillvalue=0)
+            if any(a != b and isinstance(a, int) and isinstance(b, int) for a, b in pairs):
                 raise CaptureError(
                     f"the model resizes its input {output.target} from {sizes[0]} to {sizes[1]}",
                     "pass memory of the size of the result, or return the result",

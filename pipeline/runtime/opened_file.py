@@ -66,7 +66,7 @@ def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
     failed = other
     if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
-        hint = "call it with inputs like those it was compiled for; if they are, the file was changed: save it again"
+        hint = "call it with inputs like those it was compiled for, or save the file again, which may have been changed"
         failed = ExecutionError(f"{file}{where}: {worded(other)}", hint)
     try:
         if failed is not error:
