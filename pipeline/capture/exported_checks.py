@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from pipeline.errors import CaptureError, DtypeError, source_line
 from pipeline.export_fixes import ExportNotes, check_values, requested
 from pipeline.inputs import Input
 from pipeline.program import Program
-from pipeline.shapes.environment import Range, bounds, expression
+from pipeline.shapes.environment import Expr, Range, bounds, expression
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def checked(
         raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
     if request.dynamic_shapes is not None:
         raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
-    check_values(itertools.chain(exported.named_parameters(), exported.named_buffers()))
+    check_values(chain(exported.named_parameters(), exported.named_buffers()))
     check_apart(exported)
     _check_not_wrapped(exported)
     check_device(exported, device)
@@ -176,23 +176,26 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
 
 
 def check_written(program: Program, _: ExportNotes) -> Program:
-    """Return the program, if no input that it writes to is resized, as torch resizes ``out``.
+    """Return the program, unless it resizes an input or a buffer, as torch resizes an ``out=`` tensor of another size.
 
     Raises:
-        CaptureError: one is.
+        CaptureError: it resizes one.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    held = {target: values.get(name) for name, target in program.buffers.items()}
     for output in program.outputs:
-        before, after = values.get(output.target), values.get(output.value)
-        if output.kind == "input" and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-            sizes = [[expression(size) for size in value.shape] for value in (before, after)]
-            pairs = itertools.zip_longest(*sizes, fillvalue=0)
-            if any(a != b and isinstance(a, int) and isinstance(b, int) for a, b in pairs):
-                raise CaptureError(
-                    f"the model resizes its input {output.target} from {sizes[0]} to {sizes[1]}",
-                    "pass memory of the size of the result, or return the result",
-                )
+        before = held.get(output.target) if output.kind == "buffer" else values.get(output.target)
+        after = values.get(output.value)
+        if output.kind in ("buffer", "input") and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+            old, new = ([expression(size) for size in value.shape] for value in (before, after))
+            if len(old) != len(new) or not all(map(_may_be_equal, old, new)):
+                why = f"the model resizes its {output.kind} {output.target} from {old} to {new}"
+                raise CaptureError(why, "pass a tensor of the result's size, or return the result")
     return program
+
+
+def _may_be_equal(one: Expr, other: Expr) -> bool:
+    return one == other or not (isinstance(one, int) and isinstance(other, int))
 
 
 def _sources(misfit: Misfit) -> set[str]:

@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import Ahead, Call, elapsed, instrumentable, instrumented, mark
 from pipeline.runtime import graph_copies
-from pipeline.runtime.capture import captured
+from pipeline.runtime.capture import captured, make_room
 from pipeline.runtime.module import ProgramModule
 
 log = logging.getLogger(__name__)
@@ -95,11 +95,14 @@ def _replayed(
     Their graphs share one pool of memory.
     """
     recorded = [each.settings.cuda_graphs for each in programs]
-    pool = torch.cuda.graph_pool_handle() if any(recorded) else None
+    pool: Argument = None
     every: list[list[torch.cuda.CUDAGraph | None]] = []
     for call, count in zip(calls, counts, strict=True):
-        pairs = zip(modules, recorded, strict=True)
-        every.append([_graph_of(module, call, pool) if on else None for module, on in pairs])
+        every.append([])
+        for module, on in zip(modules, recorded, strict=True):
+            if on and not any(graph for graphs in every for graph in graphs):  # torch keeps no pool without a graph
+                pool = torch.cuda.graph_pool_handle()
+            every[-1].append(_graph_of(module, call, pool) if on else None)
         yield _replay_times(every[-1], count)
 
 
@@ -117,6 +120,7 @@ def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.C
     graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
+        make_room()
         with captured(graph, pool, graph_copies.capture_stream(device), in_torch=True):
             call(module)
     except Exception as error:

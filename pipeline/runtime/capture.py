@@ -20,16 +20,14 @@ capturing = threading.RLock()
 def captured(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
     """A context whose work on a stream is captured in a graph, with memory of a pool.
 
-    in_torch: operators of PyTorch are part of it. cuBLAS has one workspace for a stream, which ``torch.compile`` frees
-    when it captures its own graphs. A graph with a workspace from before its capture would then write to the memory of
-    others. So each graph gets one from its pool.
+    in_torch: it includes PyTorch operators. torch keeps a cuBLAS workspace for each stream, and ``torch.compile`` frees
+    all of them before it captures. A graph captured with such a workspace would then write to memory of others, so each
+    graph allocates its own from its pool.
 
     Raises:
-        RuntimeError: the work cannot be captured, since it waits for the GPU.
+        RuntimeError: CUDA cannot capture the work, for example because it waits for the GPU.
     """
     with capturing:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
         _free_workspaces(in_torch)
         try:
             with torch.cuda.stream(stream):
@@ -37,12 +35,18 @@ def captured(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Str
                 try:
                     yield
                     _check(stream)
+                    graph.capture_end()
                 except BaseException:
                     _end_failed(graph, stream)
                     raise
-                graph.capture_end()
         finally:
             _free_workspaces(in_torch)
+
+
+def make_room() -> None:
+    """Return unused memory to the GPU before a first capture, which cannot."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def _free_workspaces(in_torch: bool) -> None:
@@ -56,15 +60,15 @@ def _check(stream: torch.cuda.Stream) -> None:
     if cudart is not None:
         (status,) = graph_copies.checked(cudart.cudaStreamIsCapturing(stream.cuda_stream))
         if status != cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
-            raise RuntimeError("something in the call waits for the GPU, which a CUDA graph cannot record")
+            raise RuntimeError("CUDA gave up: something in the call waits for the GPU, or cannot be recorded")
 
 
 def _end_failed(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """End a capture that failed.
 
     CUDA refuses to end a capture in which something waited for the GPU. torch's ``capture_end`` then raises before it
-    tells the allocator, which would free no memory from then on, and the random number generators, which would draw no
-    numbers. So an empty capture takes the place of the failed one, and torch ends that.
+    tells the allocator, which would keep memory that several streams used, and the random number generators, which
+    would refuse to draw. So torch ends an empty capture in its place.
     """
     cudart = graph_copies.cudart
     if cudart is not None:
@@ -73,7 +77,7 @@ def _end_failed(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
             cudart.cudaGraphDestroy(left)
         cudart.cudaGetLastError()
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        graph_copies.checked(cudart.cudaStreamBeginCapture(stream.cuda_stream, mode))
+        cudart.cudaStreamBeginCapture(stream.cuda_stream, mode)
     with suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the graph is empty
         graph.capture_end()

@@ -18,7 +18,7 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.call_plan import CallPlan, Return, to_write
-from pipeline.runtime.capture import captured, capturing
+from pipeline.runtime.capture import captured, capturing, make_room
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.graph_copies import Instance
@@ -114,6 +114,7 @@ class CapturedCall:
             with torch.cuda.stream(stream):
                 self._run(leaves, turn)  # compiles and allocates before the capture
                 stream.synchronize()
+            make_room()
             with captured(self.graph, self._pool, stream, self._in_torch):
                 return self._body(leaves, turn)
         finally:
@@ -125,9 +126,10 @@ class CapturedCall:
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)
-        with captured(graph, self._pool, stream, self._in_torch):
-            _, _, takes = self._body(leaves, Turn(stream, captured=True, into=into))
-        instantiate(graph)
+        with capturing:
+            with captured(graph, self._pool, stream, self._in_torch):
+                _, _, takes = self._body(leaves, Turn(stream, captured=True, into=into))
+            instantiate(graph)
         return instance(graph, list(self._fed.values()), takes)
 
     def _body(self, leaves: Sequence[object], turn: Turn) -> tuple[list[Leaf], list[Leaf], list[Take]]:
@@ -219,6 +221,7 @@ class CudaGraphs:
         seen = {} if worker.executor.layout.program.sharding is not None else seen
         still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and plain(leaves[i])}
         self._seen[plan] = still
+        del kept  # so that its memory is free for the new graph
         with torch.no_grad():
             return self._capture(plan, leaves, worker, still)
 
@@ -230,7 +233,7 @@ class CudaGraphs:
         if reason is None:
             while len(self.kept) >= self.limit:
                 self.kept.pop(next(iter(self.kept)))
-            if not self.kept:  # torch uses no pool again whose graphs are gone while a tensor holds its memory
+            if not self.kept:  # torch refuses a pool whose graphs are gone while a tensor has its memory
                 self._pool = torch.cuda.graph_pool_handle()
             try:
                 with capturing:

@@ -55,6 +55,13 @@ def cache_key(networks: Iterable[Network]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _is_there(path: Path | None) -> bool:
+    """Return whether there is a file; False in a folder that cannot be searched."""
+    with contextlib.suppress(OSError):
+        return path is not None and path.exists()
+    return False
+
+
 def _of_this_gpu(path: Path) -> Path:
     """Return the path of a file for this GPU alone: TensorRT may refuse kernels of another GPU of the same name."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
@@ -75,15 +82,15 @@ def machine() -> str:
 
 class RuntimeCache:
     """The compiled kernels of a program's engines: in memory, shared by all their contexts, and in a file unless
-    ``path`` is None. ``initial``: the kernels to start with then. ``next_paths``: the files that follow where TensorRT
-    refuses kernels.
+    ``path`` is None. ``initial``: the kernels to start with then. ``next_paths``: the files to try in turn if TensorRT
+    refuses these kernels; None stands for ``initial``.
 
     The file is written under another name and renamed, so that concurrent processes read a complete one; the SHA-256
-    of the kernels follows them. A file that was altered, that other users could have written, or that TensorRT cannot
-    read is ignored with a warning and replaced.
+    of the kernels follows them. A file that was altered, or that other users could have written, is ignored with a
+    warning and replaced; so is the last one that TensorRT refuses.
     """
 
-    def __init__(self, path: Path | None, initial: bytes = b"", next_paths: tuple[Path, ...] = ()) -> None:
+    def __init__(self, path: Path | None, initial: bytes = b"", next_paths: tuple[Path | None, ...] = ()) -> None:
         self.path, self._initial, self._next = path, initial, next_paths
         self.handle: Any = None
         self.may_have_new = False
@@ -98,18 +105,20 @@ class RuntimeCache:
         memory (False); None if this TensorRT has no such cache.
 
         If there is no file, ``kernels`` for this machine are used, in memory: a user's cache stores nothing that a
-        saved program brought. A GPU for which TensorRT refuses the file of its kind has another one.
+        saved program brought. If TensorRT refuses the shared file on this GPU, the GPU uses a file of its own.
         """
         if not CAPABILITIES.runtime_config:
             return None
-        paths: tuple[Path, ...] = ()
+        paths: tuple[Path | None, ...] = ()
         if folder is not False:
             shared = (default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
             own = _of_this_gpu(shared)
-            paths = (own,) if own.exists() else (shared, own)
-        if kernels and kernels.machine == machine() and not (paths and paths[0].exists()):
-            return cls(None, kernels.data, paths)
-        return cls(paths[0] if paths else None, next_paths=paths[1:])
+            paths = (own,) if _is_there(own) else (shared, own)
+        if not kernels or kernels.machine != machine():
+            return cls(paths[0] if paths else None, next_paths=paths[1:])
+        after = int(_is_there(paths[0])) if paths else 0
+        every = (*paths[:after], None, *paths[after:])
+        return cls(every[0], kernels.data, every[1:])
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
         """Create TensorRT's cache with the stored kernels, unless it exists."""
@@ -123,7 +132,6 @@ class RuntimeCache:
             if stored is None or handle.deserialize(stored):
                 self._size = len(stored or b"")
                 return handle
-            self._initial = b""
             log.info("TensorRT does not read the kernels in %s on this GPU", path or "the program")
         log.warning(
             "%s holds no kernels that %s can read; they are compiled again", self.path or "the program", LIBRARY
@@ -177,9 +185,11 @@ class RuntimeCache:
             return True
 
     def start_with(self, other: RuntimeCache) -> None:
-        """Copy the file of another program's kernels, unless this one exists: some of its engines are the same."""
-        if self.path and other.path and not self.path.exists() and (data := other.stored()):
-            _written(self.path, memoryview(data))
+        """Copy the file of another program's kernels, unless this one exists: some of its engines are the same. Those
+        of this GPU alone become a file for it alone."""
+        path = self.path if other._next or not self._next else self._next[-1]
+        if path and other.path and not path.exists() and (data := other.stored()):
+            _written(path, memoryview(data))
 
 
 def _written(path: Path, data: memoryview) -> bool:

@@ -60,7 +60,7 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: constants by recipe, which modules of one model with these settings share."""
+        """Load a program. ``shared``: constants by recipe, for all modules of one model with equal settings."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)

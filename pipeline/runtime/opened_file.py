@@ -60,13 +60,13 @@ def call_bytes_of(parameters: object) -> int:
 
 
 def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
-    """Raise the error of a call that failed in an operator, in an except clause for it: for a program from a file one
-    that names the file and the node; else, and for lack of memory, ``other`` or the error itself. No frame of it holds
-    the error: that would keep the tensors of the call until the garbage collector runs."""
+    """Raise the error of a failed call, in its ``except`` clause. For a program from a file the raised error names the
+    file and the node; for lack of memory, for our own errors, and without a file it is ``other``. No frame keeps the
+    error, since that would keep the tensors of the call until the garbage collector runs."""
     failed = other
     if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
-        hint = "call it with inputs like those it was compiled for, or save the file again, which may have been changed"
+        hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
         failed = ExecutionError(f"{file}{where}: {worded(other)}", hint)
     try:
         if failed is not error:

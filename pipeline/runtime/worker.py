@@ -74,8 +74,8 @@ class SegmentExecutor:
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Fill the slots of all segments' outputs and of the sizes that they determine; empty each after its last
-        use."""
+        """Fill the slots of all segments' outputs and of the sizes that they determine; empty those that nothing
+        reads any more."""
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:

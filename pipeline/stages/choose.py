@@ -80,7 +80,7 @@ def measured(
 
 
 def _loading(compiled: Compiled, profile: int | None) -> Compiled:
-    """Return a program with the engines alone that calls of a profile run; it finds their compiled kernels."""
+    """Return the program with only the engines that calls of a profile run, and with their compiled kernels."""
     if profile is None:
         return compiled
     rows = zip(compiled.partitioned.engine_segments, compiled.networks, compiled.engines, strict=True)

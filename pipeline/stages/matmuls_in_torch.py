@@ -51,8 +51,8 @@ def in_words(program: Program, names: Sequence[str]) -> str:
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequence[str]) -> Compiled:
-    """Return the program, compiled again with these operators in PyTorch. They cut layers already, so one that cuts
-    behind updates of caches takes the place of the partitioner between submodules.
+    """Return the program, compiled again with these operators in PyTorch. They cut layers already, so
+    `BehindUpdates` takes the place of the default partitioner, and of one that cuts between submodules.
 
     Raises:
         ValueError: there are none, or an engine is for all profiles.

@@ -113,8 +113,8 @@ class InPieces:
 
 @frozen
 class BehindUpdates:
-    """A partitioner that cuts each engine of the default behind its last update of a cache. TensorRT copies a cache
-    before a matmul in the engine that updates it."""
+    """A partitioner that cuts each engine of the default after its last cache update: TensorRT copies a cache that a
+    matmul reads in the engine that updates it."""
 
     name: str = field(default="behind_updates", kw_only=True)
 

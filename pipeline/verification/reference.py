@@ -156,17 +156,17 @@ def _eager(
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Return the inputs that eager takes, and its results."""
     first: Exception | None = None
-    for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
-        try:
-            return leaves, Eager(source, parameters, device)(leaves)
-        except torch.OutOfMemoryError as error:
-            raise NotComparableError(f"eager PyTorch is out of memory: {_line(error)}") from error
-        except Exception as error:
-            first = first or error
     try:
+        for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
+            try:
+                return leaves, Eager(source, parameters, device)(leaves)
+            except torch.OutOfMemoryError as error:
+                raise NotComparableError(f"eager PyTorch is out of memory: {_line(error)}") from error
+            except Exception as error:
+                first = first or error
         raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_line(first)}") from first
     finally:
-        del first  # an error that its own frame holds keeps the tensors of its frames
+        del first  # else it and this frame hold each other, and the tensors in its traceback
 
 
 def _exact(

@@ -353,13 +353,25 @@ def test_a_cell_reads_what_is_written(kind: type[torch.nn.RNNCellBase], device: 
     torch.testing.assert_close(compile(model, args=(x, to)).module("reference")(x, to), model(x, to))
 
 
-def test_a_result_that_resizes_its_memory_is_refused() -> None:
+@pytest.mark.parametrize("size", [5, 0])
+def test_a_result_that_resizes_its_memory_is_refused(size: int) -> None:
     class Added(torch.nn.Module):
         def forward(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             """[N], [N] -> [N], which is written to the second"""
             return torch.add(x, 1, out=out)
 
-    with pytest.raises(pipeline.CaptureError, match=r"resizes its input out from \[5\] to \[10\]"):
-        pipeline.capture(Added(), (torch.ones(10), torch.empty(5)))
+    class Summed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.empty(size))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N] -> []"""
+            return torch.sum(x, 0, out=self.total)
+
+    with pytest.raises(pipeline.CaptureError, match=rf"resizes its input out from \[{size}\] to \[10\]"):
+        pipeline.capture(Added(), (torch.ones(10), torch.empty(size)))
+    with pytest.raises(pipeline.CaptureError, match=rf"resizes its buffer total from \[{size}\] to \[\]"):
+        pipeline.capture(Summed(), (torch.ones(10),))
     module = pipeline.default()(Added(), (torch.ones(10), out := torch.empty(10))).module(executor="reference")
     assert torch.equal(module(torch.ones(10), out), torch.full((10,), 2.0)) and out[0] == 2

@@ -146,6 +146,11 @@ def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, cap
     cache = started(1, brought)
     cache.handle.data += b"gpu1"
     assert cache.save() and not started(1, brought).is_new, "a program's kernels of another GPU are no hindrance"
+    brought = Kernels(engine_cache.machine(), MAGIC + b"gpu0")
+    cache = started(0, brought)
+    assert cache.path is None and not cache.is_new, "nor is another GPU's file for those of a program"
+    second = RuntimeCache.of([Network("f", (), (), ())], tmp_path)
+    assert second is not None and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: Any) -> None:
