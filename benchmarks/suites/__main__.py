@@ -19,7 +19,7 @@ import torch
 from benchmarks.suites.run import rows, run, sampled
 from benchmarks.suites.summary import write
 
-SUITES = ("opinfo", "inductor", "timm_models", "onnx_nodes", "torch_tensorrt")
+SUITES = ("opinfo", "inductor", "timm_models", "onnx_nodes", "torch_tensorrt", "torch_tensorrt_models")
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
-"""Torch-TensorRT's converter tests: the files of ``tests/py/dynamo/conversion``, in the folder that ``--source`` names.
+"""Torch-TensorRT's converter tests: the files of ``tests/py/dynamo/conversion`` and what else uses their harness, in
+the folder that ``--source`` names.
 
 A test gives its harness a module and inputs, or inputs whose sizes vary. This driver takes the harness's place, and
 judges the module. The tests need ``parameterized``, and no Torch-TensorRT: what they import of it is a stand-in.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -31,10 +32,10 @@ class Input:
     """Torch-TensorRT's input: a shape, or a range of shapes."""
 
     def __init__(self, *shape: Any, **fields: Any) -> None:
-        self.shape = shape[0] if shape else fields.get("shape")
+        self.shape: Any = shape[0] if shape else fields.get("shape")
         self.dtype = fields.get("dtype") or torch.float32
         ranges = fields.get("shape_ranges") or [tuple(fields.get(f"{name}_shape") for name in ("min", "opt", "max"))]
-        self.least, self.best, self.most = ranges[0]
+        self.least, self.best, self.most = tuple[Any, Any, Any](ranges[0])
         self.torch_tensor = fields.get("torch_tensor")
 
     @property
@@ -42,8 +43,8 @@ class Input:
         """Return our input of the same sizes."""
         if self.most is None:
             return pipeline.Input(tuple(self.shape), dtype=self.dtype)
-        ends = {"min_shape": self.least, "opt_shape": self.best, "max_shape": self.most}
-        return pipeline.Input(dtype=self.dtype, **{name: tuple(shape) for name, shape in ends.items()})
+        least, best, most = (tuple(shape) for shape in (self.least, self.best, self.most))
+        return pipeline.Input(dtype=self.dtype, min_shape=least, opt_shape=best, max_shape=most)
 
     def example(self) -> torch.Tensor:
         """Return a tensor of the largest sizes."""
@@ -63,18 +64,24 @@ KNOWN = {"Input": Input, "UnsupportedOperatorException": RefusedError, "ATOL": 1
 
 
 class _StandIn(ModuleType):
-    """A module of Torch-TensorRT, which has every name."""
+    """A module of Torch-TensorRT, which has every name: those that are known, and others by a function."""
+
+    known: Mapping[str, Any]
+    other: Callable[[str], Any]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name.startswith("skip"):  # on some GPUs
             return lambda test, *_: test
-        return KNOWN.get(name) or MagicMock(name=name)
+        return self.known[name] if name in self.known else type(self).other(name)
 
 
 class _StandIns(MetaPathFinder, Loader):
     """An importer of all modules of Torch-TensorRT."""
+
+    def __init__(self, kind: type[_StandIn]) -> None:
+        self.kind = kind
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Find a module by its name."""
@@ -82,7 +89,7 @@ class _StandIns(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return a stand-in."""
-        return _StandIn(spec.name)
+        return self.kind(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing."""
@@ -126,12 +133,24 @@ class Harness(unittest.TestCase):
         """Judge nothing: the error is Torch-TensorRT's."""
 
 
-def cases(source: Path) -> Iterator[Case]:
-    """Yield a case for each test in the files of a folder."""
+def stand_ins(known: Mapping[str, Any], other: Callable[[str], Any]) -> type[_StandIn]:
+    """Import stand-ins in the place of Torch-TensorRT's modules from now on, with these names and others."""
     for name in [name for name in sys.modules if name.partition(".")[0] == PEER]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _StandIns())
-    package, harness = ModuleType(TESTS), _StandIn(f"{TESTS}.harness")
+    kind = type("StandIn", (_StandIn,), {"known": known, "other": staticmethod(other)})
+    sys.meta_path.insert(0, _StandIns(kind))
+    return kind
+
+
+def on_cpu(text: str) -> str:
+    """Return the text of a test with its tensors on the CPU."""
+    return text.replace('"cuda"', '"cpu"').replace('"cuda:0"', '"cpu"').replace(".cuda()", ".cpu()")
+
+
+def cases(source: Path) -> Iterator[Case]:
+    """Yield a case for each test in the files of a folder."""
+    kind = stand_ins(KNOWN, lambda name: MagicMock(name=name))
+    package, harness = ModuleType(TESTS), kind(f"{TESTS}.harness")
     package.__path__ = [str(source)]
     vars(harness).update(DispatchTestCase=Harness, TRTTestCase=Harness)
     sys.modules |= {TESTS: package, harness.__name__: harness}
@@ -141,16 +160,16 @@ def cases(source: Path) -> Iterator[Case]:
         except Exception as error:
             yield Case(path.stem, partial(dict, outcome="no case", reason=f"it is not imported: {said(error)}"))
             continue
-        for kind in (each for each in found.values() if isinstance(each, type) and issubclass(each, Harness)):
-            for test in unittest.defaultTestLoader.getTestCaseNames(kind) if kind is not Harness else ():
-                yield Case(f"{path.stem}.{kind.__name__}.{test}", partial(_judge, kind, test))
+        for own in (each for each in found.values() if isinstance(each, type) and issubclass(each, Harness)):
+            for test in unittest.defaultTestLoader.getTestCaseNames(own) if own is not Harness else ():
+                yield Case(f"{path.stem}.{own.__name__}.{test}", partial(_judge, own, test))
 
 
 def _imported(path: Path) -> ModuleType:
     """Import a file of tests, whose tensors are on the CPU here."""
     module = ModuleType(f"{TESTS}.{path.stem}")
     vars(module).update(__package__=TESTS, unittest=unittest)  # one file uses it without an import
-    text = path.read_text("utf-8").replace('"cuda"', '"cpu"').replace(".cuda()", ".cpu()")
+    text = on_cpu(path.read_text("utf-8")).replace("from ..conversion.harness", "from .harness")
     exec(compile(text, str(path), "exec"), vars(module))
     return module
 

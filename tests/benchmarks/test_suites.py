@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.suites import inductor, judge, summary, torch_tensorrt
+from benchmarks.suites import inductor, judge, summary, torch_tensorrt, torch_tensorrt_models
 from benchmarks.suites.judge import Case, judged_call
 from benchmarks.suites.run import rows, run, sampled
 
@@ -164,14 +165,22 @@ class TestCos(DispatchTestCase):
 """
 
 
-def test_tests_of_torch_tensorrt_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "test_cos_aten.py").write_text(PEERS_TEST)
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Judge the tests of a file, while Torch-TensorRT's modules are stand-ins."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    try:
-        found = {case.name.rpartition(".")[2]: case.judge() for case in torch_tensorrt.cases(tmp_path)}
-    finally:
-        for name in [n for n in sys.modules if n.partition(".")[0] in (torch_tensorrt.PEER, torch_tensorrt.TESTS)]:
-            del sys.modules[name]
+
+    def judge(suite: Any, text: str) -> dict[str, Any]:
+        (tmp_path / "test_cos_aten.py").write_text(text)
+        return {re.split(r"\.|::", case.name)[-1]: case.judge() for case in suite.cases(tmp_path)}
+
+    yield judge
+    for name in [n for n in sys.modules if n.partition(".")[0] in (torch_tensorrt.PEER, torch_tensorrt.TESTS)]:
+        del sys.modules[name]
+
+
+def test_tests_of_torch_tensorrt_are_judged(judged: Callable[..., dict[str, Any]]) -> None:
+    found = judged(torch_tensorrt, PEERS_TEST)
     assert {name: row["outcome"] for name, row in found.items()} == {
         "test_rows": "right",
         "test_random": "no case",
@@ -179,3 +188,39 @@ def test_tests_of_torch_tensorrt_are_judged(tmp_path: Path, monkeypatch: pytest.
     }
     assert found["test_rows"]["operators"] == 1 and not found["test_rows"]["in_pytorch"]
     assert found["test_nothing"]["reason"] == "no module"
+
+
+PEERS_MODEL = """
+import torch
+import torch_tensorrt as torchtrt
+
+MODEL, X = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4, device="cuda")
+
+
+def test_right(ir):
+    compiled = torchtrt.compile(MODEL, ir, inputs=[torchtrt.Input((2, 4), dtype=torch.float32)], min_block_size=1)
+    torch.testing.assert_close(compiled(X), MODEL(X))
+
+
+def test_wrong():
+    assert torch.equal(torchtrt.dynamo.compile(MODEL, arg_inputs=[X])(X), X)
+
+
+def test_theirs(ir):
+    torchtrt.save(torchtrt.compile(MODEL, ir=ir, inputs=[X]), "model.ep")
+
+
+def test_nothing():
+    pass
+"""
+
+
+def test_tests_of_models_decide_by_their_own_assertions(judged: Callable[..., dict[str, Any]]) -> None:
+    found = judged(torch_tensorrt_models, PEERS_MODEL)
+    assert {name: (row["outcome"], row.get("reason", "").split(":")[0]) for name, row in found.items()} == {
+        "test_right[dynamo]": ("right", ""),
+        "test_wrong": ("wrong", "AssertionError"),
+        "test_theirs[dynamo]": ("no case", "TheirsError"),
+        "test_nothing": ("no case", "it compiles no model"),
+    }
+    assert found["test_right[dynamo]"]["operators"] and not found["test_right[dynamo]"]["in_pytorch"]
