@@ -149,7 +149,7 @@ def _ends(size: object, exported: ExportedProgram) -> tuple[int, int]:
 
 
 def _range(given: Any) -> Range:
-    low, high = (max(int(end), 0) if end.is_finite else 2**31 - 1 for end in (given.lower, given.upper))
+    low, high = (int(max(min(end, 2**31 - 1), 0)) for end in (given.lower, given.upper))
     return Range(low, high, high)
 
 

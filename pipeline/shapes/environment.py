@@ -352,9 +352,8 @@ def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -
     divisors = _divisors(expr)
     ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
     found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})
-    low = math.floor(found.lower) if found.lower.is_finite else -LARGEST
-    high = math.ceil(found.upper) if found.upper.is_finite else LARGEST
-    return max(low, -LARGEST), min(high, LARGEST)
+    low, high = (max(min(end, LARGEST), -LARGEST) for end in (found.lower, found.upper))  # int_oo says it is finite
+    return math.floor(low), math.ceil(high)
 
 
 def _enumerated(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:

@@ -95,14 +95,16 @@ def a_gpu() -> Iterator[None]:
         yield
 
 
+def measuring(rank: int, folder: Path) -> Any:
+    """Return a compiler that measures forms, and loads no engines."""
+    settings = {"load_built_engines": True, "measurements": str(folder / f"measured{rank}.json")}
+    return pipeline.default(**settings).replace("load", as_is)
+
+
 def forms_that_ranks_choose(rank: int, folder: Path) -> None:
     """Each rank measures its own part, and all take the form that is fastest on the slowest rank."""
     whole, model = sharded(BY_ROWS_AND_COLUMNS)
-    compile = (
-        pipeline.default(load_built_engines=True, measurements=str(folder / f"measured{rank}.json"))
-        .without("choose")
-        .replace("load", as_is)
-    )
+    compile = measuring(rank, folder).without("choose")
     x, kept = torch.randn(2, 4, 16), Kept()
     rows: list[tuple[Any, Measurements, str]] = [
         (Slow(rank, (0.9, 5.0)[rank]), kept, "torch"),
@@ -120,11 +122,7 @@ def forms_that_ranks_choose(rank: int, folder: Path) -> None:
 def ranks_that_compile_one_after_the_other(rank: int, folder: Path) -> None:
     """They do not wait for each other for long, and none of them takes another form."""
     _, model = sharded(BY_ROWS_AND_COLUMNS)
-    compile = (
-        pipeline.default(load_built_engines=True, measurements=str(folder / f"measured{rank}.json"))
-        .without("choose")
-        .replace("load", as_is)
-    )
+    compile = measuring(rank, folder).without("choose")
     if rank == 1:
         dist.barrier()
     with a_gpu(), pytest.MonkeyPatch.context() as patched:
@@ -147,9 +145,7 @@ def matmuls_of_a_sharded_llama(rank: int, folder: Path) -> None:
     ids = torch.randint(1, 64, (2, 3))
     how: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
     expected = whole.generate(ids, **how)
-    compile = pipeline.default(load_built_engines=True, measurements=str(folder / f"measured{rank}.json")).replace(
-        "load", as_is
-    )
+    compile = measuring(rank, folder)
     compile = compile.replace("choose", Choose(matmuls))
     sizes: dict[str, Any] = {"max_cache_len": 16, "max_batch": 2, "executor": "reference"}
     with a_gpu():
