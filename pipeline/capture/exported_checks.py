@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from pipeline.aten.dtypes import Misfit, misfits, short
 from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, DtypeError, source_line
-from pipeline.export_fixes import ExportNotes, check_values, requested
+from pipeline.export_fixes import ExportNotes, asked, check_values, requested
 from pipeline.inputs import Input
 from pipeline.program import Program
 from pipeline.shapes.environment import Expr, Range, bounds, expression
@@ -47,7 +47,8 @@ def checked(
     check_apart(exported)
     _check_not_wrapped(exported)
     check_device(exported, device)
-    return ExportNotes(leaves(exported, request.args, request.kwargs), profiles=request.profiles)
+    inputs, ranges = leaves(exported, request.args, request.kwargs)
+    return ExportNotes(inputs, profiles=request.profiles, ranges=ranges)
 
 
 def _check_not_wrapped(exported: ExportedProgram) -> None:
@@ -69,26 +70,34 @@ def check_device(exported: ExportedProgram, device: str | None) -> None:
         )
 
 
-def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-    """Return the inputs passed beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
+def leaves(
+    exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
+    """Return the inputs passed beside an ExportedProgram, in its order, and the ranges that they ask for, by symbol.
+
+    Their sizes are those to tune engines for. A range may be a part of the exported one.
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.
-        ValueError: one has another dtype, rank, size or range; the message names both.
+        ValueError: one has another dtype or rank, or a size or range beyond the exported one; the message names both.
     """
     if not args and not kwargs:
-        return ()
+        return (), {}
     names = [str(name) for name in exported.graph_signature.user_inputs]
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     try:
         found: list[Any] = exported.call_spec.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
         raise TypeError(f"the program was exported with the inputs {', '.join(names) or 'none'}: {error}") from None
+    wishes = list[tuple[Any, Any]]()
     for name, value in zip(names, found, strict=True):
         expected = values.get(name)
         if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor | Input):
-            _check_fits(name, value if isinstance(value, Input) else Input.from_tensor(value), expected, exported)
-    return tuple(found)
+            given = value if isinstance(value, Input) else Input.from_tensor(value)
+            check_fits(name, given, expected, exported)
+            ends = ((dim, given.ranges[dim]) for dim in given.dynamic_dims)
+            wishes += [(expected.shape[dim], Dim.DYNAMIC(min=low, max=high)) for dim, (low, _, high) in ends]
+    return tuple(found), asked(wishes)
 
 
 def check_apart(exported: ExportedProgram) -> None:
@@ -114,32 +123,30 @@ def check_apart(exported: ExportedProgram) -> None:
             )
 
 
-def _check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
-    was = described(expected, exported)
-    ranged = value.dynamic_dims
+def check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
+    """Raise `ValueError` if an input has another dtype or rank than the exported one, or sizes beyond its ranges.
+
+    A range from 2 on includes 1: torch.export does not tell them apart, and its module takes both.
+    """
+    was = _described(expected, exported)
     fits = (
         value.dtype == was.dtype
         and len(value.ranges) == len(was.ranges)
         and all(
-            (low, high) == (least, most) if dim in ranged else least <= low <= most
-            for dim, ((low, _, high), (least, _, most)) in enumerate(zip(value.ranges, was.ranges, strict=True))
+            (1 if least == 2 < most else least) <= low and high <= most
+            for (low, _, high), (least, _, most) in zip(value.ranges, was.ranges, strict=True)
         )
     )
     if not fits:
-        raise ValueError(
-            f"input {name} was exported as {was}, not {value}: its ranges are fixed; pass the module, or another export"
-        )
+        raise ValueError(f"input {name} was exported as {was}, not {value}: pass the module, or another export")
 
 
-def described(value: torch.Tensor, exported: ExportedProgram, like: Input | None = None) -> Input:
-    """Describe an exported input as an Input, with another's optimal sizes if they are within its ranges."""
+def _described(value: torch.Tensor, exported: ExportedProgram) -> Input:
     ends = [_ends(size, exported) for size in value.shape]
     low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
     if low == high:
         return Input(low, dtype=value.dtype)
-    best = [opt for _, opt, _ in like.ranges] if like is not None and len(like.ranges) == len(ends) else list(high)
-    opt = tuple(min(max(o, a), b) for o, (a, b) in zip(best, ends, strict=True))
-    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=value.dtype)
+    return Input(min_shape=low, opt_shape=high, max_shape=high, dtype=value.dtype)
 
 
 def _ends(size: object, exported: ExportedProgram) -> tuple[int, int]:

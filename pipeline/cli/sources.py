@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Spec
-from pipeline.capture.exported_checks import described
+from pipeline.capture.exported_checks import check_fits
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.export_fixes import onnx_file
 from pipeline.export_fixes.input_checks import bound, check_module
@@ -227,8 +227,8 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
         value = values[str(name)]
         if not isinstance(value, torch.Tensor):
             raise SourceError(f"the file takes {kind_of(value)}, which --input cannot describe")
-        exported_as = str(described(value, exported, wish))
-        wanted = str(evolve(wish, name=None))
-        if exported_as != wanted:
-            raise SourceError(f"input {name} was exported as {exported_as}, not {wanted}; a file's ranges are fixed")
+        try:
+            check_fits(str(name), evolve(wish, name=None), value, exported)
+        except ValueError as error:
+            raise SourceError(str(error)) from None
     return found

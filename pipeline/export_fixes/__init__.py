@@ -4,6 +4,7 @@
 """
 
 from pipeline.export_fixes.call_signature import signature_of
+from pipeline.export_fixes.dynamic_shapes import asked
 from pipeline.export_fixes.error_attribution import GENERATOR
 from pipeline.export_fixes.exporter import export
 from pipeline.export_fixes.functorch import has_transforms
@@ -18,6 +19,7 @@ __all__ = [
     "GENERATOR",
     "ExportNotes",
     "Wish",
+    "asked",
     "check_values",
     "export",
     "exporting",

@@ -248,7 +248,11 @@ Wish: TypeAlias = tuple[Any, Any]
 
 
 def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
-    """Return the requested smallest and largest size of each symbol of the export; None is unbounded."""
+    """Return the requested smallest and largest size of each symbol of the export; None is unbounded.
+
+    Raises:
+        ValueError: no size is in all ranges that are requested for a symbol.
+    """
     found = dict[str, tuple[int, int | None]]()
     for size, entry in wishes:
         for symbol, low, high in _symbol_range(expression(size), *_bounds(entry)):
@@ -258,7 +262,10 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
                     "inputs share a size, and their ranges differ, %s to %s and %s to %s: calls have to fit both",
                     *(least, most, low, high),
                 )
-            found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
+            ends = max(low, least), min((e for e in (high, most) if e is not None), default=None)
+            if ends[1] is not None and ends[0] > ends[1]:
+                raise ValueError(f"inputs share a size, and no size is in both {least} to {most} and {low} to {high}")
+            found[symbol] = ends
     return found
 
 

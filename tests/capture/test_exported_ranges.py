@@ -1,16 +1,53 @@
-"""An exported program without an upper bound refuses Inputs of other ranges, in words."""
+"""Inputs beside an exported program ask for a part of its ranges; others are refused in words."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.export import Dim
 
 import pipeline
 
 
-@pytest.mark.parametrize("dim", [torch.export.Dim.DYNAMIC, torch.export.Dim("b")])
-def test_inputs_within_an_open_range_are_refused_in_words(dim: object) -> None:
-    exported = torch.export.export(torch.nn.ReLU(), (torch.randn(4, 16),), dynamic_shapes=({0: dim},))
-    bounded = pipeline.Input(min_shape=(2, 16), opt_shape=(4, 16), max_shape=(8, 16))
-    with pytest.raises(ValueError, match="its ranges are fixed; pass the module, or another export"):
-        pipeline.capture(exported, (bounded,))
+def exported(dim: object, model: torch.nn.Module | None = None) -> torch.export.ExportedProgram:
+    return torch.export.export(model or torch.nn.ReLU(), (torch.randn(4, 16),), dynamic_shapes=({0: dim},))
+
+
+def between(low: int, high: int) -> pipeline.Input:
+    return pipeline.Input(min_shape=(low, 16), opt_shape=(low, 16), max_shape=(high, 16))
+
+
+@pytest.mark.parametrize("dim", [Dim.DYNAMIC, Dim("b"), Dim("b", min=2, max=32)])
+@pytest.mark.parametrize("low", [1, 2, 3])
+def test_an_input_asks_for_a_part_of_a_range(dim: object, low: int) -> None:
+    program = pipeline.capture(exported(dim), (between(low, 8),))
+    (symbol,) = program.shapes.symbols.values()
+    assert (symbol.range.min, symbol.range.opt, symbol.range.max) == (low, low, 8)
+    call = pipeline.default()(program).module("reference")
+    for size in (low, 8):
+        x = torch.randn(size, 16)
+        torch.testing.assert_close(call(x), x.relu())
+    with pytest.raises(pipeline.ShapeError, match=f"compiled for {low} to 8"):
+        call(torch.randn(9, 16))
+
+
+@pytest.mark.parametrize(
+    ("dim", "low", "high"), [(Dim("b", min=3), 2, 8), (Dim("b", max=8), 2, 9), (Dim("b", min=1, max=8), 0, 8)]
+)
+def test_an_input_beyond_the_range_is_refused_in_words(dim: object, low: int, high: int) -> None:
+    with pytest.raises(ValueError, match=r"was exported as .*, not .*: pass the module, or another export"):
+        pipeline.capture(exported(dim), (between(low, high),))
+
+
+def test_inputs_that_share_a_size_have_to_overlap() -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a + b
+
+    batch, x = Dim("b"), torch.randn(4, 16)
+    both = torch.export.export(Sum(), (x, x.clone()), dynamic_shapes=({0: batch}, {0: batch}))
+    program = pipeline.capture(both, (between(2, 8), between(4, 16)))
+    (symbol,) = program.shapes.symbols.values()
+    assert (symbol.range.min, symbol.range.max) == (4, 8)
+    with pytest.raises(ValueError, match="no size is in both 2 to 4 and 8 to 16"):
+        pipeline.capture(both, (between(2, 4), between(8, 16)))
