@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.types import Argument
+from pipeline.runtime import few_rows
 
 SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -29,6 +30,23 @@ def attention(
     mask = _in_groups(attn_mask, groups) if attn_mask.dim() > 2 and attn_mask.shape[-3] == heads else attn_mask
     rows: torch.Tensor = SDPA(_in_groups(query, groups), key, value, mask, *flags, **how)
     return rows.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def attention_in_graphs(
+    query: Argument,
+    key: Argument,
+    value: Argument,
+    attn_mask: Argument = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Return ``scaled_dot_product_attention``: of one query a head by a kernel that reads what the mask lets it see."""
+    if dropout_p or is_causal or not few_rows.attends(query, key, value, attn_mask):
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return few_rows.attention(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _in_groups(rows: torch.Tensor, groups: int) -> torch.Tensor:

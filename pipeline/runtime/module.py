@@ -340,8 +340,9 @@ def _part(
     """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates a
     context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
     if segment.kind == "torch":
-        mode = module.settings.torch_compile if module.executor == "tensorrt" else None
-        return torch_segment(module.program, segment, constant, module.device, mode)
+        on_gpu = module.executor == "tensorrt"
+        mode, in_graph = module.settings.torch_compile if on_gpu else None, on_gpu and module.settings.cuda_graphs
+        return torch_segment(module.program, segment, constant, module.device, mode, in_graph=in_graph)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":

@@ -6,19 +6,25 @@ use can be freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import torch
+from torch.fx.node import map_arg
 
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.interpreter import Builder, held_by, placed
 from pipeline.aten.kv_cache_ops import IN_PLACE
-from pipeline.aten.types import Argument, Leaf
+from pipeline.aten.own_ops import OPEN_MASK
+from pipeline.aten.types import Argument, Leaf, Node, aten
 from pipeline.program import Program, Segment
 from pipeline.runtime.collective_calls import called
 from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
-from pipeline.runtime.grouped_attention import SDPA, attention
+from pipeline.runtime.few_rows import installed, linear
+from pipeline.runtime.grouped_attention import SDPA, attention, attention_in_graphs
+
+LINEAR: Final = aten.linear.default
 
 
 def torch_segment(
@@ -27,18 +33,19 @@ def torch_segment(
     constant: Callable[[str], torch.Tensor],
     device: torch.device,
     mode: str | None = None,
+    *,
+    in_graph: bool = False,
 ) -> Callable[[list[Leaf]], Sequence[object]]:
     """Return a function from the segment's inputs to its outputs.
 
     constant: returns a constant of the program on the device, by the name of its placeholder. mode: that of
-        torch.compile; None: each operator is called.
+        torch.compile; None: each operator is called. in_graph: whether CUDA graphs record the calls.
     """
-    steps = _Steps(program, segment, device)
     constants = {name: constant(name) for name in segment.constants}
-    for name, value in constants.items():
-        steps.builder.constant(name, value)
+    steps = _Steps(program, segment, device, constants, in_graph)
     for name in segment.nodes:
-        steps.add(steps.nodes[name])
+        if name not in steps.left_out:
+            steps.add(steps.nodes[name])
     call: Run = steps.builder.built(tuple(steps.nodes[port.name] for port in segment.outputs))
     if mode is not None and (run_compiled := compiled_segment(program, segment, mode, steps.moved)) is not None:
         call = OrInterpreted(segment.name, run_compiled, tuple(constants.values()), call)
@@ -73,13 +80,30 @@ def _memory_of(tensor: torch.Tensor) -> int:
 
 
 class _Steps:
-    """Build the steps of a segment's nodes. ``updated``: the nodes that update buffers in place."""
+    """Build the steps of a segment's nodes. ``updated``: the nodes that update buffers in place. ``left_out``: the
+    nodes of masks whose conditions attention takes."""
 
-    def __init__(self, program: Program, segment: Segment, device: torch.device) -> None:
+    def __init__(
+        self,
+        program: Program,
+        segment: Segment,
+        device: torch.device,
+        constants: Mapping[str, torch.Tensor],
+        in_graph: bool,
+    ) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
         self.moved = partial(_on_own_device, device)
         self.builder = Builder((port.name for port in segment.inputs), self.moved)
+        for name, value in constants.items():
+            self.builder.constant(name, value)
+        masks = {mask.name: rest for mask, *rest in conditions(self.nodes, segment, constants)}
+        self.conditions = {mask: condition for mask, (_, condition) in masks.items()}
+        self.left_out = {name for mask, (choice, _) in masks.items() for name in (mask, choice.name)}
+        self.kernels: dict[object, Callable[..., Argument]] = {}
+        if device.type == "cuda":
+            fast = in_graph and installed()
+            self.kernels = {SDPA: attention_in_graphs, LINEAR: linear} if fast else {SDPA: attention}
         self.updated: set[str] = set()
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -94,19 +118,45 @@ class _Steps:
             graph = held_by(self.program.graph_module, str(node.target))
             self.builder.constant(node.name, placed(graph, self._copied, self.moved))
             return
-        for source in node.all_input_nodes:
-            self.add(source)
-        target: Argument = node.target
+        args, kwargs = node.args, node.kwargs
+        if node.target is SDPA:
+            args, kwargs = map_arg((args, kwargs), lambda source: self.conditions.get(source.name, source))
+        map_arg((args, kwargs), self.add)
+        target: Argument = self.kernels.get(node.target, node.target)
         if target in IN_PLACE and getattr(node.args[0], "name", "") in self.program.buffers:
             target = IN_PLACE[target]  # nothing else reads the buffer: `improvements.update_in_place`
             self.updated.add(node.name)
         if is_collective(node):
             target = called(node, self.program.sharding, self.device)
-        if target is SDPA and self.device.type == "cuda":
-            target = attention
-        self.builder.call(node.name, target, node.args, node.kwargs)
+        self.builder.call(node.name, target, args, kwargs)
+
+
+def conditions(
+    nodes: Mapping[str, Node], segment: Segment, constants: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[Node, Node, Node]]:
+    """Yield the masks of a segment's attentions that are 0 where a condition holds and a dtype's lowest number
+    elsewhere, and that leave each row a key: the mask, the choice that it marks, and the condition."""
+    outputs = {port.name for port in segment.outputs}
+    for mask in (nodes[name] for name in segment.nodes):
+        choice = choice_of(mask)
+        if choice is None or choice.name not in segment.nodes or outputs & {mask.name, choice.name}:
+            continue
+        operands: Argument = choice.args
+        condition, zero, lowest = operands
+        numbers = [constants[each.name] for each in (zero, lowest) if getattr(each, "name", "") in constants]
+        if len(numbers) == 2 and all(number.numel() == 1 for number in numbers):
+            high, low = (number.item() for number in numbers)
+            if high == 0 and low <= torch.finfo(numbers[1].dtype).min and condition.meta["val"].dtype == torch.bool:
+                yield mask, choice, condition
 
 
 def _on_own_device(device: torch.device, value: object) -> object:
     """Replace a device by the segment's."""
     return device if isinstance(value, torch.device) else value
+
+
+def choice_of(mask: Node) -> Node | None:
+    """Return the choice between two values that is marked as an open mask, if only attention reads it."""
+    choice: Argument = mask.args[0] if mask.target is OPEN_MASK else None
+    chosen = isinstance(choice, Node) and choice.target is aten.where.self and list(choice.users) == [mask]
+    return choice if chosen and all(user.target is SDPA for user in mask.users) else None

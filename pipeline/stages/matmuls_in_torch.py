@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from attrs import evolve
 
+from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import moves
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Node
@@ -20,8 +21,11 @@ from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Program, Segment, Validated
+from pipeline.runtime.few_rows import attends, installed
+from pipeline.runtime.torch_segment import choice_of
 from pipeline.shapes.environment import expression, value_of
 from pipeline.stages.partition import BehindUpdates, InPieces, Partition
+from pipeline.trt import has_gpu
 from pipeline.verification.recompile import Again
 from pipeline.verification.samples import usual_sizes
 from pipeline.verification.split import refused
@@ -38,7 +42,7 @@ QUERIES: Final = 64
 
 def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
     """Return the operators that may be faster in PyTorch in calls of a profile: matmuls of halves by large weights, and
-    attention of many queries."""
+    attention of many queries, or of one in a CUDA graph."""
     matmuls = tuple(_matmuls(program))
     return (*matmuls, *_attentions(program, profile)) if matmuls else ()
 
@@ -102,13 +106,21 @@ def _matmuls(program: Program) -> Iterator[str]:
 
 
 def _attentions(program: Program, profile: int | None) -> Iterator[str]:
-    """Yield the names of attentions with many queries at the usual sizes of a profile."""
+    """Yield the names of attentions with many queries at the usual sizes of a profile, or with one that a kernel takes
+    in a CUDA graph. Where no GPU is, measurements of one decide, which has Triton."""
     nodes = [node for node in program.graph.nodes if node.op == "call_function" and does(node.target) is Does.ATTENDS]
     sizes = usual_sizes(program, profile)[0] if nodes else {}
+    settings = program.settings
+    in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())
     for node in nodes:
-        queries = node.all_input_nodes[0].meta["val"]
-        if queries.dtype in HALVES and value_of(expression(queries.shape[-2]), sizes) >= QUERIES:
+        query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
+        queries = value_of(expression(query.shape[-2]), sizes)
+        one = in_graph and queries == 1 and attends(query[..., :1, :], key, value)
+        if query.dtype in HALVES and (one or queries >= QUERIES):
             yield node.name
+            mask = argument(node, "attn_mask")
+            if isinstance(mask, Node) and (choice := choice_of(mask)) is not None:
+                yield from (choice.name, mask.name)
 
 
 def _source(node: Node) -> Node:

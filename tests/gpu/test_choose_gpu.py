@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.profiling.segment_costs import SegmentCost
+from pipeline.runtime import few_rows
 from pipeline.runtime.grouped_attention import SDPA, attention
 from pipeline.stages import choose, matmuls_in_torch
-from tests.compat import families
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +54,10 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
     monkeypatch.setattr(choose, "LARGE", 0)
     monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
     monkeypatch.setattr(matmuls_in_torch, "QUERIES", 2)
+    monkeypatch.setattr(few_rows, "LEAST", 0)
+    monkeypatch.setattr(few_rows, "LEAST_OF_SEVERAL", 0)
+    by_kernels = Mock(wraps=few_rows.attention)
+    monkeypatch.setattr(few_rows, "attention", by_kernels)
     asked = list[tuple[int | None, Compiled]]()
 
     def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
@@ -60,11 +66,15 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
         assert all(cost.gpu > 0 and cost.host == 0 for costs in times for cost in costs.values()), "in a CUDA graph"
         return times
 
-    model = families.model("llama", torch.float16).cuda()
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, head_dim=64, num_hidden_layers=2, vocab_size=99, max_position_embeddings=64)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).half().cuda().eval()
     compile = pipeline.default(min_block_size=1, cuda_graphs=True, torch_compile=torch_compile)
     compile = compile.replace("choose", choose.Choose(timer))
     compiled = compile_for_generation(model, max_cache_len=32, max_batch=2, max_prompt_len=8, compile=compile)
     assert [profile for profile, _ in asked] == [0] * 3 + [1] * 3, "all forms run"
+    assert bool(by_kernels.mock_calls) == (torch_compile is None and few_rows.installed())
     ids = torch.arange(10, device=model.device).reshape(2, 5)
     with torch.no_grad():
         expected = model(ids).logits

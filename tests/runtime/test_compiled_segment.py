@@ -177,7 +177,7 @@ def test_equal_layers_of_a_profile_are_compiled_once_and_update_caches(
     found = engines_in_torch.in_torch(made, dict.fromkeys(names, Rejection("it is a test")))
     monkeypatch.setattr(
         "pipeline.runtime.module.torch_segment",
-        lambda program, segment, constant, device, _: torch_segment(program, segment, constant, device, MODE),
+        lambda program, segment, constant, device, _, **__: torch_segment(program, segment, constant, device, MODE),
     )
     module, model = found.module("reference"), Layers().eval()
     caches = [buffer.data_ptr() for buffer in module.buffers()]

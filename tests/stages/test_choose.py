@@ -20,6 +20,7 @@ from pipeline.export_fixes.requests import Tuned
 from pipeline.profiling import measure, measurements, segment_costs
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
+from pipeline.runtime import few_rows
 from pipeline.stages import choose, matmuls_in_torch, unbuilt
 from pipeline.stages.choose import Choose
 from pipeline.stages.matmuls_in_torch import for_torch, in_words
@@ -375,7 +376,8 @@ def test_smaller_programs_are_measured_with_convolutions_in_groups(groups: int) 
 
 
 def test_long_prompts_attend_in_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of PyTorch write no products of queries and keys; for a token TensorRT's is faster."""
+    """Kernels of PyTorch write no products of queries and keys; for a token TensorRT's is faster, but in a CUDA graph,
+    where a kernel of ours reads the filled part of the cache alone."""
     model = families.model("llama", torch.float16)
     sizes: dict[str, Any] = {"max_cache_len": 256, "max_batch": 2, "max_prompt_len": 128, "executor": "reference"}
     compile = pipeline.default().replace("build", unbuilt)
@@ -385,4 +387,9 @@ def test_long_prompts_attend_in_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> 
     words = {in_words(program, each) for each in names}
     assert words == {"matmuls by weights", "matmuls by weights and attention"}
     token, prompt = sorted(names, key=len)
-    assert {*token} < {*prompt} and len(prompt) - len(token) == model.config.num_hidden_layers
+    attentions = {*prompt} - {*token}
+    assert {*token} < {*prompt}
+    assert len(attentions) == 3 * model.config.num_hidden_layers, "attention, its mask, and the choice that it marks"
+    monkeypatch.setattr(few_rows, "WIDTHS", (model.config.head_dim,))
+    in_graphs = evolve(program, settings=program.settings.evolve(cuda_graphs=True))
+    assert all({*for_torch(in_graphs, profile)} == {*prompt} for profile in (0, 1))
