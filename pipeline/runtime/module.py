@@ -341,7 +341,10 @@ def _part(
     context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
     if segment.kind == "torch":
         on_gpu = module.executor == "tensorrt"
-        mode, in_graph = module.settings.torch_compile if on_gpu else None, on_gpu and module.settings.cuda_graphs
+        mode = module.settings.torch_compile if on_gpu else None
+        in_graph = on_gpu and (
+            module.settings.cuda_graphs or compiled.settings.cuda_graphs
+        )  # or it is measured for one
         return torch_segment(module.program, segment, constant, module.device, mode, in_graph=in_graph)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
