@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -17,14 +18,17 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Argument, Spec
+from pipeline.errors import CaptureError
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes import remembered
+from pipeline.export_fixes.model_state import changed
+from pipeline.export_fixes.patching import in_columns
+from pipeline.export_fixes.restore_model_state import within
 from pipeline.export_fixes.runtime_asserts import is_caught
 
 Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs the model's Python code. The next three do so, too: ``"called"``:
 ``torch.compiler.is_exporting()`` is False in the model; ``"comparing"``: the example decides comparisons of several
-sizes; ``"anew"``: the model forgets the shapes of its last call (`remembered`). ``"bytecode"``: Dynamo interprets the
+sizes; ``"anew"``: the model forgets the shapes of its last call (`forgotten`). ``"bytecode"``: Dynamo interprets the
 bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces, which would
 crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as ``"python"``, and
 data-dependent branches are taken as for the example."""
@@ -113,6 +117,37 @@ def _relaxed(first: First) -> Iterator[Try]:
         yield from ((each, first.way) for each in ranges.relaxed(first.shapes))
 
 
+NO_SIZE: Final = -2
+"""No tensor has this size, and none can be made or viewed with it."""
+
+
+def remembered_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of tensors that a model's modules have as attributes, by their places."""
+    rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
+    return {place: value for place, value in rows if type(value) is torch.Size}
+
+
+@contextmanager
+def forgotten(model: torch.nn.Module) -> Iterator[None]:
+    """Return the context of a trace in which the shapes that a model remembers from its last call match no tensor; the
+    caller restores them.
+
+    ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of
+    positions): once the model was called, torch.export fixes sizes to the remembered ones. If the shape is cleared, the
+    trace computes the grid; `model_state` checks that no result depends on an earlier call.
+
+    Raises:
+        CaptureError: a call leaves one as it is: it is not that of the last call.
+    """
+    found = remembered_shapes(model)
+    for place, shape in found.items():
+        path, _, name = place.rpartition(".")
+        vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
+    yield
+    if left := found.keys() - changed():
+        raise CaptureError(f"{type(model).__name__} does not set {', '.join(sorted(left))} when it is called")
+
+
 NUMBERS: Final = Attempt(
     "numbers", "the graph fixes a number that int() makes of sizes", "Dynamo reads the bytecode", _numbers
 )
@@ -123,7 +158,7 @@ ATTEMPTS: Final = (
         "anew",
         "the model remembers the shape of a call",
         "it forgets the shape",
-        _with("anew", lambda first: first.way == "python" and bool(remembered.shapes(first.model))),
+        _with("anew", lambda first: first.way == "python" and bool(remembered_shapes(first.model))),
     ),
     Attempt("roomier", "a size is 1 or 2", "the size may be 3 as well", _roomier),
     Attempt(
@@ -164,9 +199,8 @@ ATTEMPTS: Final = (
 
 def printed() -> str:
     """Return the table: a line for each attempt, with when it is tried, and what it changes."""
-    rows = [("attempt", "tried if", "what it changes"), *((a.name, a.when, a.changes) for a in (NUMBERS, *ATTEMPTS))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
+    return in_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
 def tied(error: UserError, shapes: Spec) -> object:

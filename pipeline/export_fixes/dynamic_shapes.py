@@ -39,6 +39,11 @@ def is_dynamic(value: object) -> bool:
     return isinstance(value, Input) and value.is_dynamic
 
 
+def has_derived(shapes: object) -> bool:
+    """Return whether a dim is derived from another."""
+    return any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
+
+
 def merged_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
 ) -> object:
@@ -335,7 +340,7 @@ def examples(
 ) -> tuple[tuple[object, ...], dict[str, Argument]]:
     """Example inputs: tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of
     their own; other values unchanged."""
-    derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
+    derived = has_derived(shapes)
 
     def example(value: object, spec: object) -> Argument:
         if isinstance(value, Input):

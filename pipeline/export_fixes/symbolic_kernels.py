@@ -21,11 +21,6 @@ from pipeline.aten.types import Argument, Target
 from pipeline.export_fixes.patching import Kernel, traces
 
 
-def oblivious(own: Kernel, config: object, name: str) -> object:
-    """Wrap reads of the settings for symbolic shapes: ``backed_size_oblivious`` is True."""
-    return True if name == "backed_size_oblivious" else own(config, name)
-
-
 def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
     """Answer a comparison of several sizes by the example where torch cannot decide it, such as ``b // c == 1`` for the
     batches of two inputs that must be equal. The answer becomes a condition on the sizes of calls."""
@@ -34,11 +29,6 @@ def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
         return answer
     decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
     return bool(asked.node.guard_bool("", 0)) if decides else answer
-
-
-def from_none(own: Kernel, context: object, *, min: int = 0, max: int | None = None) -> object:
-    """Create a data-dependent size for a fake implementation: 0 or more, unless it states another bound."""
-    return own(context, min=min, max=max)
 
 
 def sliced(
