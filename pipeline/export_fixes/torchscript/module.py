@@ -94,14 +94,14 @@ def _name(script: Value) -> str:
 def _signature(arguments: Sequence[Value]) -> inspect.Signature:
     """Return the parameters with their defaults; a trace may have names that Python does not take."""
     taken: set[str] = set()
-    return inspect.Signature([_parameter(argument, taken) for argument in arguments])
-
-
-def _parameter(argument: Value, taken: set[str]) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-    name = "".join(c if c.isalnum() else "_" for c in argument.name)
-    return inspect.Parameter(unlike(name if name.isidentifier() else f"arg_{name}", taken), kind, default=default)
+    found = []
+    for argument in arguments:
+        kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+        name = "".join(c if c.isalnum() else "_" for c in argument.name)
+        name = unlike(name if name.isidentifier() else f"arg_{name}", taken)
+        found.append(inspect.Parameter(name, kind, default=default))
+    return inspect.Signature(found)
 
 
 def _entry(signature: inspect.Signature) -> Callable[..., Value]:
@@ -154,7 +154,7 @@ class _Interpreted(_Part):
     """The graph of a method, with the parts of its module; a function has none."""
 
     def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
-        names = frozenset(str(n.attributes["name"]) for n in graph.nodes() if n.kind == "prim::GetAttr")
+        names = frozenset(str(n.attributes["name"]) for n in graph.block.every_node() if n.kind == "prim::GetAttr")
         super().__init__(torch.nn.Module().eval() if script is None else script, names, _Shared())
         self._graph, self._evaluators, self._is_method = graph, evaluators, script is not None
         taken = {*names, *dir(self)}
