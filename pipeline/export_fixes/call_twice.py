@@ -93,7 +93,9 @@ class _Values:
             if node.op == "placeholder":
                 self.placeholder(node, specs.get(node.name), constants)
             elif node.op == "get_attr":
-                self.nodes[node] = self.number("attribute", _graph_text(module.get_submodule(str(node.target))))
+                inner = module.get_submodule(str(node.target)).modules()
+                graphs = [str(each.graph) for each in inner if isinstance(each, torch.fx.GraphModule)]
+                self.nodes[node] = self.number("attribute", *graphs)
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_again()
@@ -172,11 +174,6 @@ def _written_nodes(node: Node) -> Iterator[Node]:
     while isinstance(written, Node):
         yield written
         written = written.args[0] if written.op == "call_function" and written.args else None
-
-
-def _graph_text(module: torch.nn.Module) -> str:
-    """Return the text of a graph that another graph calls."""
-    return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
 
 
 def _digest(value: object) -> Key:

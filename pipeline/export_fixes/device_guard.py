@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def ensure_cuda_guard() -> None:
         return
     with _lock:
         try:
-            _ensure(_registry())
+            _ensure()
         except (OSError, ValueError, AttributeError) as error:
             raise CaptureError(
                 f"this build of torch has no devices of type cuda, and cannot be given any: {error}",
@@ -42,20 +41,14 @@ def ensure_cuda_guard() -> None:
             ) from error
 
 
-@cache
-def _registry() -> object:
-    types: Any = torch._C._autograd.DeviceType
-    last = max(map(int, types.__members__.values()))
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    return (ctypes.c_void_p * (last + 1)).in_dll(library, REGISTRY)
-
-
-def _ensure(registry: Any) -> None:
+def _ensure() -> None:
     """Let torch register a guard for its device type for private use, and move it to CUDA's place.
 
     A previous guard of that type is restored.
     """
     types: Any = torch._C._autograd.DeviceType
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, REGISTRY)
     acc: Any = torch._C._acc
     cuda, free = int(types.CUDA), int(types.PrivateUse1)
     if registry[cuda]:

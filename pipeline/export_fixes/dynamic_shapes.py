@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.clone_examples import unaliased
 from pipeline.export_fixes.input_checks import bound, by_dim, check_examples, check_shapes, in_one, together
+from pipeline.export_fixes.module_copy import unaliased
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import solved

@@ -217,7 +217,8 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
             if kind in {each.__name__ for each in type(value).__mro__} and (
                 is_leaf(value) or kind in ("int", "float", "str")
             ):
-                why = f"input {_name(model, path)} is {_shown(value)}, and the model expects a tensor"
+                shown = repr(value) if len(repr(value)) <= 60 else kind_of(value)
+                why = f"input {_name(model, path)} is {shown}, and the model expects a tensor"
                 return CaptureError(why, _tensor_instead(value))
     return None
 
@@ -244,11 +245,6 @@ def _tensor_instead(value: object) -> str:
     if isinstance(value, tuple | list) and {*map(type, value)} == {int}:
         return f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
     return "make a tensor of it: torch.tensor(…)"
-
-
-def _shown(value: object) -> str:
-    """Return a value as an error prints it; a long one by its type."""
-    return repr(value) if len(repr(value)) <= 60 else kind_of(value)
 
 
 def _unsupported_result(error: Exception) -> str | None:

@@ -36,14 +36,12 @@ from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
-from pipeline.inputs import is_input
 
 HINT: Final = (
     "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "
     "torch.where(condition, one, other) chooses between values"
 )
 
-USER: Final = OutputKind.USER_OUTPUT
 READS: Final = (aten.item.default, aten._local_scalar_dense.default)
 
 TRUTHS: Final[Mapping[Target, Target]] = {
@@ -90,11 +88,6 @@ def collected() -> AbstractContextManager[Decisions]:
     return set_to(_decisions, Decisions())
 
 
-def has_values(*inputs: object) -> bool:
-    """Return whether the example has values: no `Input` stands in for a tensor."""
-    return not any(map(is_input, tree_leaves(inputs, is_leaf=is_input)))
-
-
 def computing(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
     """Wrap `FakeTensorMode.__init__`: the mode computes the example as well."""
     own(mode, **options)
@@ -121,7 +114,9 @@ def noting(_: Kernel, shape_env: object, asked: Argument, answer: Argument) -> N
     decisions = _decisions.get()
     if decisions is None:
         return
-    frame = _model_frame(sys._getframe(1))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+        frame = frame.f_back
     place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
     symbols = {str(symbol) for symbol in asked.free_symbols}
     for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
@@ -136,13 +131,6 @@ def counting(own: Kernel, value: Argument) -> Argument:
     """Wrap `len` to return a data-dependent size as a symbol, not as the example's number: a comparison decides."""
     rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
     return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
-
-
-def _model_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame in the model's code."""
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
-        frame = frame.f_back
-    return frame
 
 
 def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
@@ -173,7 +161,9 @@ def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, 
     with graph.inserting_before(end):
         made = [tensors.any(each) for each in found.values()]
     end.args = ((*results(graph), *made),)
-    exported.graph_signature.output_specs += [OutputSpec(USER, TensorArgument(n.name), None) for n in made]
+    exported.graph_signature.output_specs += [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in made
+    ]
     signature = exported.module_call_graph[0].signature
     assert signature is not None
     returned = tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
@@ -234,7 +224,8 @@ class _Tensors:
             raise CaptureError(f"{why} ({target})", HINT)
         given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
         dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
-        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_dtype_sort_key), number, *given)
+        widest = max(dtypes, key=lambda dtype: (dtype.is_floating_point, dtype != torch.bool))
+        return self.emit(operator, torch.bool if target in TRUTHS else widest, number, *given)
 
     def constant(self, number: Node, value: Argument, beside: Node) -> Node:
         """Return a node for a constant as a tensor."""
@@ -249,8 +240,3 @@ class _Tensors:
         with self.mode:
             made.meta = {**origin(like.meta), "val": torch.empty((), dtype=kind, device=device)}
         return made
-
-
-def _dtype_sort_key(dtype: torch.dtype) -> tuple[bool, bool]:
-    """Sort key of a dtype: floating point, then integer, then bool."""
-    return dtype.is_floating_point, dtype != torch.bool

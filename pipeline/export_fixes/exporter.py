@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
+from typing import Final
 
 import torch
 from attrs import evolve, frozen
 from torch._dynamo.exc import UserError, UserErrorType
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, _trace
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec
@@ -25,7 +27,7 @@ from pipeline.export_fixes import example_guards as decisions
 from pipeline.export_fixes import input_checks as checks
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way, forgotten
 from pipeline.export_fixes.error_attribution import BRANCHES, blamed
-from pipeline.export_fixes.example_guards import has_values, with_outputs
+from pipeline.export_fixes.example_guards import with_outputs
 from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.fake_device_copy import attributes, fake_copy_on, is_elsewhere
 from pipeline.export_fixes.functorch import has_transforms
@@ -38,6 +40,7 @@ from pipeline.export_fixes.runtime_asserts import collected, none_is_caught
 from pipeline.export_fixes.torchscript.module import interpreted
 from pipeline.export_fixes.value_hooks import exported_again
 from pipeline.inputs import Constant, is_input
+from pipeline.records.parameter import Parameter
 from pipeline.records.wording import kind_of
 from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
@@ -80,6 +83,27 @@ def export(
     )
 
 
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def signature_of(model: object) -> tuple[Parameter, ...]:
+    """Return the parameters of ``forward``, or those of an export, without ``*args`` and ``**kwargs``: a compiled
+    program is called as the model is."""
+    inner = interpreted(model.module() if isinstance(model, ExportedProgram) else model)
+    if not isinstance(inner, torch.nn.Module):
+        return ()
+    try:
+        rows = inspect.signature(inner.forward).parameters.values()
+    except (TypeError, ValueError):  # a builtin, which has none
+        return ()
+    found = []
+    for row in [row for row in rows if row.kind not in _VARIADIC]:
+        plain = type(row.default) in (type(None), bool, int, float, str)
+        found.append(Parameter(row.name, row.kind in _POSITIONAL, plain, row.default if plain else None))
+    return tuple(found)
+
+
 def _traced(
     export: _Export, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
@@ -87,7 +111,11 @@ def _traced(
     try:
         return _noted(export, shapes, constants, "python")
     except CaptureError:
-        if settings.decisions != "example" or export.is_elsewhere or not has_values(export.inputs):
+        if (
+            settings.decisions != "example"
+            or export.is_elsewhere
+            or any(map(is_input, tree_leaves(export.inputs, is_leaf=is_input)))
+        ):
             raise
     return _noted(export, shapes, constants, "example")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -17,8 +16,6 @@ from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
 from pipeline.records.wording import did_you_mean, kind_of
-
-log = logging.getLogger(__name__)
 
 ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 

@@ -45,13 +45,6 @@ HINT: Final = (
     "as an input, and return it"
 )
 
-CONTAINERS: Final = "%s changes entries of its input %s: a program does not, and returns what the model returns"
-
-TRACED: Final = 0x7C15F39CC0605CED
-"""A seed that no model has."""
-
-SEEDS: Final = "the model seeds torch's random numbers when it is called, which a program does not"
-
 _kept: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
 
 
@@ -123,7 +116,8 @@ class Kept:
             CaptureError: a call does; the message names the attribute and the line that assigns it.
         """
         if self.containers:
-            log.warning(CONTAINERS, type(self.model).__name__, ", ".join(self.containers))
+            why = "%s changes entries of its input %s: a program does not, and returns what the model returns"
+            log.warning(why, type(self.model).__name__, ", ".join(self.containers))
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
         if not kept or self.again is None:
             return
@@ -142,8 +136,8 @@ class Kept:
             why = f"{type(self.model).__name__} carries state from call to call in {self.told(moving or kept)}"
             raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
         read = names_read(self.model)
-        shown = [place for place in kept if _has_tensors(kept[place]) and place.rpartition(".")[2] not in read]
-        if shown:
+        unread = [place for place in kept if place.rpartition(".")[2] not in read]
+        if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
             log.warning("the model sets %s: a program does not", self.told(shown))
 
     def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
@@ -156,10 +150,6 @@ def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bo
     """Return whether lists and dicts have the same contents as before."""
     now, its = tree_flatten(value)
     return its == spec and all(map(operator.is_, now, leaves))
-
-
-def _has_tensors(values: object) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values))
 
 
 def state_kept(model: torch.nn.Module) -> AbstractContextManager[Kept]:
@@ -223,11 +213,12 @@ def _unseeded() -> Iterator[None]:
     """Return a context that raises an error if a model seeds: a trace must leave the generator unchanged."""
     numbers = torch.get_rng_state()
     with undoing(lambda: torch.set_rng_state(numbers)):
-        torch.default_generator.manual_seed(TRACED)
+        torch.default_generator.manual_seed(0x7C15F39CC0605CED)  # a seed that no model has
         traced = torch.get_rng_state()
         yield
         if not torch.equal(torch.get_rng_state(), traced):
-            raise CaptureError(SEEDS, "seed torch's generator before the call; draw in the model without one")
+            why = "the model seeds torch's random numbers when it is called, which a program does not"
+            raise CaptureError(why, "seed torch's generator before the call; draw in the model without one")
 
 
 @frozen
@@ -242,14 +233,6 @@ class _Registered:
     like: tuple[object, ...]
     memory: StorageWeakRef | None
     slot: Argument
-
-    @classmethod
-    def of(cls, path: str, module: torch.nn.Module) -> Iterator[_Registered]:
-        """Yield the parameters and buffers of a module."""
-        for kind in REGISTERED:
-            space = vars(module)[kind]
-            names = [name for name, tensor in space.items() if tensor is not None]
-            yield from (cls.at(within(path, name), space, name, kind == "_buffers") for name in names)
 
     @classmethod
     def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
@@ -320,7 +303,13 @@ class _Before:
     def of(cls, model: torch.nn.Module, inputs: object) -> _Before:
         """Return the current contents of the model, and the tensors of the call."""
         modules = [*model.named_modules()]
-        rows = [row for path, module in modules for row in _Registered.of(path, module)]
+        spaces = [(path, kind, vars(module)[kind]) for path, module in modules for kind in REGISTERED]
+        rows = [
+            _Registered.at(within(path, name), space, name, kind == "_buffers")
+            for path, kind, space in spaces
+            for name, tensor in space.items()
+            if tensor is not None
+        ]
         rows += [_Registered.at("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 

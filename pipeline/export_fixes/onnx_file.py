@@ -197,7 +197,6 @@ def _checked(path: str) -> Proto:
     taken: set[str] = set()
     for node in _nodes(file.graph):
         node.name = unlike(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
-        taken.add(node.name)
     del file.graph.value_info[:]  # a file may have others than its nodes compute
     file = shape_inference.infer_shapes(file, data_prop=True)
     external_data_helper.load_external_data_for_model(file, str(Path(path).parent))

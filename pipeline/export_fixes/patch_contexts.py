@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Final, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes import model_questions, module_methods
 from pipeline.export_fixes.functorch import transforms_left
-from pipeline.export_fixes.known_values import is_tracked
+from pipeline.export_fixes.known_values import known, tracked
 from pipeline.export_fixes.patching import Places, Replacement
 from pipeline.export_fixes.restore_model_state import distribution_checks_restored
 from pipeline.export_fixes.torch_patches import TABLE
@@ -22,9 +22,6 @@ __all__ = ["by_the_example", "exporting", "exporting_by", "one_export", "tracing
 
 _places = Places(TABLE)
 
-MODULE: Final = "modelopt.torch.quantization.tensor_quant"
-UTILITIES: Final = "modelopt.torch.quantization.utils.core_utils"
-
 _modelopts: dict[Argument, Places] = {}
 
 
@@ -32,7 +29,8 @@ _modelopts: dict[Argument, Places] = {}
 def exported_quantizers() -> Iterator[None]:
     """Return a context in which the quantizers of NVIDIA ModelOpt, if it is loaded, are exported as operators, on every
     device. On a CPU it computes INT8 by arithmetic that inspects its scales' values, which cannot be traced."""
-    module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
+    module = sys.modules.get("modelopt.torch.quantization.tensor_quant")
+    utilities = sys.modules.get("modelopt.torch.quantization.utils.core_utils")
     if module is None or utilities is None:
         yield
         return
@@ -71,7 +69,8 @@ def tracing() -> AbstractContextManager[None]:
 def exporting() -> Iterator[None]:
     """Return a context for an export or functionalization, whose caller holds `one_export`. It restores torch's
     settings, some of which a failed export leaves changed."""
-    with tracing(), _places.taken("export"), is_tracked(), transforms_left(), distribution_checks_restored():
+    values = tracked() if known.get() is None else nullcontext()
+    with tracing(), _places.taken("export"), values, transforms_left(), distribution_checks_restored():
         yield
 
 

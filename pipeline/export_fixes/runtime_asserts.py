@@ -178,7 +178,7 @@ def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
     """Return the truth value that avoids a branch which only raises an error, and the error's name; else None."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
-    while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
+    if place < len(steps) and steps[place].opname == "TO_BOOL":
         place += 1
     if place >= len(steps) - 1 or not steps[place].opname.endswith(("IF_TRUE", "IF_FALSE")):
         return None, ""
@@ -215,7 +215,7 @@ def _error(name: object) -> type[BaseException] | None:
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
     """Return whether an ``except`` around a place in a function may catch an error."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
+    steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
