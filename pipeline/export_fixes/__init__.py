@@ -4,8 +4,8 @@
 """
 
 from pipeline.export_fixes.error_attribution import GENERATOR
+from pipeline.export_fixes.export_steps import has_transforms
 from pipeline.export_fixes.exporter import export, signature_of
-from pipeline.export_fixes.functorch import has_transforms
 from pipeline.export_fixes.input_checks import check_values
 from pipeline.export_fixes.interrupts import interruptible, undoing
 from pipeline.export_fixes.known_numbers import is_determined_by_sizes

@@ -23,7 +23,7 @@ from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes.model_state import changed
 from pipeline.export_fixes.patching import in_columns
 from pipeline.export_fixes.restore_model_state import within
-from pipeline.export_fixes.runtime_asserts import is_caught
+from pipeline.export_fixes.runtime_asserts import checks
 
 Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs the model's Python code. The next three do so, too: ``"called"``:
@@ -67,7 +67,9 @@ class First:
     @property
     def reads_bytecode(self) -> bool:
         """Whether Dynamo may trace: it is not tracing already, and the model caught no error of a check of data."""
-        return self.way == "python" and CompileContext.try_get() is None and not is_caught()
+        found = checks.get()
+        is_caught = found is not None and bool(found.caught)
+        return self.way == "python" and CompileContext.try_get() is None and not is_caught
 
 
 @frozen(eq=False)
@@ -88,7 +90,6 @@ class Attempt:
 
 
 def _with(way: Way, applies: Callable[[First], bool]) -> Callable[[First], Iterator[Try]]:
-    """Export in another way, with the same shapes."""
 
     def tries(first: First) -> Iterator[Try]:
         if applies(first):
@@ -218,5 +219,4 @@ def tied(error: UserError, shapes: Spec) -> object:
 
 
 def _bounds(shapes: object) -> list[Argument]:
-    """Return the least and the greatest size of each dim."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

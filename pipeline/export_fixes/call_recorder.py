@@ -111,7 +111,6 @@ class Calls:
                 raise CaptureError(why, hint)
 
     def _dynamic_entry(self, path: Path) -> Argument:
-        """Return the entry of an input in ``dynamic_shapes``."""
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
             return _range(values) if type(values[0]) is int else None

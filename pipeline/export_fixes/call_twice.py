@@ -69,7 +69,6 @@ class _Values:
     first: dict[Node, int] = field(factory=dict)
 
     def number(self, *key: object, of_input: bool = False) -> int:
-        """Return the number of an expression."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.of_inputs.add(number)
@@ -88,7 +87,6 @@ class _Values:
     def compute(
         self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
-        """Number the nodes of a graph."""
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self.placeholder(node, specs.get(node.name), constants)

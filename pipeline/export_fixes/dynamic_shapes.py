@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
+from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import bound, by_dim, check_examples, check_shapes, in_one, together
 from pipeline.export_fixes.module_copy import unaliased
 from pipeline.inputs import Input, is_input
@@ -95,7 +96,6 @@ class _Merger:
         return self.of_container(path, value, spec)
 
     def of_container(self, path: str, value: object, spec: object) -> object:
-        """Merge a container."""
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
             return spec
@@ -267,16 +267,10 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
     return found
 
 
-def wishes(
-    exported: ExportedProgram,
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    shapes: object,
-) -> Iterator[Wish]:
+def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
-    inputs = bound(model, args, kwargs)
-    found = _as_nested(model, args, kwargs, _mapped(lambda value, spec: _Asked(by_dim(spec)), inputs, shapes))
+    asked = _mapped(lambda value, spec: _Asked(by_dim(spec)), bound(model, *inputs), shapes)
+    found = _as_nested(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
@@ -331,13 +325,7 @@ def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
     return any(r.lower != r.upper for r in known) if known else bool(symbols)
 
 
-def examples(
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    shapes: object,
-    place: Callable[[Input], torch.device],
-) -> tuple[tuple[object, ...], dict[str, Argument]]:
+def examples(model: torch.nn.Module, inputs: Inputs, shapes: object, place: Callable[[Input], torch.device]) -> Inputs:
     """Example inputs: tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of
     their own; other values unchanged."""
     derived = has_derived(shapes)
@@ -349,17 +337,15 @@ def examples(
             return value
         return unaliased(value if derived else _enlarged(value, by_dim(spec)))
 
-    return _as_nested(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+    return _as_nested(model, inputs, _mapped(example, bound(model, *inputs), shapes))
 
 
-def _as_nested(
-    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
-) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+def _as_nested(model: torch.nn.Module, inputs: Inputs, made: Mapping[str, object]) -> Inputs:
     """Arrange values by the names of parameters in the structure of the inputs."""
-    first = inspect.signature(model.forward).bind_partial(*args)
+    first = inspect.signature(model.forward).bind_partial(*inputs[0])
     first.arguments.update({name: made[name] for name in first.arguments})
     rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
-    return first.args, {name: made[name] if name in made else rest[name] for name in kwargs}
+    return first.args, {name: made[name] if name in made else rest[name] for name in inputs[1]}
 
 
 def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:

@@ -59,7 +59,7 @@ _NOT_OF_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
 casts: the dtype is not at fault."""
 
 
-def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[..., object]) -> Exception:
+def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
     """Return the error for a failed export. It names the inputs of wrong device or dtype, if the export succeeds with
     another.
 
@@ -256,7 +256,9 @@ def _unsupported_result(error: Exception) -> str | None:
     return None if found is None else found[1]
 
 
-def _exports_with_dtype(export: Callable[..., object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
+def _exports_with_dtype(
+    export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype
+) -> bool:
     """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
 
     def cast(path: Any, value: Argument) -> Argument:
@@ -266,7 +268,7 @@ def _exports_with_dtype(export: Callable[..., object], inputs: Inputs, wrong: Se
 
     try:
         leaves, spec = tree_flatten_with_path(inputs, is_leaf=is_input)
-        export(*tree_unflatten([cast(*each) for each in leaves], spec))
+        export(tree_unflatten([cast(*each) for each in leaves], spec))
     except Exception:
         return False
     return bool(wrong)

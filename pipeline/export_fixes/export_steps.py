@@ -1,4 +1,4 @@
-"""Wrap steps of torch.export: passes over buffers, guards, logs, and the tracer's hooks in modules."""
+"""Wrap steps of torch.export: passes over buffers, guards, logs, the tracer's hooks in modules, and transforms."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 
 import sympy
 import torch
+from torch._C import _functorch
+from torch._functorch import predispatch
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Argument
 from pipeline.export_fixes.error_attribution import FIXES, NOT_THE_MODELS, place_of
-from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.interrupts import set_to, undoing
 from pipeline.export_fixes.patching import Kernel
 from pipeline.shapes.environment import shape_of
 
@@ -130,3 +133,34 @@ def calling(
 def reading(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
     """Wrap the tracer's `getattr`: other threads get the plain attributes."""
     return own(tracer, name, value, proxies) if is_tracing() else value
+
+
+def has_transforms(module: torch.fx.GraphModule) -> bool:
+    """Return whether a graph, or one that it calls, enters or leaves ``torch.vmap``, a transform of ``torch.func`` or
+    forward-mode derivatives. Operators between these calls act on wrapped tensors, so that the graph cannot be run as
+    it is; traced below autograd, it has the operators that the transforms call."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+    return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
+
+
+def transforms_left() -> AbstractContextManager[None]:
+    """Return a context that leaves the transforms which a failed export has entered."""
+    depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
+
+    def leave() -> None:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if _is_forward() and not is_forward:
+            torch._C._exit_dual_level(level=0)
+            forward_ad._current_level = -1
+
+    return undoing(leave)
+
+
+def _is_forward() -> bool:
+    """Return whether forward-mode derivatives are active, also those that a failure left so."""
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False

@@ -19,24 +19,22 @@ from torch.export import ExportedProgram, _trace
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, PipelineError, source_line, worded
-from pipeline.export_fixes import branches, module_methods, packed_sequence
+from pipeline.export_fixes import branches, input_checks, module_methods, packed_sequence
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes import example_guards as decisions
-from pipeline.export_fixes import input_checks as checks
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way, forgotten
-from pipeline.export_fixes.error_attribution import BRANCHES, blamed
-from pipeline.export_fixes.example_guards import with_outputs
-from pipeline.export_fixes.export_steps import collected_violations
+from pipeline.export_fixes.error_attribution import BRANCHES, Inputs, blamed
+from pipeline.export_fixes.example_guards import Decisions, decisions, with_outputs
+from pipeline.export_fixes.export_steps import collected_violations, has_transforms
 from pipeline.export_fixes.fake_device_copy import attributes, fake_copy_on, is_elsewhere
-from pipeline.export_fixes.functorch import has_transforms
+from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.known_values import tracked
-from pipeline.export_fixes.model_state import noted, state_kept, watched
+from pipeline.export_fixes.model_state import Kept, keeps, noted, watched
 from pipeline.export_fixes.patch_contexts import by_the_example, exported_quantizers, exporting, exporting_by
 from pipeline.export_fixes.requests import ExportNotes, requested
 from pipeline.export_fixes.restore_model_state import untouched
-from pipeline.export_fixes.runtime_asserts import collected, none_is_caught
+from pipeline.export_fixes.runtime_asserts import Checks, checks, none_is_caught
 from pipeline.export_fixes.torchscript.module import interpreted
 from pipeline.export_fixes.value_hooks import exported_again
 from pipeline.inputs import Constant, is_input
@@ -67,17 +65,17 @@ def export(
     request = requested(module, args, kwargs, dynamic_shapes, profiles)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"model is {kind_of(module)}: pass an nn.Module, an ExportedProgram or TorchScript")
-    checks.check_module(module)
+    input_checks.check_module(module)
     inside, inputs = under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
     with without_autocast():
         shapes = ranges.merged_dynamic_shapes(inside, *inputs, request.dynamic_shapes)
-        exported, notes = _traced(_Export(inside, *inputs, settings.device), shapes, request.constants, settings)
+        exported, notes = _traced(_Export(inside, inputs, settings.device), shapes, request.constants, settings)
     held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return exported, evolve(
         notes,
         inputs=request.leaves,
         profiles=request.profiles,
-        ranges=ranges.asked(ranges.wishes(exported, inside, *inputs, shapes)),
+        ranges=ranges.asked(ranges.wishes(exported, inside, inputs, shapes)),
         constants=request.constants,
         tensors={**attributes(module), **dict(held)},
     )
@@ -111,11 +109,8 @@ def _traced(
     try:
         return _noted(export, shapes, constants, "python")
     except CaptureError:
-        if (
-            settings.decisions != "example"
-            or export.is_elsewhere
-            or any(map(is_input, tree_leaves(export.inputs, is_leaf=is_input)))
-        ):
+        has_values = not any(map(is_input, tree_leaves(export.inputs, is_leaf=is_input)))
+        if settings.decisions != "example" or export.is_elsewhere or not has_values:
             raise
     return _noted(export, shapes, constants, "example")
 
@@ -124,11 +119,11 @@ def _noted(
     export: _Export, shapes: Spec, constants: Mapping[int, Constant], way: Way
 ) -> tuple[ExportedProgram, ExportNotes]:
     with (
-        state_kept(export.model) as kept,
-        collected() as found,
+        set_to(keeps, Kept(export.model)) as kept,
+        set_to(checks, Checks()) as found,
         tracked(constants) as known,
-        module_methods.as_called(),
-        decisions.collected() as decided,
+        set_to(module_methods.gradients, torch.is_grad_enabled()),
+        set_to(decisions, Decisions()) as decided,
     ):
         exported = export.first_success(shapes, way)
         kept.check()
@@ -158,17 +153,11 @@ class _Export:
     """A model and example inputs, to export as on a device; None: where they are."""
 
     model: torch.nn.Module
-    args: tuple[object, ...]
-    kwargs: dict[str, Argument]
+    inputs: Inputs
     device: str | None
 
     @property
-    def inputs(self) -> tuple[tuple[object, ...], dict[str, Argument]]:
-        return self.args, self.kwargs
-
-    @property
     def is_elsewhere(self) -> bool:
-        """Whether the device is another one than the model's or an input's."""
         return self.device is not None and is_elsewhere(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, way: Way) -> ExportedProgram:
@@ -185,11 +174,9 @@ class _Export:
         assert error is not None
         found = self.attempted(first)
         if found is None:
-
-            def again(args: tuple[object, ...], kwargs: dict[str, Argument]) -> ExportedProgram:
-                return evolve(self, args=args, kwargs=kwargs).exported(shapes, way)
-
-            raise blamed(error, self.model, self.inputs, again) from error
+            raise blamed(
+                error, self.model, self.inputs, lambda given: evolve(self, inputs=given).exported(shapes, way)
+            ) from error
         return found
 
     def first(
@@ -226,15 +213,15 @@ class _Export:
 
     def has_ranges(self, exported: ExportedProgram, shapes: Spec) -> bool:
         """Return whether an export with relaxed ranges still has dynamic sizes for these dims."""
-        wishes = ranges.wishes(exported, self.model, *self.inputs, shapes)
+        wishes = ranges.wishes(exported, self.model, self.inputs, shapes)
         return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
 
     def exported(self, shapes: Spec, way: Way) -> ExportedProgram:
         """Return the export with these dynamic shapes, traced in a way."""
-        model, place = self.model, checks.places(self.model, self.inputs, self.device)
-        positional, named = ranges.examples(model, *self.inputs, shapes, place)
-        if self.device is not None and is_elsewhere(self.device, model, (positional, named)):
-            model, positional, named = fake_copy_on(self.device, model, positional, named)
+        model, place = self.model, input_checks.places(self.model, self.inputs, self.device)
+        inputs = ranges.examples(model, self.inputs, shapes, place)
+        if self.device is not None and is_elsewhere(self.device, model, inputs):
+            model, inputs = fake_copy_on(self.device, model, inputs)
         with (
             torch.no_grad(),
             warnings.catch_warnings(),
@@ -244,14 +231,14 @@ class _Export:
             exported_quantizers(),
             nullcontext() if way == "bytecode" else watched(model, way == "example"),
             none_is_caught(),
-            branches.traced(),
+            set_to(branches.trace, branches.Trace()),
         ):
             warnings.simplefilter("ignore")
             if way == "autograd":
-                export = partial(_trace._export, model, positional, named, shapes, strict=False, pre_dispatch=False)
+                export = partial(_trace._export, model, *inputs, shapes, strict=False, pre_dispatch=False)
             else:
                 by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
-                export = partial(torch.export.export, model, positional, named, **by)
+                export = partial(torch.export.export, model, *inputs, **by)
             exported: ExportedProgram = exported_again(export, model)
         if way != "autograd" and has_transforms(exported.graph_module):
             return self.exported(shapes, "autograd")

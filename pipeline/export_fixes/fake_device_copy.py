@@ -6,9 +6,7 @@ machine does not have. They have no values and take no memory; the program gets 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,11 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.device_guard import ensure_cuda_guard
+from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.module_copy import copied
 from pipeline.export_fixes.patch_contexts import moving
 from pipeline.export_fixes.value_hooks import with_numbers
-
-Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
@@ -30,13 +27,13 @@ def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
-def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
+def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
     """Return a copy of the model, and of its inputs, with fake tensors on the device. A tensor that is neither a
     parameter nor a buffer stays on its device, unless ``model.to(device)`` would move it because its module
-    overrides ``_apply``.
+    overrides ``_apply``: a grid stored by an earlier call. Tensors of few elements, such as strides, keep their values.
 
     Raises:
-        CaptureError: the module cannot be copied, or this torch knows no such device.
+        CaptureError: the module cannot be copied, its ``_apply`` fails, or this torch knows no such device.
     """
     if device == "cuda":
         ensure_cuda_guard()
@@ -51,26 +48,15 @@ def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kw
         raise CaptureError(
             why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
         ) from error
-    _apply_own(shown, fakes)
-    positional, named = tree_map_only(torch.Tensor, fakes.of, (tuple(args), dict(kwargs)))
-    return shown, positional, named
-
-
-def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
-    """Move tensors as the modules' overrides of ``_apply`` do, such as grids stored by an earlier call; tensors of few
-    elements, such as strides, keep their values.
-
-    Raises:
-        CaptureError: an override fails.
-    """
     with torch.no_grad(), moving():
         for module in filter(_moves_more, shown.modules()):
             try:
                 module._apply(fakes.with_numbers)
             except Exception as error:
                 kind = type(module).__name__
-                why = f"{kind} cannot be captured as on {fakes.device}: its own _apply fails on fake tensors: {error}"
+                why = f"{kind} cannot be captured as on {device}: its own _apply fails on fake tensors: {error}"
                 raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
+    return shown, tree_map_only(torch.Tensor, fakes.of, inputs)
 
 
 def _moves_more(module: torch.nn.Module) -> bool:
@@ -96,7 +82,6 @@ class _Fakes:
         self.mode, self.device = mode, device
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the stand-in of a tensor."""
         if is_traceable_wrapper_subclass(tensor):
             fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.of(part))
         elif tensor.layout != torch.strided:

@@ -82,12 +82,10 @@ def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
 
 
 def _is_identity(score: object) -> bool:
-    """Return whether a score function returns the score unchanged."""
     inputs, result = _results(score)
     return bool(inputs) and result is inputs[0]
 
 
 def _is_true(mask: object) -> bool:
-    """Return whether a mask function is true everywhere."""
     _, result = _results(mask)
     return getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default)

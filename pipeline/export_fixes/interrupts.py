@@ -117,7 +117,6 @@ class _Change:
     is_undone: bool = False
 
     def end(self) -> None:
-        """Undo the change, once."""
         if not self.is_undone:
             self.undo()
             self.is_undone = True

@@ -94,7 +94,6 @@ RATIOS: Mapping[object, Rule] = {
 
 
 def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
-    """Return the last element of an increasing range."""
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
@@ -199,7 +198,6 @@ def largest(
 
 
 def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
-    """Return the ratio that a float result equals."""
     ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in numbers]
     made = None if None in ratios else RATIOS[func](*ratios, **kwargs)
     return made if made is not None and made.is_certain else None

@@ -4,7 +4,6 @@ indices of rank 0, pooling over sizes that vary, and ``torch.istft`` of a dynami
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -16,16 +15,11 @@ from torch.nn import functional
 
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.export_fixes import packed_sequence, runtime_asserts, value_hooks
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import VERSION, Kernel, ModelCall
 from pipeline.shapes.environment import expression
 
-_assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
-
-
-def assignments() -> AbstractContextManager[list[torch.Tensor]]:
-    """Return a context for one call, which records the tensors to whose ``.data`` the model assigns."""
-    return set_to(_assigned, list[torch.Tensor]())
+assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
+"""The tensors to whose ``.data`` the model assigns in a call."""
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -36,9 +30,8 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     slot = None if mode is None else get_proxy_slot(new, mode.tracer, None)
     if mode is not None and slot is not None:
         set_proxy_slot(tensor, mode.tracer, _ProxyTensor(slot.proxy, None))
-    assigned = _assigned.get()
-    if assigned is not None:
-        assigned.append(tensor)
+    if (found := assigned.get()) is not None:
+        found.append(tensor)
 
 
 def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
@@ -165,7 +158,6 @@ def _pool(func: Target, given: Mapping[str, Argument]) -> object:
 
 
 def _per_dim(value: Argument, count: int) -> list[Argument]:
-    """Return an argument's value for each dim."""
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -221,7 +213,6 @@ def istft(
 
 
 def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
-    """Return the sum of overlapping windows."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))

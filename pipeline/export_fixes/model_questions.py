@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -19,19 +18,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, folder_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 
 ASSUMED: Final = "8.0"
 """The compute capability of a GPU that nobody names: the least that engines are built for."""
 
 capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
-
-
-def assuming(least: str) -> AbstractContextManager[tuple[int, int]]:
-    """Return a context in which ``torch.cuda`` describes a GPU of this compute capability."""
-    major, minor = map(int, least.split("."))
-    return set_to(capability, (major, minor))
+"""That of the GPU that ``torch.cuda`` describes."""
 
 
 def attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:

@@ -13,7 +13,7 @@ import inspect
 import logging
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Final
 
@@ -29,9 +29,10 @@ from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs
 from pipeline.export_fixes.code_of_attributes import assigned_at, names_read
+from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.interrupts import set_to, undoing
-from pipeline.export_fixes.model_calls import assignments
+from pipeline.export_fixes.model_calls import assigned
 from pipeline.export_fixes.restore_model_state import Space, others, within
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ HINT: Final = (
     "as an input, and return it"
 )
 
-_kept: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
+keeps: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
+"""Records the state that the exported model keeps."""
 
 
 @define
@@ -69,42 +71,31 @@ class Kept:
     twice: bool = False
     structures: list[TreeSpec] = field(factory=list)
 
-    def call(
-        self,
-        model: torch.nn.Module,
-        forward: Callable[..., Argument],
-        args: Sequence[Argument],
-        kwargs: Mapping[str, Argument],
-    ) -> object:
+    def call(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
         """Call a model as torch traces it: the model itself, or a stand-in for another device."""
         self.changes, self.structures = {}, []
-        before = _Before.of(model, (args, kwargs))
-        outputs = self.called(before, forward, args, kwargs)
+        before = _Before.of(model, inputs)
+        outputs = self.called(before, forward, inputs)
         if not self.twice:
             return outputs
-        args, kwargs = tree_map_only(torch.Tensor, AGAIN, (args, kwargs))
-        second = self.called(before, forward, args, kwargs)
+        inputs = tree_map_only(torch.Tensor, AGAIN, inputs)
+        second = self.called(before, forward, inputs)
         (one, *structure), (other, *its) = map(tree_flatten, (outputs, second))
         self.structures = [*structure, *its]
-        marks = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        marks = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
-    def called(
-        self,
-        before: _Before,
-        forward: Callable[..., Argument],
-        args: Sequence[Argument],
-        kwargs: Mapping[str, Argument],
-    ) -> Argument:
+    def called(self, before: _Before, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
         """Call the model once; return its outputs after the assigned buffers are written."""
+        args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
-        with assignments() as rebound:
+        with set_to(assigned, list[torch.Tensor]()) as rebound:
             outputs = before.written_back(forward(*args, **kwargs), rebound)
         self.containers = [name for name, found in leaves.items() if not _is_as_it_was(given[name], *found)]
         changes = before.changes(rebound)
         if not self.twice:
-            self.memos = before.memos(changes, _Dependent.on((args, kwargs))) if changes else set()
+            self.memos = before.memos(changes, _dependence(inputs)) if changes else set()
         for place, value in changes.items():
             self.changes.setdefault(place, []).append(value)
         return outputs
@@ -152,21 +143,16 @@ def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bo
     return its == spec and all(map(operator.is_, now, leaves))
 
 
-def state_kept(model: torch.nn.Module) -> AbstractContextManager[Kept]:
-    """Return a context in which exports record the state that a model keeps."""
-    return set_to(_kept, Kept(model))
-
-
 def noted(again: Callable[[], ExportedProgram]) -> None:
     """Note how to repeat the export of a model, which has just succeeded."""
-    kept = _kept.get()
+    kept = keeps.get()
     if kept is not None and not kept.twice:
         kept.again = again
 
 
 def changed() -> Collection[str]:
     """Return where the exported model holds other values after a call, buffers aside."""
-    kept = _kept.get()
+    kept = keeps.get()
     return kept.changes.keys() if kept is not None else ()
 
 
@@ -181,7 +167,7 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
     Raises:
         CaptureError: the model seeds torch's generator.
     """
-    kept = _kept.get()
+    kept = keeps.get()
     if kept is None:
         yield
         return
@@ -189,11 +175,11 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
     @functools.wraps(own, updated=())
     def watching(*args: Argument, **kwargs: Argument) -> object:  # torch takes frames of another name for the model's
-        if inside[0] or _kept.get() is not kept:  # it calls itself, or another thread does
+        if inside[0] or keeps.get() is not kept:  # it calls itself, or another thread does
             return own(*args, **kwargs)
         inside[0] = True
         try:
-            return kept.call(model, own, args, kwargs)
+            return kept.call(model, own, (args, kwargs))
         finally:
             inside[0] = False
 
@@ -246,36 +232,28 @@ class _Registered:
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
     def restore(self) -> None:
-        """Put the tensor back in its place."""
         mode = get_proxy_mode()
         if mode is not None and self.slot is not None:
             set_proxy_slot(self.tensor, mode.tracer, self.slot)
         self.space[self.name] = self.tensor
 
 
-@frozen
-class _Dependent:
-    """The nodes of a trace that depend on its inputs; None: any may."""
+def _dependence(inputs: object) -> Callable[[object], bool]:
+    """Return whether a value has a tensor that may depend on these inputs, or an object other than tensors."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return lambda value: True
+    slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
+    nodes = of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None})
 
-    tracer: Argument
-    nodes: set[torch.fx.Node] | None
-
-    @classmethod
-    def on(cls, inputs: object) -> _Dependent:
-        """Return the nodes that depend on the tensors in these inputs."""
-        mode = get_proxy_mode()
-        if mode is None:
-            return cls(None, None)
-        slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
-        return cls(mode.tracer, of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None}))
-
-    def is_in(self, value: object) -> bool:
-        """Return whether a value has a tensor that may depend on inputs, or an object other than tensors."""
+    def may_depend(value: object) -> bool:
         leaves = tree_leaves([*value] if isinstance(value, set) else value)
-        if self.nodes is None or not all(map(_is_tensor, leaves)):
+        if not all(map(_is_tensor, leaves)):
             return True
-        slots = [get_proxy_slot(leaf, self.tracer, None) for leaf in leaves]
-        return any(slot is not None and slot.proxy.node in self.nodes for slot in slots)
+        slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in leaves]
+        return any(slot is not None and slot.proxy.node in nodes for slot in slots)
+
+    return may_depend
 
 
 def _is_tensor(value: object) -> bool:
@@ -301,7 +279,6 @@ class _Before:
 
     @classmethod
     def of(cls, model: torch.nn.Module, inputs: object) -> _Before:
-        """Return the current contents of the model, and the tensors of the call."""
         modules = [*model.named_modules()]
         spaces = [(path, kind, vars(module)[kind]) for path, module in modules for kind in REGISTERED]
         rows = [
@@ -336,13 +313,13 @@ class _Before:
                 rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
         return outputs
 
-    def memos(self, changes: Mapping[str, object], dependent: _Dependent) -> set[str]:
+    def memos(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
         """Return the changed attributes that another call would set to equal values."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.now:
                 if (place := within(path, name)) in changes and (new := space.filled_in(name)) is not None:
-                    found.update([place] if not any(map(dependent.is_in, new)) else [])
+                    found.update([place] if not any(map(may_depend, new)) else [])
         return found
 
     def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:

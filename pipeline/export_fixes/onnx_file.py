@@ -265,12 +265,10 @@ def _dims(value: Proto) -> list[int | str]:
 
 
 def _open(port: Proto) -> list[int]:
-    """Return the dims of an input whose sizes vary."""
     return [place for place, dim in enumerate(_dims(port)) if isinstance(dim, str)]
 
 
 def _input(port: Proto) -> Input | None:
-    """Return the description of an input of static sizes."""
     from onnx2fx.utils.dtype import DTYPE_MAP
 
     dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read` refuses an input without one

@@ -12,7 +12,8 @@ import torch
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes import model_questions, module_methods
-from pipeline.export_fixes.functorch import transforms_left
+from pipeline.export_fixes.export_steps import transforms_left
+from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.known_values import known, tracked
 from pipeline.export_fixes.patching import Places, Replacement
 from pipeline.export_fixes.restore_model_state import distribution_checks_restored
@@ -53,7 +54,6 @@ def _as_operator(
     narrow_range: bool = True,
     *rest: Argument,
 ) -> Argument:
-    """Return a quantizer's step as its operator."""
     shifted = inputs if bias is None else inputs - bias
     made = torch.ops.tensorrt.quantize_op(shifted, amax, num_bits, 0, unsigned, narrow_range)
     return made if bias is None else made + bias
@@ -90,7 +90,7 @@ def exporting_by(way: Literal["called", "comparing"]) -> AbstractContextManager[
 @contextmanager
 def moving() -> Iterator[None]:
     """Return a context in which moving a model moves only tensors other than its parameters and buffers."""
-    with _places.taken("export"), module_methods.unmoved_weights():
+    with _places.taken("export"), set_to(module_methods.weights_stay, True):
         yield
 
 
@@ -102,5 +102,6 @@ def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[Non
     if device != "cuda" or torch.cuda.is_available():
         yield
         return
-    with model_questions.assuming(next(iter(capabilities), model_questions.ASSUMED)), _places.taken("gpu"):
+    major, minor = next(iter(capabilities), model_questions.ASSUMED).split(".")
+    with set_to(model_questions.capability, (int(major), int(minor))), _places.taken("gpu"):
         yield

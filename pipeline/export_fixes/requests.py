@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -17,10 +17,6 @@ from pipeline.export_fixes.input_checks import arguments, specs_of
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input, is_input
 from pipeline.shapes.environment import Range
-
-Ends: TypeAlias = tuple[int, int]
-Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]
-"""For each profile the ranges of the symbols that it narrows."""
 
 
 @frozen
@@ -149,7 +145,7 @@ def _entry(spec: Spec, dim: int, rank: int) -> Any:
     return spec[dim] if isinstance(spec, list | tuple) else None
 
 
-def _ends(entry: Any, size: int) -> Ends:
+def _ends(entry: Any, size: int) -> tuple[int, int]:
     """Return the smallest and largest size that an entry of a profile allows."""
     if isinstance(entry, int):
         return entry, entry
@@ -184,23 +180,6 @@ class Request:
         return tuple(tree_leaves((self.args, self.kwargs), is_leaf=is_input))
 
 
-def is_constant(value: object) -> bool:
-    """Return whether an input is a `Constant`."""
-    return isinstance(value, Constant)
-
-
-def taken_out(
-    args: tuple[object, ...], kwargs: dict[str, Argument]
-) -> tuple[tuple[object, ...], dict[str, Argument], dict[int, Constant]]:
-    """Return the inputs with tensors in place of constants, and the constants by leaf index."""
-    leaves, structure = tree_flatten((args, kwargs), is_leaf=is_constant)
-    found = {i: leaf for i, leaf in enumerate(leaves) if is_constant(leaf)}
-    if not found:
-        return args, kwargs, {}
-    positional, named = tree_unflatten([x.value.clone() if is_constant(x) else x for x in leaves], structure)
-    return positional, named, found
-
-
 def requested(
     model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> Request:
@@ -210,7 +189,12 @@ def requested(
         TypeError: the inputs have the wrong form, or profiles are given twice.
         ValueError: inputs have different numbers of profiles.
     """
-    positional, named, constants = taken_out(*arguments(args, kwargs))
+    positional, named = arguments(args, kwargs)
+    leaves, structure = tree_flatten((positional, named), is_leaf=lambda value: isinstance(value, Constant))
+    constants = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Constant)}
+    if constants:  # tensors in their place
+        leaves = [leaf.value.clone() if isinstance(leaf, Constant) else leaf for leaf in leaves]
+        positional, named = tree_unflatten(leaves, structure)
     shapes, wishes = stated(model, positional, named, dynamic_shapes, profiles)
     return Request(positional, named, constants, shapes, tuple(map(tuple, wishes)))
 

@@ -91,7 +91,6 @@ def others(model: torch.nn.Module) -> list[tuple[str, object]]:
 
 
 def within(path: str, name: str) -> str:
-    """Return the path of an attribute."""
     return f"{path}.{name}" if path else name
 
 
@@ -137,7 +136,6 @@ class Space:
 
     @classmethod
     def of(cls, space: dict[str, Argument]) -> Space:
-        """Return the current contents."""
         held = (each for value in space.values() for each in _containers(value))
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
@@ -169,7 +167,6 @@ class Space:
         return not _same(_contents(container), _contents(before))
 
     def restore(self) -> None:
-        """Restore the contents."""
         for name in self.now.keys() - self.before.keys():
             del self.now[name]
         self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})

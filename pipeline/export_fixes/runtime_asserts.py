@@ -62,7 +62,8 @@ class Checks:
     caught: str = ""
 
 
-_checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
+checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
+"""Collects the checks of models that are exported."""
 
 
 @contextmanager
@@ -88,22 +89,10 @@ def _is_of_a_library(file: str) -> bool:
     return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
 
 
-def collected() -> AbstractContextManager[Checks]:
-    """Return a context that collects the checks of models that are exported in it."""
-    return set_to(_checks, Checks())
-
-
-def is_caught() -> bool:
-    """Return whether a check was seen whose error the model may catch."""
-    checks = _checks.get()
-    return checks is not None and bool(checks.caught)
-
-
 def taken_to_hold(place: str) -> None:
     """Note a check, as ``file:line``."""
-    checks = _checks.get()
-    if checks is not None:
-        checks.places[place] = None
+    if (found := checks.get()) is not None:
+        found.places[place] = None
 
 
 def holding(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
@@ -146,10 +135,10 @@ def is_unknown(tensor: object) -> bool:
 
 def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     """Return the truth value that a check of data needs to pass, and record the check; None for other conditions."""
-    checks = _checks.get()
+    found = checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
-    if checks is None or frame is None:
+    if found is None or frame is None:
         return None
     truth, error = (True, "AssertionError") if is_check else _required_truth(frame.f_code, frame.f_lasti)
     if truth is None:
@@ -161,9 +150,9 @@ def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING)), outer[0])
     place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
     if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
-        checks.caught = place
+        found.caught = place
         return None
-    checks.places[place] = None
+    found.places[place] = None
     return truth
 
 

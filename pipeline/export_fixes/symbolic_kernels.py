@@ -72,7 +72,6 @@ def _clamped_position(index: Argument, size: Argument) -> Argument:
 
 
 def _slice_length(first: Argument, last: object, step: int) -> object:
-    """Return the number of elements in a slice."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step
     return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
@@ -117,14 +116,6 @@ def weighed(
     if weights is None:
         return counts
     return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
-
-
-def selected(own: Kernel, mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
-    """Select by a mask from the broadcast elements, whose number bounds that of the selected ones.
-
-    masked_select(Tensor self, Tensor mask) -> Tensor
-    """
-    return own(mode, func, *torch.broadcast_tensors(self, mask))
 
 
 def rooted(own: Kernel, x: object, /) -> object:

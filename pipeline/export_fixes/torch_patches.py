@@ -9,6 +9,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import Final
 
+import sympy
 import torch
 from torch import _meta_registrations
 from torch._C import DispatchKey
@@ -132,7 +133,7 @@ TABLE: Final = (
     Replacement(
         op_implementations_dict,
         aten.masked_select.default,
-        symbolic_kernels.selected,
+        lambda own, mode, func, self, mask: own(mode, func, *torch.broadcast_tensors(self, mask)),
         "takes the elements before they are broadcast for the most that a mask can choose",
     ),
     Replacement(
@@ -273,11 +274,11 @@ TABLE: Final = (
     _example(
         meta_utils,
         "_safe_copy",
-        example_guards.copying,
+        lambda own, to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source),
         "leaves the values of parameters out, and computes with what memory held",
     ),
     *(
-        _example(fake_utils, name, example_guards.unchecked, why)
+        _example(fake_utils, name, lambda *_, **__: None, why)
         for name, why in (
             ("_check_fake_real_tensors", "takes sizes that data has for the example's, to see where tensors begin"),
             ("_check_alias_info", "fails where an operator returns its input for the example, and a new tensor else"),
@@ -286,7 +287,7 @@ TABLE: Final = (
     _example(
         symbolic_shapes.ShapeEnv,
         "set_real_tensor_prop_unbacked_vals",
-        example_guards.knowing,
+        lambda own, env, symbol, value: own(env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value),
         "keeps the truth of a tensor by its condition, and not by the symbol that it is a condition on",
         before=(2, 13),
     ),

@@ -266,7 +266,7 @@ def test_names_are_the_models_in_dynamo_too() -> None:
     """Dynamo calls a buffer by another name."""
     model = nn.Sequential(Holds(*READ["item"])).eval()
     with tracked() as reads:
-        exported = _Export(model, (X,), {}, None).exported(None, "bytecode")
+        exported = _Export(model, ((X,), {}), None).exported(None, "bytecode")
     assert reads.names == {"0.n"}
     torch.testing.assert_close(exported.module()(X), model(X))
 

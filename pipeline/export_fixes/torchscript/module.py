@@ -105,7 +105,6 @@ def _signature(arguments: Sequence[Value]) -> inspect.Signature:
 
 
 def _entry(signature: inspect.Signature) -> Callable[..., Value]:
-    """Return a method with the script's signature."""
 
     def forward(self: _Interpreted, *args: Value, **kwargs: Value) -> Value:
         bound = signature.bind(*args, **kwargs)

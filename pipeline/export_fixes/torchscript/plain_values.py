@@ -16,7 +16,6 @@ from pipeline.export_fixes.torchscript.registry import Call, Evaluator, of, over
 
 
 def _length(low: Value, high: Value, step: Value) -> Value:
-    """Return how many numbers a range has."""
     if step == 1 and isinstance(high - low, torch.SymInt):
         return torch.sym_max(high - low, 0)
     return len(range(low, high, step))
