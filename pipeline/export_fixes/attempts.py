@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
@@ -32,9 +32,6 @@ sizes; ``"anew"``: the model forgets the shapes of its last call (`forgotten`). 
 bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces, which would
 crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as ``"python"``, and
 data-dependent branches are taken as for the example."""
-
-Try: TypeAlias = tuple[Spec, Way]
-"""The dynamic shapes of one export, and how torch.export traces for it."""
 
 
 @frozen(eq=False)
@@ -80,42 +77,22 @@ class Attempt:
         name: the name of the attempt in the log.
         when: the failures for which the attempt is made, as text.
         changes: the change to the export, as text.
-        tries: yields the shapes and the kind of trace of each export to try; none if the attempt cannot help.
+        applies: whether the attempt may help.
+        way: how torch.export traces; None: as before.
+        shapes: the dynamic shapes of each export to try.
     """
 
     name: str
     when: str
     changes: str
-    tries: Callable[[First], Iterator[Try]]
+    applies: Callable[[First], bool]
+    way: Way | None = None
+    shapes: Callable[[First], Iterable[Spec]] = lambda first: (first.shapes,)
 
-
-def _with(way: Way, applies: Callable[[First], bool]) -> Callable[[First], Iterator[Try]]:
-
-    def tries(first: First) -> Iterator[Try]:
-        if applies(first):
-            yield first.shapes, way
-
-    return tries
-
-
-def _numbers(first: First) -> Iterator[Try]:
-    if first.reads_bytecode:
-        yield from ((each, "bytecode") for each in (first.shapes, *ranges.relaxed(first.shapes)))
-
-
-def _roomier(first: First) -> Iterator[Try]:
-    yield from ((each, first.way) for each in ranges.roomier(first.shapes))
-
-
-def _tied(first: First) -> Iterator[Try]:
-    shapes = tied(first.error, first.shapes) if first.by_inputs and isinstance(first.error, UserError) else None
-    if shapes is not None:
-        yield shapes, first.way
-
-
-def _relaxed(first: First) -> Iterator[Try]:
-    if not first.is_narrower:
-        yield from ((each, first.way) for each in ranges.relaxed(first.shapes))
+    def tries(self, first: First) -> Iterator[tuple[Spec, Way]]:
+        """Yield the shapes and the kind of trace of each export to try; none if the attempt cannot help."""
+        if self.applies(first):
+            yield from ((each, self.way or first.way) for each in self.shapes(first))
 
 
 NO_SIZE: Final = -2
@@ -150,7 +127,12 @@ def forgotten(model: torch.nn.Module) -> Iterator[None]:
 
 
 NUMBERS: Final = Attempt(
-    "numbers", "the graph fixes a number that int() makes of sizes", "Dynamo reads the bytecode", _numbers
+    "numbers",
+    "the graph fixes a number that int() makes of sizes",
+    "Dynamo reads the bytecode",
+    lambda first: first.reads_bytecode,
+    "bytecode",
+    lambda first: (first.shapes, *ranges.relaxed(first.shapes)),
 )
 """The attempt after an export that did not fail."""
 
@@ -159,41 +141,59 @@ ATTEMPTS: Final = (
         "anew",
         "the model remembers the shape of a call",
         "it forgets the shape",
-        _with("anew", lambda first: first.way == "python" and bool(remembered_shapes(first.model))),
+        lambda first: first.way == "python" and bool(remembered_shapes(first.model)),
+        "anew",
     ),
-    Attempt("roomier", "a size is 1 or 2", "the size may be 3 as well", _roomier),
+    Attempt(
+        "roomier",
+        "a size is 1 or 2",
+        "the size may be 3 as well",
+        lambda first: True,
+        shapes=lambda first: ranges.roomier(first.shapes),
+    ),
     Attempt(
         "bytecode first",
         "torch took a size for a constant",
         "Dynamo reads the bytecode",
-        _with("bytecode", lambda first: first.reads_bytecode and first.has_one_size),
+        lambda first: first.reads_bytecode and first.has_one_size,
+        "bytecode",
     ),
     Attempt(
         "called",
         "the model itself fails",
         "it is not told that it is exported",
-        _with("called", lambda first: first.fails_for_the_model and not first.has_one_size),
+        lambda first: first.fails_for_the_model and not first.has_one_size,
+        "called",
     ),
     Attempt(
         "comparing",
         "the model itself fails",
         "the example decides where sizes of two inputs are compared",
-        _with("comparing", lambda first: first.fails_for_the_model and not first.has_one_size),
+        lambda first: first.fails_for_the_model and not first.has_one_size,
+        "comparing",
     ),
-    Attempt("tied", "torch needs dims of Inputs to be equal", "these dims are one", _tied),
-    Attempt("relaxed", "a range is at fault", "torch may demand more of a size, such as s % 4 == 0", _relaxed),
+    Attempt(
+        "tied",
+        "torch needs dims of Inputs to be equal",
+        "these dims are one",
+        lambda first: first.by_inputs and isinstance(first.error, UserError),
+        shapes=lambda first: tied(first.error, first.shapes),
+    ),
+    Attempt(
+        "relaxed",
+        "a range is at fault",
+        "torch may demand more of a size, such as s % 4 == 0",
+        lambda first: not first.is_narrower,
+        shapes=lambda first: ranges.relaxed(first.shapes),
+    ),
     Attempt(
         "bytecode",
         "no size is a constant",
         "Dynamo reads the bytecode",
-        _with("bytecode", lambda first: first.reads_bytecode and not first.has_one_size),
+        lambda first: first.reads_bytecode and not first.has_one_size,
+        "bytecode",
     ),
-    Attempt(
-        "autograd",
-        "always",
-        "torch traces below autograd",
-        _with("autograd", lambda first: first.way == "python"),
-    ),
+    Attempt("autograd", "always", "torch traces below autograd", lambda first: first.way == "python", "autograd"),
 )
 """The attempts after an export that failed, in their order."""
 
@@ -204,9 +204,8 @@ def printed() -> str:
     return in_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
-def tied(error: UserError, shapes: Spec) -> object:
-    """Return the shapes with those dims tied which torch.export reports as equal; None if it suggests other changes
-    too.
+def tied(error: Argument, shapes: Spec) -> Iterator[Spec]:
+    """Yield the shapes with those dims tied which torch.export reports as equal; none if it suggests other changes too.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
     Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
@@ -214,8 +213,9 @@ def tied(error: UserError, shapes: Spec) -> object:
     try:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:  # it parses the message, which may suggest nothing that it understands
-        return None
-    return found if _bounds(found) == _bounds(shapes) else None
+        return
+    if _bounds(found) == _bounds(shapes):
+        yield found
 
 
 def _bounds(shapes: object) -> list[Argument]:

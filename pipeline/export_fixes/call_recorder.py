@@ -46,7 +46,8 @@ class Call:
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
         """Return the record of a call with these inputs; ``way``: the number of positional ones, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
-        return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
+        kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
+        return cls((spec, way), dict(zip((_path(path) for path, _ in rows), kinds, strict=True)))
 
 
 @define
@@ -160,10 +161,6 @@ def _plain_copy(x: torch.Tensor) -> torch.Tensor:
 def _path(path: tuple[Leaf, ...]) -> Path:
     first, *rest = path
     return f"{first.key}{keystr(tuple(rest))}"
-
-
-def _kind(value: Argument) -> Leaf:
-    return TensorKind(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value
 
 
 def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:

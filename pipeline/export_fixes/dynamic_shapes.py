@@ -11,6 +11,7 @@ import logging
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.input_checks import bound, by_dim, check_examples, check_shapes, in_one, together
+from pipeline.export_fixes.input_checks import bound, by_dim, check_shapes, in_one, leaf_specs, together
 from pipeline.export_fixes.module_copy import unaliased
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
@@ -66,8 +67,22 @@ def merged_dynamic_shapes(
         given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         given = tree_map(merger.ranged, given)
     found = _with_roots(given)
-    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _bounds(entry))
+    _check_examples(inputs, found)
     return found
+
+
+def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
+    """Raise a `CaptureError` if a tensor's size is outside the range of its dim."""
+    specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
+    rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
+    given = ((path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in by_dim(spec).items())
+    for path, value, dim, entry in given:
+        (low, high), size = STATIC if isinstance(entry, int) else _bounds(entry), value.shape[dim]
+        if (low is not None and size < low) or (high is not None and size > high >= 0):
+            name = getattr(entry, "__name__", "its range")
+            ends = f"{low or 0} to {'any size' if high is None else high}"
+            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
+            raise CaptureError(why, "pass an example within the range, or give a range with its size")
 
 
 @define
@@ -93,13 +108,10 @@ class _Merger:
             )
         if type(value) is dict:
             return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
-        return self.of_container(path, value, spec)
-
-    def of_container(self, path: str, value: object, spec: object) -> object:
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
             return spec
-        given, _ = tree_flatten(spec, is_leaf=lambda part: part is not spec) if spec is not None else ([], None)
+        given = tree_flatten(spec, is_leaf=lambda part: part is not spec)[0] if spec is not None else []
         given = given if len(given) == len(parts) else [None] * len(parts)
         merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
         return contained(value, merged, structure)

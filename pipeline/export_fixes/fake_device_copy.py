@@ -49,7 +49,10 @@ def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[t
             why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
         ) from error
     with torch.no_grad(), moving():
-        for module in filter(_moves_more, shown.modules()):
+        for module in shown.modules():
+            owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
+            if owner.__module__.startswith("torch.nn."):  # that of recurrent layers moves no more than tensors
+                continue
             try:
                 module._apply(fakes.with_numbers)
             except Exception as error:
@@ -57,12 +60,6 @@ def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[t
                 why = f"{kind} cannot be captured as on {device}: its own _apply fails on fake tensors: {error}"
                 raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
     return shown, tree_map_only(torch.Tensor, fakes.of, inputs)
-
-
-def _moves_more(module: torch.nn.Module) -> bool:
-    """Return whether a module's own ``_apply`` moves more than tensors; that of recurrent layers does not."""
-    owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
-    return not owner.__module__.startswith("torch.nn.")
 
 
 def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -108,12 +108,13 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
         _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
 
 
-def specs_of(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> list[tuple[str, object, object]]:
+def specs_of(model: torch.nn.Module, inputs: Mapping[str, Any], given: object) -> list[tuple[str, object, object]]:
     """Return each input's name, value and entry in ``dynamic_shapes``; raise the errors of `check_shapes` for its
     form."""
     names = ", ".join(inputs) or "none"
     if isinstance(given, Mapping):
-        known = {*inputs, *_keywords(model, inputs)}
+        parameters = inspect.signature(model.forward).parameters.values()
+        known = {*inputs, *chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))}
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
         return [(name, inputs.get(name), spec) for name, spec in given.items()]
@@ -122,28 +123,6 @@ def specs_of(model: torch.nn.Module, inputs: Mapping[str, object], given: object
             raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs)} inputs ({names})")
         return [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
     raise TypeError(f"dynamic_shapes is {kind_of(given)}: pass a dict by the names of inputs ({names}), or a tuple")
-
-
-def check_examples(
-    inputs: Mapping[str, object], shapes: Argument, ends_of: Callable[[Argument], tuple[Argument, Argument]]
-) -> None:
-    """Raise an error if a tensor's size is outside the range of its dim.
-
-    ``ends_of`` gives the least and the greatest size of an entry: None where it is open, -1 for a static dim.
-
-    Raises:
-        CaptureError: a size is less or greater.
-    """
-    specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-    rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
-    given = ((path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in by_dim(spec).items())
-    for path, value, dim, entry in given:
-        (low, high), size = ends_of(entry), value.shape[dim]
-        if (low is not None and size < low) or (high is not None and size > high >= 0):
-            name = getattr(entry, "__name__", "its range")
-            ends = f"{low or 0} to {'any size' if high is None else high}"
-            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
-            raise CaptureError(why, "pass an example within the range, or give a range with its size")
 
 
 def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
@@ -163,12 +142,6 @@ def by_dim(spec: Spec) -> dict[int, Argument]:
     """Return the entries of a tensor's dims, as far as it has some."""
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
-
-
-def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:
-    """Return the names that ``forward`` takes as ``**kwargs``."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
 
 
 def _check_entries(path: str, rank: int, spec: object) -> None:
@@ -238,14 +211,13 @@ def once(
     **kwargs: object,
 ) -> Argument:
     """Wrap torch.export's `make_constraints`, which gets inputs of ``**kwargs`` under two names."""
-    twice = [name for name, value in inputs.items() if _is_of(value, inputs)]
+    twice = [
+        name
+        for name, value in inputs.items()
+        if type(value) is dict and value and all(n in inputs and inputs[n] is v for n, v in value.items())
+    ]
     if isinstance(shapes, dict):
         inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
         shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
     inputs = {name: value for name, value in inputs.items() if name not in twice}
     return own(mode, module, inputs, shapes, *args, **kwargs)
-
-
-def _is_of(value: object, inputs: Mapping[str, object]) -> bool:
-    """Return whether a value holds the inputs."""
-    return type(value) is dict and bool(value) and all(n in inputs and inputs[n] is v for n, v in value.items())

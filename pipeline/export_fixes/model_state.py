@@ -231,12 +231,6 @@ class _Registered:
         """Return whether another tensor was assigned to the attribute, or to the tensor's ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
-    def restore(self) -> None:
-        mode = get_proxy_mode()
-        if mode is not None and self.slot is not None:
-            set_proxy_slot(self.tensor, mode.tracer, self.slot)
-        self.space[self.name] = self.tensor
-
 
 def _dependence(inputs: object) -> Callable[[object], bool]:
     """Return whether a value has a tensor that may depend on these inputs, or an object other than tensors."""
@@ -308,7 +302,9 @@ class _Before:
         values = [new.clone() if new is row.tensor else apart(new) for row, new in pairs]
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # the model may have left it enabled
             for (row, _), value in zip(pairs, values, strict=True):
-                row.restore()
+                if (mode := get_proxy_mode()) is not None and row.slot is not None:
+                    set_proxy_slot(row.tensor, mode.tracer, row.slot)
+                row.space[row.name] = row.tensor
                 row.tensor.copy_(value)
                 rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
         return outputs

@@ -79,14 +79,12 @@ def none_is_caught() -> Iterator[None]:
         yield
         for error in errors:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-            for file, line in reversed([each for each in frames if not _is_of_a_library(each[0])]):
+            for file, line in reversed(frames):
+                is_pythons = file.startswith(STANDARD) and "-packages" not in file
+                if is_pythons or file.startswith((*LIBRARIES, folder_of("sympy"))):
+                    continue  # code there may ask for a value and go on without one
                 why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
                 raise CaptureError(why.format(place_of(file, line)), BRANCHES)
-
-
-def _is_of_a_library(file: str) -> bool:
-    """Return whether a file is torch's, ours or Python's: code there may ask for a value and go on without one."""
-    return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
 
 
 def taken_to_hold(place: str) -> None:

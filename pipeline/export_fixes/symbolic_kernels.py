@@ -54,7 +54,11 @@ def sliced(
     if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
         return own(mode, func, self, dim, start, end, step)
     sizes, strides = list(self.shape), list(self.stride())
-    sizes[dim], strides[dim] = _slice_length(first, last, step), strides[dim] * step
+    if guard_or_false(last >= first):
+        length = (last - first + step - 1) // step
+    else:
+        length = 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
+    sizes[dim], strides[dim] = length, strides[dim] * step
     return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
 
 
@@ -69,12 +73,6 @@ def _clamped_position(index: Argument, size: Argument) -> Argument:
             return index + size
         return 0 if guard_or_false(index < -size) else torch.sym_max(index + size, 0)
     return None
-
-
-def _slice_length(first: Argument, last: object, step: int) -> object:
-    if guard_or_false(last >= first):
-        return (last - first + step - 1) // step
-    return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
 
 
 def raised(own: Kernel, self: object, exponent: object) -> Argument:
