@@ -36,12 +36,9 @@ data-dependent branches are taken as for the example."""
 
 @frozen(eq=False)
 class First:
-    """The first export of a model, with the shapes that were requested.
+    """The first export of a model, with the shapes that were requested, as Python runs it or by the example.
 
     Attributes:
-        model: the model.
-        shapes: the dynamic shapes.
-        way: ``"python"``, or ``"example"``.
         error: the error of the export; None if the export succeeded, but its graph fixes a number.
         by_inputs: whether the ranges are those of `Input` s, and not torch's own ``Dim`` s, which have names.
         has_one_size: whether torch specialized a dynamic size to a constant.
@@ -74,9 +71,7 @@ class Attempt:
     """A way to repeat an export that failed: a row of `ATTEMPTS`.
 
     Attributes:
-        name: the name of the attempt in the log.
-        when: the failures for which the attempt is made, as text.
-        changes: the change to the export, as text.
+        when, changes: the failures for which the attempt is made, and the change to the export, as text.
         applies: whether the attempt may help.
         way: how torch.export traces; None: as before.
         shapes: the dynamic shapes of each export to try.
@@ -112,10 +107,8 @@ def forgotten(model: torch.nn.Module) -> Iterator[None]:
 
     ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of
     positions): once the model was called, torch.export fixes sizes to the remembered ones. If the shape is cleared, the
-    trace computes the grid; `model_state` checks that no result depends on an earlier call.
-
-    Raises:
-        CaptureError: a call leaves one as it is: it is not that of the last call.
+    trace computes the grid; `model_state` checks that no result depends on an earlier call. A call that leaves one as
+    it is, is a `CaptureError`: that is not the shape of the last call.
     """
     found = remembered_shapes(model)
     for place, shape in found.items():

@@ -79,11 +79,8 @@ def is_open(condition: object) -> bool:
 
 
 def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> Argument:
-    """Trace both branches, and return results that `torch.where` selects by the condition when the program runs.
-
-    Raises:
-        CaptureError: a branch is not pure, or the branches return values that `torch.where` cannot choose between.
-    """
+    """Trace both branches, and return results that `torch.where` selects by the condition when the program runs. Raise
+    `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot choose between."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
     results = [_result(branch, run, place) for branch, run in zip(branches, (yes, no), strict=True)]

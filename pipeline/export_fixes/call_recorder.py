@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
 
 import torch
 from attrs import Factory, define, frozen
@@ -19,9 +18,6 @@ from pipeline.export_fixes.input_checks import bound
 from pipeline.records.wording import kind_of
 
 AGAIN = "record calls of one kind, and compile once for each kind"
-
-Path: TypeAlias = str
-"""Where a value lies in the inputs: ``sample``, ``added['time_ids']``."""
 
 
 @frozen
@@ -40,7 +36,7 @@ class Call:
     """One call of a module: the structure of its inputs, and each value by its path; tensors by dtype and rank."""
 
     spec: Spec
-    values: Mapping[Path, Leaf]
+    values: Mapping[str, Leaf]
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
@@ -111,7 +107,7 @@ class Calls:
                 hint = f"pass a number that varies as a tensor; else {AGAIN}"
                 raise CaptureError(why, hint)
 
-    def _dynamic_entry(self, path: Path) -> Argument:
+    def _dynamic_entry(self, path: str) -> Argument:
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
             return _range(values) if type(values[0]) is int else None
@@ -158,7 +154,8 @@ def _plain_copy(x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
 
 
-def _path(path: tuple[Leaf, ...]) -> Path:
+def _path(path: tuple[Leaf, ...]) -> str:
+    """Return where a value lies in the inputs: ``sample``, ``added['time_ids']``."""
     first, *rest = path
     return f"{first.key}{keystr(tuple(rest))}"
 

@@ -26,14 +26,9 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 
 
 def computes_the_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Return whether a second call of a model computes the same function of its inputs as the first.
-
-    If so, the second call uses nothing of the first call's inputs that the model has stored.
-
-    Args:
-        exported: a program that makes both calls: it returns the outputs of both, and the inputs, copied by `AGAIN`.
-        structures: the structure of each call's outputs.
-    """
+    """Return whether a second call of a model computes the same function of its inputs as the first, so that it uses
+    nothing of the first call's inputs that the model has stored. The program makes both calls: it returns the outputs
+    of both, of these structures, and the inputs, copied by `AGAIN`."""
     first, second = structures
     if first != second:
         return False

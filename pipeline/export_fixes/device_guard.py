@@ -24,11 +24,7 @@ _lock = threading.Lock()
 
 
 def ensure_cuda_guard() -> None:
-    """Install a guard for CUDA if torch has none. It stays installed, as torch's own does.
-
-    Raises:
-        CaptureError: torch accepts none.
-    """
+    """Install a guard for CUDA if torch has none, to stay, as torch's own does; `CaptureError` if torch takes none."""
     if torch.backends.cuda.is_built():
         return
     with _lock:
@@ -42,10 +38,7 @@ def ensure_cuda_guard() -> None:
 
 
 def _ensure() -> None:
-    """Let torch register a guard for its device type for private use, and move it to CUDA's place.
-
-    A previous guard of that type is restored.
-    """
+    """Let torch register a guard for its device type for private use, and move it to CUDA's place."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, REGISTRY)

@@ -12,10 +12,11 @@ import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -49,12 +50,8 @@ def has_derived(shapes: object) -> bool:
 def merged_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
 ) -> object:
-    """torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed beside
-    them.
-
-    Raises:
-        CaptureError: both give a range for one dim, and the ranges differ.
-    """
+    """Return torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed
+    beside them; `CaptureError` if both give a range for one dim, and the ranges differ."""
     inputs = bound(model, args, kwargs)
     given = in_one(model, inputs, given)
     check_shapes(model, inputs, given)
@@ -213,11 +210,8 @@ def _derived_dim(entry: Spec, root: Any, by: int) -> object:
 
 
 def relaxed(shapes: object) -> Iterator[object]:
-    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of
-    plain dims, then those of derived dims as well.
-
-    What it demands becomes a relation, checked at each call.
-    """
+    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``), which becomes a
+    relation, checked at each call: first those of plain dims, then those of derived dims as well."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
         yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
@@ -281,11 +275,11 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
 
 def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
-    asked = _mapped(lambda value, spec: _Asked(by_dim(spec)), bound(model, *inputs), shapes)
+    asked = _mapped(lambda value, spec: MappingProxyType(by_dim(spec)), bound(model, *inputs), shapes)
     found = _as_nested(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
-        for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
+        for dim, entry in wish.items() if isinstance(wish, MappingProxyType) else ():
             yield values[str(name)].shape[dim], entry
 
 
@@ -319,13 +313,6 @@ def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]
-
-
-@frozen
-class _Asked:
-    """The requests for the dims of one input."""
-
-    entries: Mapping[int, Any]
 
 
 def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:

@@ -60,11 +60,8 @@ casts: the dtype is not at fault."""
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """Return the error for a failed export. It names the inputs of wrong device or dtype, if the export succeeds with
-    another.
-
-    Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
-    """
+    """Return the error for a failed export. It names the inputs of wrong device or dtype. Errors about dtypes are
+    retried: first with all inputs of one dtype cast to another, then with fewer of them."""
     if nameless := without_names(error):
         return nameless
     if _SPEAKS_OF_DTYPES.search(str(error)) and not _NOT_OF_DTYPES.search(str(error)):

@@ -113,10 +113,8 @@ def counting(own: Kernel, value: Argument) -> Argument:
 
 
 def with_outputs(exported: ExportedProgram, decided: Decisions) -> tuple[str, ...]:
-    """Add to an export, in place, an output for each condition: whether a call decides otherwise.
-
-    Returns:
-        The places, in the order of the outputs, which come last.
+    """Add to an export, in place, an output for each condition: whether a call decides otherwise. Return the places, in
+    the order of these outputs, which come last.
 
     Raises:
         CaptureError: the program would hold for one number of a type that has many, or cannot check what was decided.

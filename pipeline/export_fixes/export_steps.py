@@ -30,11 +30,8 @@ log = logging.getLogger("pipeline.torch")
 def without_plain_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
-    """Replace torch's pass that removes copies into buffers: remove only copies without effect.
-
-    For every reader of a copy into a buffer, ``run_decompositions`` replaces the copy's result by its source, even if
-    the copy casts or expands (torch 2.11 to 2.13).
-    """
+    """Replace torch's pass that removes copies into buffers, even copies that cast or expand (torch 2.11 to 2.13):
+    remove only copies without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:
@@ -89,10 +86,8 @@ def _fixing_lines(shape_env: Any) -> str:
 
 
 def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    """Wrap `logging.Logger.handle` to keep torch's warnings and errors from the user: what matters it raises as well.
-
-    They are logged as ``pipeline.torch`` at DEBUG. Who sets ``TORCH_LOGS`` gets torch's logs as well.
-    """
+    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG: what matters it
+    raises as well. Who sets ``TORCH_LOGS`` gets torch's logs as well."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)

@@ -31,10 +31,7 @@ def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[t
     """Return a copy of the model, and of its inputs, with fake tensors on the device. A tensor that is neither a
     parameter nor a buffer stays on its device, unless ``model.to(device)`` would move it because its module
     overrides ``_apply``: a grid stored by an earlier call. Tensors of few elements, such as strides, keep their values.
-
-    Raises:
-        CaptureError: the module cannot be copied, its ``_apply`` fails, or this torch knows no such device.
-    """
+    A module that cannot be copied, and one whose ``_apply`` fails, is a `CaptureError`."""
     if device == "cuda":
         ensure_cuda_guard()
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)

@@ -34,12 +34,8 @@ def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[st
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise an error for a module that cannot be compiled for any input.
-
-    Raises:
-        TypeError: the module is compiled already.
-        CaptureError: a parameter or buffer has no value.
-    """
+    """Raise `TypeError` for a module that is compiled already, `CaptureError` for one whose parameters have no
+    values."""
     if isinstance(model, CompiledModule):
         raise TypeError("model is compiled already: call it, or compile the module that it was made from")
     check_values(chain(model.named_parameters(), model.named_buffers()))
@@ -57,10 +53,7 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
     """Return the device of an Input's example: its own, else that of the model's tensors, else that of the other
-    inputs.
-
-    shown: the device that the capture pretends, if any: all examples then appear to be there.
-    """
+    inputs; the CPU where the capture shows all of them on another one."""
     cpu = torch.device("cpu")
     if shown is not None:
         return lambda _: cpu
@@ -71,11 +64,8 @@ def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callabl
 
 
 def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes.
-
-    Raises:
-        TypeError: ``forward`` does not take these inputs; the message lists its parameters.
-    """
+    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes; `TypeError`,
+    which lists the parameters, if ``forward`` does not take these inputs."""
     signature = inspect.signature(model.forward)
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
@@ -160,13 +150,8 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
 
 
 def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) -> Spec:
-    """``dynamic_shapes`` by position: the entries of inputs that ``forward`` takes as ``*args`` become one entry.
-
-    inputs: by the names of parameters.
-
-    Raises:
-        ValueError: there are fewer entries than inputs, or more.
-    """
+    """Return ``dynamic_shapes`` by position in which the entries of inputs that ``forward`` takes as ``*args`` are one
+    entry; `ValueError` if there are fewer entries than inputs, or more."""
     parameters = inspect.signature(model.forward).parameters.values()
     name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
     if name is None or not isinstance(given, list | tuple):

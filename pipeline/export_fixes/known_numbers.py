@@ -76,17 +76,10 @@ def _added(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
     return Ratio(above, a.below * b.below, a.roundings + b.roundings + 1)
 
 
-def _subtracted(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
-    return _added(a, b, -alpha) if type(alpha) is int else None
-
-
 RATIOS: Mapping[object, Rule] = {
-    aten.div.Tensor: _divided,
-    aten.div.Scalar: _divided,
-    aten.add.Tensor: _added,
-    aten.add.Scalar: _added,
-    aten.sub.Tensor: _subtracted,
-    aten.sub.Scalar: _subtracted,
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _divided),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _added),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: _added(a, b, -alpha)),
     aten.ceil.default: lambda a: Ratio(-(-a.above // a.below)),
     aten.floor.default: lambda a: Ratio(a.above // a.below),
 }

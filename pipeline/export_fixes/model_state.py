@@ -101,11 +101,8 @@ class Kept:
         return outputs
 
     def check(self) -> None:
-        """Raise an error if a call depends on the state that an earlier call left in the model.
-
-        Raises:
-            CaptureError: a call does; the message names the attribute and the line that assigns it.
-        """
+        """Raise `CaptureError` if a call depends on the state that an earlier call left in the model; it names the
+        attribute and the line that assigns it."""
         if self.containers:
             why = "%s changes entries of its input %s: a program does not, and returns what the model returns"
             log.warning(why, type(self.model).__name__, ", ".join(self.containers))
@@ -158,15 +155,8 @@ def changed() -> Collection[str]:
 
 @contextmanager
 def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
-    """Return a context in which a call of the model records the state that it keeps.
-
-    Args:
-        model: the model that is exported.
-        may_draw: whether it draws random numbers meanwhile; else only seeds change the generator.
-
-    Raises:
-        CaptureError: the model seeds torch's generator.
-    """
+    """Return a context in which a call of the model records the state that it keeps. A model that seeds torch's
+    generator is a `CaptureError`, unless the export ``may_draw`` from it."""
     kept = keeps.get()
     if kept is None:
         yield

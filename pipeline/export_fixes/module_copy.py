@@ -14,11 +14,8 @@ from pipeline.aten.types import Argument, Target
 
 
 def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
-    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects.
-
-    Raises:
-        Exception: what a ``__deepcopy__`` raises, and TypeError for objects that cannot be copied, such as locks.
-    """
+    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects. A
+    ``__deepcopy__`` may raise anything, and objects that cannot be copied, such as locks, a `TypeError`."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with _Shared():
         return copy.deepcopy(model, {**own, **others})

@@ -179,11 +179,8 @@ def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None
 
 
 def settled(exported: ExportedProgram) -> None:
-    """Remove unread data of packed sequences from our own export, and the assertions on their sizes.
-
-    Raises:
-        CaptureError: something reads the batch sizes.
-    """
+    """Remove unread data of packed sequences from our own export, and the assertions on their sizes; `CaptureError` if
+    something reads the batch sizes."""
     graph = exported.graph
     sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
     for node in sizes:

@@ -172,16 +172,12 @@ class Places:
             with self._lock:
                 self._traces[during].add(trace)
                 for row in [row for row in self.table if row.during == during and row.applies]:
-                    row.write(self._dispatching(row, self._own.setdefault(row, row.read())))
+                    own, made = self._own.setdefault(row, row.read()), self._made.get(row)
+                    if made is None or made[0] is not own:  # else it is there for other threads, too
+                        made = self._made[row] = (own, row.beside(own))
+                    row.write(made[1])
             with set_to(_now, _now.get() | {during}):
                 yield
-
-    def _dispatching(self, row: Replacement, own: Any) -> Kernel:
-        """Return the function for an entry, which calls ours in threads that trace; created once per torch function."""
-        known = self._made.get(row)
-        if known is None or known[0] is not own:
-            self._made[row] = known = (own, row.beside(own))
-        return known[1]
 
     def _restore(self, during: When, trace: object) -> None:
         """Restore torch's function if no other trace is active; doing so twice changes nothing."""

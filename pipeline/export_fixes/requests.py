@@ -183,12 +183,8 @@ class Request:
 def requested(
     model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> Request:
-    """Return the request for a model, a module or an ``ExportedProgram``.
-
-    Raises:
-        TypeError: the inputs have the wrong form, or profiles are given twice.
-        ValueError: inputs have different numbers of profiles.
-    """
+    """Return the request for a model, a module or an ``ExportedProgram``. Raise the errors of `stated`, and
+    `TypeError` for inputs of a wrong form."""
     positional, named = arguments(args, kwargs)
     leaves, structure = tree_flatten((positional, named), is_leaf=lambda value: isinstance(value, Constant))
     constants = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Constant)}

@@ -68,12 +68,8 @@ checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
 
 @contextmanager
 def none_is_caught() -> Iterator[None]:
-    """Return a context for one trace of a model.
-
-    Raises:
-        CaptureError: the model caught torch.export's error about a branch that data decides. The program would have the
-            branch of its ``except``, whatever the data.
-    """
+    """Return a context for one trace of a model; `CaptureError` if the model caught torch.export's error about a branch
+    that data decides: the program would have the branch of its ``except``, whatever the data."""
     errors: list[Exception] = []
     with set_to(guard_provenance.unanswered, errors):
         yield

@@ -94,10 +94,7 @@ def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
 
 
 def scaled(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-    """Compute the scale of a resized dim, also of one that may be of size 1.
-
-    Return the step between two elements of a resized dim; one element alone is the first, whatever the step.
-    """
+    """Return the step between two elements of a resized dim; one element alone is the first, whatever the step."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
     return own(in_size, out_size, align_corners, scale)
@@ -139,9 +136,6 @@ KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
 def whole(shapes: Kernel) -> Kernel:
-    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs.
-
-    torch.export infers the shapes of ``aten.lstm`` and the like by unrolling the steps, which fixes the length and
-    takes time that grows with it.
-    """
+    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs:
+    torch.export unrolls the steps of ``aten.lstm`` and the like, which fixes the length and takes long."""
     return lambda own, *args, **kwargs: shapes(*args, **kwargs)

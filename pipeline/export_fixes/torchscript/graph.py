@@ -94,11 +94,10 @@ class Block:
 
 @frozen(eq=False)
 class Node:
-    """One node.
+    """One node, with the names of its inputs and outputs.
 
     kind: ``aten::add``, ``prim::If``.
     overload: ``Tensor`` of ``aten::add.Tensor``, ``default`` where it has no name; empty for a node without a schema.
-    inputs, outputs: the names of its values.
     types: the types of its outputs as TorchScript prints them; those of named tuples with their fields.
     attributes: the data of the node itself: a constant's value, the attribute's name for `prim::GetAttr`.
     blocks: the branches of an `prim::If`, the body of a `prim::Loop`, the graph of a `prim::fork`.

@@ -130,9 +130,7 @@ def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
     )
 
 
-def _same(call: Call, value: Value, *_: Value) -> Value:
-    return value
-
+_UNCHANGED: Final = ("prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional")
 
 OBJECTS: Final[Mapping[str, Evaluator]] = {
     "prim::Constant": constant,
@@ -148,11 +146,9 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "prim::DictConstruct": lambda call, *values: dict(zip(values[::2], values[1::2], strict=True)),
     "prim::Uninitialized": lambda call: UNSET,
     "prim::isinstance": is_instance,
-    "prim::unchecked_cast": _same,
-    "prim::unchecked_unwrap_optional": _same,
+    **dict.fromkeys(_UNCHANGED, lambda call, value, *_: value),
     "prim::EnumName": lambda call, value: value.name,
     "prim::EnumValue": lambda call, value: value.value,
-    "aten::_unwrap_optional": _same,
     "aten::__is__": lambda call, a, b: a is b,
     "aten::__isnot__": lambda call, a, b: a is not b,
 }

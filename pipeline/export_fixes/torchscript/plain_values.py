@@ -3,6 +3,7 @@ is one list, and sizes that vary stay expressions."""
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -21,43 +22,26 @@ def _length(low: Value, high: Value, step: Value) -> Value:
     return len(range(low, high, step))
 
 
+_SAME_IN_OPERATOR: Final = (
+    *("add", "sub", "mul", "floordiv", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
+)
+_SAME_IN_BUILTINS: Final = ("sum", "any", "all", "round", "divmod", "bin", "hex", "oct", "hash")
+"""Kinds that are the function of the same name in ``operator``, and in Python itself."""
+
 _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
-    "aten::add": operator.add,
-    "aten::sub": operator.sub,
-    "aten::mul": operator.mul,
+    **{f"aten::{name}": getattr(operator, name) for name in _SAME_IN_OPERATOR},
+    **{f"aten::{name}": getattr(builtins, name) for name in _SAME_IN_BUILTINS},
     "aten::div": operator.truediv,
-    "aten::floordiv": operator.floordiv,
     "aten::remainder": operator.mod,
-    "aten::pow": operator.pow,
-    "aten::neg": operator.neg,
-    "aten::eq": operator.eq,
-    "aten::ne": operator.ne,
-    "aten::lt": operator.lt,
-    "aten::le": operator.le,
-    "aten::gt": operator.gt,
-    "aten::ge": operator.ge,
-    "aten::__and__": operator.and_,
-    "aten::__or__": operator.or_,
-    "aten::__xor__": operator.xor,
-    "aten::__lshift__": operator.lshift,
-    "aten::__rshift__": operator.rshift,
     "aten::__not__": lambda a: torch.logical_not(a) if isinstance(a, torch.Tensor) else torch.sym_not(a),
     "aten::add_": operator.iadd,
     "aten::mul_": operator.imul,
-    "aten::sum": sum,
-    "aten::any": any,
-    "aten::all": all,
-    "aten::round": round,
     "aten::sqrt": torch.sym_sqrt,
-    "aten::divmod": divmod,
     "aten::mathremainder": math.remainder,
     "aten::__round_to_zero_floordiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     "aten::__range_length": _length,
     "aten::__derive_index": lambda index, start, step: start + index * step,
-    "aten::bin": bin,
-    "aten::hex": hex,
-    "aten::oct": oct,
-    "aten::hash": hash,
     "prim::abs": abs,
 }
 """Kinds as functions of numbers, strings and lists, for all overloads without a tensor."""

@@ -96,8 +96,15 @@ _ATTRIBUTES: Final = (
 )
 """Attributes of tensors, prim::NAME in a script."""
 
+_METHODS: Final = (
+    *("cpu", "cuda", "dim", "element_size", "get_device", "is_complex", "is_floating_point", "is_signed", "item"),
+    *("numel", "storage_offset"),
+)
+"""Methods of tensors, aten::NAME in a script, whose results are Python's or on another device."""
+
 TENSORS: Final[Mapping[str, Evaluator]] = {
     **{f"prim::{name}": _attribute(name) for name in _ATTRIBUTES},
+    **{f"aten::{name}": of(getattr(torch.Tensor, name)) for name in _METHODS},
     "prim::requires_grad": lambda call, x: x.is_floating_point(),
     "prim::dtype": lambda call, x: CODES[x.dtype],
     "prim::layout": _layout,
@@ -111,14 +118,6 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::sym_size.int": lambda call, x, dim: x.shape[dim],
     "aten::stride.default": lambda call, x: list(x.stride()),
     "aten::stride.int": lambda call, x, dim: x.stride(dim),
-    "aten::storage_offset": lambda call, x: x.storage_offset(),
-    "aten::dim": lambda call, x: x.dim(),
-    "aten::numel": lambda call, x: x.numel(),
-    "aten::element_size": lambda call, x: x.element_size(),
-    "aten::get_device": lambda call, x: x.get_device(),
-    "aten::is_floating_point": lambda call, x: x.is_floating_point(),
-    "aten::is_complex": lambda call, x: x.is_complex(),
-    "aten::is_signed": lambda call, x: x.is_signed(),
     "aten::is_contiguous": lambda call, x, *_: x.is_contiguous(),
     "aten::len.Tensor": lambda call, x: x.shape[0],
     "aten::Int": to_int,
@@ -127,7 +126,6 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::FloatImplicit": to_float,
     "aten::Bool": to_bool,
     "aten::ScalarImplicit": lambda call, x: x.item(),
-    "aten::item": lambda call, x: x.item(),
     "aten::tensor": lambda call, data, dtype=None, device=None, requires_grad=False: torch.tensor(
         data, dtype=dtype_of(dtype), device=device
     ),
@@ -137,8 +135,6 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::to.prim_Device": _to_device,
     "aten::to.prim_dtype": lambda call, x, dtype=None, _=False, copy=False: x.to(dtype_of(dtype) or x.dtype, copy=copy),
     "aten::to.prim_other": lambda call, x, blocks=False, copy=False: x.to(x.dtype, copy=copy),
-    "aten::cpu": lambda call, x: x.cpu(),
-    "aten::cuda": lambda call, x: x.cuda(),
     "aten::device": of(torch.device),
     "aten::split.default": lambda call, x, sizes, dim=0: list(x.split(sizes, dim)),
     "aten::unbind": lambda call, x, dim=0: list(x.unbind(dim)),
