@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 from attrs import define, field
@@ -18,8 +18,6 @@ from pipeline.aten.op_predicates import mutates
 from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Node
-
-Key: TypeAlias = tuple[object, ...]
 
 COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
 """Operators that change at most where values lie, and their dtype."""
@@ -56,7 +54,7 @@ class _Values:
         first: the number of each node at the end of the first call.
     """
 
-    numbers: dict[Key, int] = field(factory=dict)
+    numbers: dict[tuple[object, ...], int] = field(factory=dict)
     nodes: dict[Node, int] = field(factory=dict)
     of_inputs: set[int] = field(factory=set)
     registered: dict[Node, int] = field(factory=dict)
@@ -169,7 +167,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
         written = written.args[0] if written.op == "call_function" and written.args else None
 
 
-def _digest(value: object) -> Key:
+def _digest(value: object) -> tuple[object, ...]:
     """Return a key that distinguishes constants. A literal is a new tensor in each call."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)

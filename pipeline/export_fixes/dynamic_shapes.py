@@ -12,11 +12,10 @@ import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -275,11 +274,11 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
 
 def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
-    asked = _mapped(lambda value, spec: MappingProxyType(by_dim(spec)), bound(model, *inputs), shapes)
+    asked = _mapped(lambda value, spec: _Asked(by_dim(spec)), bound(model, *inputs), shapes)
     found = _as_nested(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
-        for dim, entry in wish.items() if isinstance(wish, MappingProxyType) else ():
+        for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
             yield values[str(name)].shape[dim], entry
 
 
@@ -313,6 +312,13 @@ def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]
+
+
+@frozen
+class _Asked:
+    """The requests for the dims of one input."""
+
+    entries: Mapping[int, Any]
 
 
 def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Final
 
 import torch
 from attrs import evolve, frozen
@@ -81,10 +80,6 @@ def export(
     )
 
 
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 def signature_of(model: object) -> tuple[Parameter, ...]:
     """Return the parameters of ``forward``, or those of an export, without ``*args`` and ``**kwargs``: a compiled
     program is called as the model is."""
@@ -96,9 +91,10 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
     except (TypeError, ValueError):  # a builtin, which has none
         return ()
     found = []
-    for row in [row for row in rows if row.kind not in _VARIADIC]:
-        plain = type(row.default) in (type(None), bool, int, float, str)
-        found.append(Parameter(row.name, row.kind in _POSITIONAL, plain, row.default if plain else None))
+    for row in rows:
+        if row.kind not in (row.VAR_POSITIONAL, row.VAR_KEYWORD):
+            plain = type(row.default) in (type(None), bool, int, float, str)
+            found.append(Parameter(row.name, row.kind != row.KEYWORD_ONLY, plain, row.default if plain else None))
     return tuple(found)
 
 

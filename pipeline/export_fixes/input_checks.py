@@ -11,7 +11,7 @@ import torch
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Argument, Function, Spec
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
@@ -187,13 +187,7 @@ def together(model: torch.nn.Module, given: Spec) -> Spec:
 
 
 def once(
-    own: Callable[..., Argument],
-    mode: object,
-    module: object,
-    inputs: Mapping[str, Argument],
-    shapes: Spec,
-    *args: object,
-    **kwargs: object,
+    own: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **by: Argument
 ) -> Argument:
     """Wrap torch.export's `make_constraints`, which gets inputs of ``**kwargs`` under two names."""
     twice = [
@@ -205,4 +199,4 @@ def once(
         inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
         shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
     inputs = {name: value for name, value in inputs.items() if name not in twice}
-    return own(mode, module, inputs, shapes, *args, **kwargs)
+    return own(mode, module, inputs, shapes, *rest, **by)

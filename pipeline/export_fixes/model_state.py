@@ -8,13 +8,17 @@ inputs, nothing is carried on.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import logging
 import operator
+import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from types import CodeType, FunctionType
 from typing import Final
 
 import torch
@@ -28,8 +32,7 @@ from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs
-from pipeline.export_fixes.code_of_attributes import assigned_at, names_read
-from pipeline.export_fixes.error_attribution import Inputs
+from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, Inputs, place_of
 from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.interrupts import set_to, undoing
 from pipeline.export_fixes.model_calls import assigned
@@ -123,14 +126,14 @@ class Kept:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
             why = f"{type(self.model).__name__} carries state from call to call in {self.told(moving or kept)}"
             raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
-        read = names_read(self.model)
+        read = _names_read(self.model)
         unread = [place for place in kept if place.rpartition(".")[2] not in read]
         if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
             log.warning("the model sets %s: a program does not", self.told(shown))
 
     def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
         """Return the changed attributes with the lines that assign them."""
-        lines = {place: assigned_at(self.model, place) for place in places}
+        lines = {place: _assigned_at(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
@@ -319,3 +322,56 @@ class _Before:
                 elif not name.endswith("_hooks") and name not in DERIVED:
                     found[within(path, name)] = value
         return found
+
+
+_READS: Final = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _names_read(model: torch.nn.Module) -> frozenset[str]:
+    """Return the attributes that the model's code may read: by name, or by a string (``getattr``)."""
+    found: set[str] = set()
+    for code in _codes(model):
+        found.update(i.argval for i in dis.get_instructions(code) if i.opname in _READS)
+        found.update(value for value in code.co_consts if isinstance(value, str))
+    return frozenset(found)
+
+
+def _assigned_at(model: torch.nn.Module, place: str) -> str:
+    """Return the line that assigns an attribute, or one that reads what may be changed; empty if none does."""
+    path, _, name = place.rpartition(".")
+    owner = dict(model.named_modules()).get(path, model)
+    creating = ("__init__", "__new__", "__setstate__")
+    codes = [code for code in (*_codes(owner), *_codes(model)) if code.co_name not in creating]
+    for operations in (("STORE_ATTR",), _READS):
+        for code in codes:
+            line = code.co_firstlineno
+            for instruction in dis.get_instructions(code):
+                line = instruction.positions.lineno if instruction.positions and instruction.positions.lineno else line
+                if instruction.opname in operations and instruction.argval == name:
+                    return place_of(code.co_filename, line)
+    return ""
+
+
+def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
+    """Yield the code, except torch's own, that may read a model's attributes: of the classes of its modules and of the
+    objects in them, of the files that define these classes, and of functions in modules."""
+    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in others(model))))
+    own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
+    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
+    spaces = [vars(each) for each in (*own, *model.modules(), *files.values()) if each is not None]
+    left = deque(code for space in spaces for value in [*space.values()] for code in _code_of(value))
+    while left:
+        code = left.popleft()
+        if not code.co_filename.startswith(NOT_THE_MODELS[0]):
+            yield code
+            left.extendleft(each for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _code_of(value: object) -> Iterator[CodeType]:
+    """Yield the code of a method, of a property's, and of what a decorator wraps."""
+    functions = (value, *(getattr(value, name, None) for name in ("fget", "fset", "func", "__func__")))
+    for function in functions:
+        while function is not None:
+            if isinstance(function, FunctionType):
+                yield function.__code__
+            function = getattr(function, "__wrapped__", None)

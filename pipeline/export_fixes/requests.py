@@ -13,6 +13,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf, Spec
+from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import arguments, specs_of
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input, is_input
@@ -43,11 +44,7 @@ class Tuned:
 
 
 def stated(
-    model: object,
-    args: Sequence[Leaf],
-    kwargs: Mapping[str, Leaf],
-    dynamic_shapes: Spec,
-    profiles: Sequence[Spec] | None,
+    model: object, given: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> tuple[Spec, list[list[Wish]]]:
     """Return the ``dynamic_shapes`` that cover all profiles (without profiles, those given), and each profile's ranges.
 
@@ -55,7 +52,7 @@ def stated(
         TypeError: profiles are given twice, or beside ``dynamic_shapes``.
         ValueError: inputs have different numbers of profiles, or there are none.
     """
-    leaves, _ = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)
+    leaves = tree_leaves(given, is_leaf=is_input)
     inputs = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Input) and leaf.profiles}
     if profiles is None:
         return dynamic_shapes, _of_inputs(inputs)
@@ -65,7 +62,7 @@ def stated(
         raise TypeError("profiles are given in the call and by an Input: give them in one place")
     if not isinstance(profiles, Sequence) or not profiles:
         raise ValueError("profiles are a sequence of one dynamic_shapes or more")
-    return _joined(model, args, kwargs, profiles)
+    return _joined(model, *given, len(leaves), profiles)
 
 
 def _of_inputs(inputs: Mapping[int, Input]) -> list[list[Wish]]:
@@ -82,7 +79,7 @@ def _of_inputs(inputs: Mapping[int, Input]) -> list[list[Wish]]:
 
 
 def _joined(
-    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], profiles: Sequence[Spec]
+    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[Wish]]]:
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -90,7 +87,7 @@ def _joined(
         for spec in profiles:
             specs_of(model, given, spec)
     wishes: list[list[Wish]] = [[] for _ in profiles]
-    counter = iter(range(len(tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)[0])))
+    counter = iter(range(count))
 
     def walk(path: str, value: Leaf, specs: list[Spec]) -> Spec:
         if isinstance(value, Mapping):
@@ -191,7 +188,7 @@ def requested(
     if constants:  # tensors in their place
         leaves = [leaf.value.clone() if isinstance(leaf, Constant) else leaf for leaf in leaves]
         positional, named = tree_unflatten(leaves, structure)
-    shapes, wishes = stated(model, positional, named, dynamic_shapes, profiles)
+    shapes, wishes = stated(model, (positional, named), dynamic_shapes, profiles)
     return Request(positional, named, constants, shapes, tuple(map(tuple, wishes)))
 
 

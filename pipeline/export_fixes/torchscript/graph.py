@@ -143,11 +143,6 @@ class _Receiver:
     path: str
     script: Foreign
 
-    def attribute(self, name: str) -> _Receiver | None:
-        """Return the submodule of this name; None if there is none."""
-        part = dict(self.script.named_children()).get(name)
-        return None if part is None else _Receiver(f"{self.path}.{name}".removeprefix("."), part)
-
 
 @frozen(eq=False)
 class _Scope:
@@ -190,9 +185,10 @@ def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
 def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
     """Record the submodule that a ``prim::GetAttr`` node reads from a module."""
     owner = receivers.get(node.inputsAt(0).debugName()) if node.kind() == "prim::GetAttr" else None
-    part = owner.attribute(node.s("name")) if owner is not None else None
-    if part is not None:
-        receivers[node.output().debugName()] = part
+    part = dict(owner.script.named_children()).get(node.s("name")) if owner is not None else None
+    if owner is not None and part is not None:
+        path = f"{owner.path}.{node.s('name')}".removeprefix(".")
+        receivers[node.output().debugName()] = _Receiver(path, part)
 
 
 class _Reader:
