@@ -3,11 +3,10 @@
 `capture` asks for an export here, and for the contexts in which torch traces, and imports no other module of the room.
 """
 
-from pipeline.export_fixes.call_signature import signature_of
 from pipeline.export_fixes.dynamic_shapes import asked
 from pipeline.export_fixes.error_attribution import GENERATOR
-from pipeline.export_fixes.exporter import export
-from pipeline.export_fixes.functorch import has_transforms
+from pipeline.export_fixes.export_steps import has_transforms
+from pipeline.export_fixes.exporter import export, signature_of
 from pipeline.export_fixes.input_checks import check_values
 from pipeline.export_fixes.interrupts import interruptible, undoing
 from pipeline.export_fixes.known_numbers import is_determined_by_sizes

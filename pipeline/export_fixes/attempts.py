@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -17,30 +18,27 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Argument, Spec
+from pipeline.errors import CaptureError
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes import remembered
-from pipeline.export_fixes.runtime_asserts import is_caught
+from pipeline.export_fixes.model_state import changed
+from pipeline.export_fixes.patching import in_columns
+from pipeline.export_fixes.restore_model_state import within
+from pipeline.export_fixes.runtime_asserts import checks
 
 Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs the model's Python code. The next three do so, too: ``"called"``:
 ``torch.compiler.is_exporting()`` is False in the model; ``"comparing"``: the example decides comparisons of several
-sizes; ``"anew"``: the model forgets the shapes of its last call (`remembered`). ``"bytecode"``: Dynamo interprets the
+sizes; ``"anew"``: the model forgets the shapes of its last call (`forgotten`). ``"bytecode"``: Dynamo interprets the
 bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces, which would
 crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as ``"python"``, and
 data-dependent branches are taken as for the example."""
 
-Try: TypeAlias = tuple[Spec, Way]
-"""The dynamic shapes of one export, and how torch.export traces for it."""
-
 
 @frozen(eq=False)
 class First:
-    """The first export of a model, with the shapes that were requested.
+    """The first export of a model, with the shapes that were requested, as Python runs it or by the example.
 
     Attributes:
-        model: the model.
-        shapes: the dynamic shapes.
-        way: ``"python"``, or ``"example"``.
         error: the error of the export; None if the export succeeded, but its graph fixes a number.
         by_inputs: whether the ranges are those of `Input` s, and not torch's own ``Dim`` s, which have names.
         has_one_size: whether torch specialized a dynamic size to a constant.
@@ -63,7 +61,9 @@ class First:
     @property
     def reads_bytecode(self) -> bool:
         """Whether Dynamo may trace: it is not tracing already, and the model caught no error of a check of data."""
-        return self.way == "python" and CompileContext.try_get() is None and not is_caught()
+        found = checks.get()
+        is_caught = found is not None and bool(found.caught)
+        return self.way == "python" and CompileContext.try_get() is None and not is_caught
 
 
 @frozen(eq=False)
@@ -71,50 +71,61 @@ class Attempt:
     """A way to repeat an export that failed: a row of `ATTEMPTS`.
 
     Attributes:
-        name: the name of the attempt in the log.
-        when: the failures for which the attempt is made, as text.
-        changes: the change to the export, as text.
-        tries: yields the shapes and the kind of trace of each export to try; none if the attempt cannot help.
+        when, changes: the failures for which the attempt is made, and the change to the export, as text.
+        applies: whether the attempt may help.
+        way: how torch.export traces; None: as before.
+        shapes: the dynamic shapes of each export to try.
     """
 
     name: str
     when: str
     changes: str
-    tries: Callable[[First], Iterator[Try]]
+    applies: Callable[[First], bool]
+    way: Way | None = None
+    shapes: Callable[[First], Iterable[Spec]] = lambda first: (first.shapes,)
+
+    def tries(self, first: First) -> Iterator[tuple[Spec, Way]]:
+        """Yield the shapes and the kind of trace of each export to try; none if the attempt cannot help."""
+        if self.applies(first):
+            yield from ((each, self.way or first.way) for each in self.shapes(first))
 
 
-def _with(way: Way, applies: Callable[[First], bool]) -> Callable[[First], Iterator[Try]]:
-    """Export in another way, with the same shapes."""
-
-    def tries(first: First) -> Iterator[Try]:
-        if applies(first):
-            yield first.shapes, way
-
-    return tries
+NO_SIZE: Final = -2
+"""No tensor has this size, and none can be made or viewed with it."""
 
 
-def _numbers(first: First) -> Iterator[Try]:
-    if first.reads_bytecode:
-        yield from ((each, "bytecode") for each in (first.shapes, *ranges.relaxed(first.shapes)))
+def remembered_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of tensors that a model's modules have as attributes, by their places."""
+    rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
+    return {place: value for place, value in rows if type(value) is torch.Size}
 
 
-def _roomier(first: First) -> Iterator[Try]:
-    yield from ((each, first.way) for each in ranges.roomier(first.shapes))
+@contextmanager
+def forgotten(model: torch.nn.Module) -> Iterator[None]:
+    """Return the context of a trace in which the shapes that a model remembers from its last call match no tensor; the
+    caller restores them.
 
-
-def _tied(first: First) -> Iterator[Try]:
-    shapes = tied(first.error, first.shapes) if first.by_inputs and isinstance(first.error, UserError) else None
-    if shapes is not None:
-        yield shapes, first.way
-
-
-def _relaxed(first: First) -> Iterator[Try]:
-    if not first.is_narrower:
-        yield from ((each, first.way) for each in ranges.relaxed(first.shapes))
+    ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of
+    positions): once the model was called, torch.export fixes sizes to the remembered ones. If the shape is cleared, the
+    trace computes the grid; `model_state` checks that no result depends on an earlier call. A call that leaves one as
+    it is, is a `CaptureError`: that is not the shape of the last call.
+    """
+    found = remembered_shapes(model)
+    for place, shape in found.items():
+        path, _, name = place.rpartition(".")
+        vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
+    yield
+    if left := found.keys() - changed():
+        raise CaptureError(f"{type(model).__name__} does not set {', '.join(sorted(left))} when it is called")
 
 
 NUMBERS: Final = Attempt(
-    "numbers", "the graph fixes a number that int() makes of sizes", "Dynamo reads the bytecode", _numbers
+    "numbers",
+    "the graph fixes a number that int() makes of sizes",
+    "Dynamo reads the bytecode",
+    lambda first: first.reads_bytecode,
+    "bytecode",
+    lambda first: (first.shapes, *ranges.relaxed(first.shapes)),
 )
 """The attempt after an export that did not fail."""
 
@@ -123,55 +134,71 @@ ATTEMPTS: Final = (
         "anew",
         "the model remembers the shape of a call",
         "it forgets the shape",
-        _with("anew", lambda first: first.way == "python" and bool(remembered.shapes(first.model))),
+        lambda first: first.way == "python" and bool(remembered_shapes(first.model)),
+        "anew",
     ),
-    Attempt("roomier", "a size is 1 or 2", "the size may be 3 as well", _roomier),
+    Attempt(
+        "roomier",
+        "a size is 1 or 2",
+        "the size may be 3 as well",
+        lambda first: True,
+        shapes=lambda first: ranges.roomier(first.shapes),
+    ),
     Attempt(
         "bytecode first",
         "torch took a size for a constant",
         "Dynamo reads the bytecode",
-        _with("bytecode", lambda first: first.reads_bytecode and first.has_one_size),
+        lambda first: first.reads_bytecode and first.has_one_size,
+        "bytecode",
     ),
     Attempt(
         "called",
         "the model itself fails",
         "it is not told that it is exported",
-        _with("called", lambda first: first.fails_for_the_model and not first.has_one_size),
+        lambda first: first.fails_for_the_model and not first.has_one_size,
+        "called",
     ),
     Attempt(
         "comparing",
         "the model itself fails",
         "the example decides where sizes of two inputs are compared",
-        _with("comparing", lambda first: first.fails_for_the_model and not first.has_one_size),
+        lambda first: first.fails_for_the_model and not first.has_one_size,
+        "comparing",
     ),
-    Attempt("tied", "torch needs dims of Inputs to be equal", "these dims are one", _tied),
-    Attempt("relaxed", "a range is at fault", "torch may demand more of a size, such as s % 4 == 0", _relaxed),
+    Attempt(
+        "tied",
+        "torch needs dims of Inputs to be equal",
+        "these dims are one",
+        lambda first: first.by_inputs and isinstance(first.error, UserError),
+        shapes=lambda first: tied(first.error, first.shapes),
+    ),
+    Attempt(
+        "relaxed",
+        "a range is at fault",
+        "torch may demand more of a size, such as s % 4 == 0",
+        lambda first: not first.is_narrower,
+        shapes=lambda first: ranges.relaxed(first.shapes),
+    ),
     Attempt(
         "bytecode",
         "no size is a constant",
         "Dynamo reads the bytecode",
-        _with("bytecode", lambda first: first.reads_bytecode and not first.has_one_size),
+        lambda first: first.reads_bytecode and not first.has_one_size,
+        "bytecode",
     ),
-    Attempt(
-        "autograd",
-        "always",
-        "torch traces below autograd",
-        _with("autograd", lambda first: first.way == "python"),
-    ),
+    Attempt("autograd", "always", "torch traces below autograd", lambda first: first.way == "python", "autograd"),
 )
 """The attempts after an export that failed, in their order."""
 
 
 def printed() -> str:
     """Return the table: a line for each attempt, with when it is tried, and what it changes."""
-    rows = [("attempt", "tried if", "what it changes"), *((a.name, a.when, a.changes) for a in (NUMBERS, *ATTEMPTS))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
+    return in_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
-def tied(error: UserError, shapes: Spec) -> object:
-    """Return the shapes with those dims tied which torch.export reports as equal; None if it suggests other changes
-    too.
+def tied(error: Argument, shapes: Spec) -> Iterator[Spec]:
+    """Yield the shapes with those dims tied which torch.export reports as equal; none if it suggests other changes too.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
     Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
@@ -179,10 +206,10 @@ def tied(error: UserError, shapes: Spec) -> object:
     try:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:  # it parses the message, which may suggest nothing that it understands
-        return None
-    return found if _bounds(found) == _bounds(shapes) else None
+        return
+    if _bounds(found) == _bounds(shapes):
+        yield found
 
 
 def _bounds(shapes: object) -> list[Argument]:
-    """Return the least and the greatest size of each dim."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

@@ -8,7 +8,6 @@ effects. An ``if`` of Python is not traced so; it is a `CaptureError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -21,7 +20,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pipeline.aten.op_predicates import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 from pipeline.export_fixes.runtime_asserts import is_unknown
 from pipeline.records.wording import kind_of
@@ -69,27 +67,20 @@ class Trace:
     choices: list[Choice] = field(factory=list)
 
 
-_trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None)
-
-
-def traced() -> AbstractContextManager[Trace]:
-    """Return a context for one trace, in which `either` may be called."""
-    return set_to(_trace, Trace())
+trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None)
+"""What is traced; `either` may be called while it is set."""
 
 
 def is_open(condition: object) -> bool:
     """Return whether a condition is a tensor of one element whose value is unknown until the program runs."""
-    if _trace.get() is None or not isinstance(condition, torch.Tensor):
+    if trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
     return is_unknown(condition) and set(shape_of(condition)) <= {1}
 
 
 def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> Argument:
-    """Trace both branches, and return results that `torch.where` selects by the condition when the program runs.
-
-    Raises:
-        CaptureError: a branch is not pure, or the branches return values that `torch.where` cannot choose between.
-    """
+    """Trace both branches, and return results that `torch.where` selects by the condition when the program runs. Raise
+    `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot choose between."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
     results = [_result(branch, run, place) for branch, run in zip(branches, (yes, no), strict=True)]
@@ -101,13 +92,13 @@ def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[]
 
 
 def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument:
-    trace = _trace.get()
-    assert trace is not None
-    trace.open.append(branch)
+    now = trace.get()
+    assert now is not None
+    now.open.append(branch)
     try:
         result = run()
     finally:
-        trace.open.pop()
+        now.open.pop()
     if branch.effect:
         raise _error(place, f"has a branch that must not run unless it is taken: {branch.effect}")
     return result
@@ -126,25 +117,25 @@ def _chosen_result(
         raise _error(place, f"returns {_kind(yes)} or {_kind(no)}")
     chosen = torch.where(condition, yes, no)
     shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _memory(tensor) not in branch.memory]
-    trace = _trace.get()
-    if trace is not None and shared:
-        trace.choices.append(Choice(frozenset(map(_memory, (chosen, *shared))), place))
+    now = trace.get()
+    if now is not None and shared:
+        now.choices.append(Choice(frozenset(map(_memory, (chosen, *shared))), place))
     return chosen
 
 
 def noting(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
     """Wrap torch's tracing of a call: record its effects in a branch; refuse writes to a chosen result."""
-    result, trace = own(mode, func, pre_dispatch, args, kwargs), _trace.get()
-    if trace is None or not (trace.open or trace.choices):
+    result, now = own(mode, func, pre_dispatch, args, kwargs), trace.get()
+    if now is None or not (now.open or now.choices):
         return result
     written = {_memory(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
-    for choice in trace.choices:
+    for choice in now.choices:
         if written & choice.memory:
             why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
             raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
     before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
     made = {_memory(tensor) for tensor in _tensors(result)} - before
-    for branch in trace.open:
+    for branch in now.open:
         why = why_apart(func, args, result, undone=bool(written) and written <= branch.memory)
         branch.effect = branch.effect or (f"{func} {why}" if why else "")
         branch.memory |= made
@@ -152,7 +143,6 @@ def noting(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: 
 
 
 def _written_tensors(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call writes to."""
     if func._schema.is_mutable:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
         for argument in func._schema.arguments:

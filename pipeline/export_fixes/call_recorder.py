@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
 
 import torch
 from attrs import Factory, define, frozen
@@ -19,9 +18,6 @@ from pipeline.export_fixes.input_checks import bound
 from pipeline.records.wording import kind_of
 
 AGAIN = "record calls of one kind, and compile once for each kind"
-
-Path: TypeAlias = str
-"""Where a value lies in the inputs: ``sample``, ``added['time_ids']``."""
 
 
 @frozen
@@ -40,13 +36,14 @@ class Call:
     """One call of a module: the structure of its inputs, and each value by its path; tensors by dtype and rank."""
 
     spec: Spec
-    values: Mapping[Path, Leaf]
+    values: Mapping[str, Leaf]
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
         """Return the record of a call with these inputs; ``way``: the number of positional ones, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
-        return cls((spec, way), {_path(path): _kind(value) for path, value in rows})
+        kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
+        return cls((spec, way), dict(zip((_path(path) for path, _ in rows), kinds, strict=True)))
 
 
 @define
@@ -110,8 +107,7 @@ class Calls:
                 hint = f"pass a number that varies as a tensor; else {AGAIN}"
                 raise CaptureError(why, hint)
 
-    def _dynamic_entry(self, path: Path) -> Argument:
-        """Return the entry of an input in ``dynamic_shapes``."""
+    def _dynamic_entry(self, path: str) -> Argument:
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
             return _range(values) if type(values[0]) is int else None
@@ -158,13 +154,10 @@ def _plain_copy(x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
 
 
-def _path(path: tuple[Leaf, ...]) -> Path:
+def _path(path: tuple[Leaf, ...]) -> str:
+    """Return where a value lies in the inputs: ``sample``, ``added['time_ids']``."""
     first, *rest = path
     return f"{first.key}{keystr(tuple(rest))}"
-
-
-def _kind(value: Argument) -> Leaf:
-    return TensorKind(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value
 
 
 def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:

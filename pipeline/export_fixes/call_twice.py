@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 from attrs import define, field
@@ -19,21 +19,14 @@ from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Node
 
-Key: TypeAlias = tuple[object, ...]
-
 COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
 """Operators that change at most where values lie, and their dtype."""
 
 
 def computes_the_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Return whether a second call of a model computes the same function of its inputs as the first.
-
-    If so, the second call uses nothing of the first call's inputs that the model has stored.
-
-    Args:
-        exported: a program that makes both calls: it returns the outputs of both, and the inputs, copied by `AGAIN`.
-        structures: the structure of each call's outputs.
-    """
+    """Return whether a second call of a model computes the same function of its inputs as the first, so that it uses
+    nothing of the first call's inputs that the model has stored. The program makes both calls: it returns the outputs
+    of both, of these structures, and the inputs, copied by `AGAIN`."""
     first, second = structures
     if first != second:
         return False
@@ -61,7 +54,7 @@ class _Values:
         first: the number of each node at the end of the first call.
     """
 
-    numbers: dict[Key, int] = field(factory=dict)
+    numbers: dict[tuple[object, ...], int] = field(factory=dict)
     nodes: dict[Node, int] = field(factory=dict)
     of_inputs: set[int] = field(factory=set)
     registered: dict[Node, int] = field(factory=dict)
@@ -69,7 +62,6 @@ class _Values:
     first: dict[Node, int] = field(factory=dict)
 
     def number(self, *key: object, of_input: bool = False) -> int:
-        """Return the number of an expression."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.of_inputs.add(number)
@@ -88,12 +80,13 @@ class _Values:
     def compute(
         self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
-        """Number the nodes of a graph."""
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self.placeholder(node, specs.get(node.name), constants)
             elif node.op == "get_attr":
-                self.nodes[node] = self.number("attribute", _graph_text(module.get_submodule(str(node.target))))
+                inner = module.get_submodule(str(node.target)).modules()
+                graphs = [str(each.graph) for each in inner if isinstance(each, torch.fx.GraphModule)]
+                self.nodes[node] = self.number("attribute", *graphs)
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_again()
@@ -174,12 +167,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
         written = written.args[0] if written.op == "call_function" and written.args else None
 
 
-def _graph_text(module: torch.nn.Module) -> str:
-    """Return the text of a graph that another graph calls."""
-    return "\n".join(str(each.graph) for each in module.modules() if isinstance(each, torch.fx.GraphModule))
-
-
-def _digest(value: object) -> Key:
+def _digest(value: object) -> tuple[object, ...]:
     """Return a key that distinguishes constants. A literal is a new tensor in each call."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)

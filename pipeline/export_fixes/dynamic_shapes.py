@@ -11,6 +11,7 @@ import logging
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -21,8 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.clone_examples import unaliased
-from pipeline.export_fixes.input_checks import bound, by_dim, check_examples, check_shapes, in_one, together
+from pipeline.export_fixes.error_attribution import Inputs
+from pipeline.export_fixes.input_checks import bound, by_dim, check_shapes, in_one, leaf_specs, together
+from pipeline.export_fixes.module_copy import unaliased
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.lines import solved
@@ -39,15 +41,16 @@ def is_dynamic(value: object) -> bool:
     return isinstance(value, Input) and value.is_dynamic
 
 
+def has_derived(shapes: object) -> bool:
+    """Return whether a dim is derived from another."""
+    return any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
+
+
 def merged_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
 ) -> object:
-    """torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed beside
-    them.
-
-    Raises:
-        CaptureError: both give a range for one dim, and the ranges differ.
-    """
+    """Return torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed
+    beside them; `CaptureError` if both give a range for one dim, and the ranges differ."""
     inputs = bound(model, args, kwargs)
     given = in_one(model, inputs, given)
     check_shapes(model, inputs, given)
@@ -60,8 +63,22 @@ def merged_dynamic_shapes(
         given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         given = tree_map(merger.ranged, given)
     found = _with_roots(given)
-    check_examples(inputs, found, lambda entry: STATIC if isinstance(entry, int) else _bounds(entry))
+    _check_examples(inputs, found)
     return found
+
+
+def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
+    """Raise a `CaptureError` if a tensor's size is outside the range of its dim."""
+    specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
+    rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
+    given = ((path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in by_dim(spec).items())
+    for path, value, dim, entry in given:
+        (low, high), size = STATIC if isinstance(entry, int) else _bounds(entry), value.shape[dim]
+        if (low is not None and size < low) or (high is not None and size > high >= 0):
+            name = getattr(entry, "__name__", "its range")
+            ends = f"{low or 0} to {'any size' if high is None else high}"
+            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
+            raise CaptureError(why, "pass an example within the range, or give a range with its size")
 
 
 @define
@@ -87,14 +104,10 @@ class _Merger:
             )
         if type(value) is dict:
             return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
-        return self.of_container(path, value, spec)
-
-    def of_container(self, path: str, value: object, spec: object) -> object:
-        """Merge a container."""
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
             return spec
-        given, _ = tree_flatten(spec, is_leaf=lambda part: part is not spec) if spec is not None else ([], None)
+        given = tree_flatten(spec, is_leaf=lambda part: part is not spec)[0] if spec is not None else []
         given = given if len(given) == len(parts) else [None] * len(parts)
         merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
         return contained(value, merged, structure)
@@ -196,11 +209,8 @@ def _derived_dim(entry: Spec, root: Any, by: int) -> object:
 
 
 def relaxed(shapes: object) -> Iterator[object]:
-    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of
-    plain dims, then those of derived dims as well.
-
-    What it demands becomes a relation, checked at each call.
-    """
+    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``), which becomes a
+    relation, checked at each call: first those of plain dims, then those of derived dims as well."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
         yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
@@ -269,16 +279,10 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
     return found
 
 
-def wishes(
-    exported: ExportedProgram,
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    shapes: object,
-) -> Iterator[Wish]:
+def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object) -> Iterator[Wish]:
     """Yield each size of an input that has a requested range or dim, and the request."""
-    inputs = bound(model, args, kwargs)
-    found = _as_nested(model, args, kwargs, _mapped(lambda value, spec: _Asked(by_dim(spec)), inputs, shapes))
+    asked = _mapped(lambda value, spec: _Asked(by_dim(spec)), bound(model, *inputs), shapes)
+    found = _as_nested(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
@@ -333,16 +337,10 @@ def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
     return any(r.lower != r.upper for r in known) if known else bool(symbols)
 
 
-def examples(
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    shapes: object,
-    place: Callable[[Input], torch.device],
-) -> tuple[tuple[object, ...], dict[str, Argument]]:
+def examples(model: torch.nn.Module, inputs: Inputs, shapes: object, place: Callable[[Input], torch.device]) -> Inputs:
     """Example inputs: tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of
     their own; other values unchanged."""
-    derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
+    derived = has_derived(shapes)
 
     def example(value: object, spec: object) -> Argument:
         if isinstance(value, Input):
@@ -351,17 +349,15 @@ def examples(
             return value
         return unaliased(value if derived else _enlarged(value, by_dim(spec)))
 
-    return _as_nested(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+    return _as_nested(model, inputs, _mapped(example, bound(model, *inputs), shapes))
 
 
-def _as_nested(
-    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
-) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+def _as_nested(model: torch.nn.Module, inputs: Inputs, made: Mapping[str, object]) -> Inputs:
     """Arrange values by the names of parameters in the structure of the inputs."""
-    first = inspect.signature(model.forward).bind_partial(*args)
+    first = inspect.signature(model.forward).bind_partial(*inputs[0])
     first.arguments.update({name: made[name] for name in first.arguments})
     rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
-    return first.args, {name: made[name] if name in made else rest[name] for name in kwargs}
+    return first.args, {name: made[name] if name in made else rest[name] for name in inputs[1]}
 
 
 def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:

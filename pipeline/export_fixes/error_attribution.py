@@ -25,6 +25,8 @@ from pipeline.inputs import Input, is_input
 from pipeline.records.wording import kind_of
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
+"""The leaves of inputs, with their paths."""
 
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
 """Where files are that no model is written in."""
@@ -60,15 +62,13 @@ casts: the dtype is not at fault."""
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """Return the error for a failed export. It names the inputs of wrong device or dtype, if the export succeeds with
-    another.
-
-    Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
-    """
+    """Return the error for a failed export. It names the inputs of wrong device or dtype. Errors about dtypes are
+    retried: first with all inputs of one dtype cast to another, then with fewer of them."""
     if nameless := without_names(error):
         return nameless
+    rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
     if _SPEAKS_OF_DTYPES.search(str(error)) and not _NOT_OF_DTYPES.search(str(error)):
-        leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]
+        leaves = [(path, value) for path, value in rows if hasattr(value, "dtype")]
         own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
         usual = [*dict.fromkeys([*own, torch.float32, torch.int64, torch.bool, *(v.dtype for _, v in leaves)])]
         found = dict.fromkeys(sorted((v.dtype for _, v in leaves), key=lambda dtype: dtype in (own or usual[:1])))
@@ -83,9 +83,9 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                 said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
                 return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
     return (
-        _device_error(error, model, inputs)
+        _device_error(error, model, rows)
         or _data_branch_error(error, model)
-        or _unsupported_type_error(error, model, inputs)
+        or _unsupported_type_error(error, model, rows)
         or _not_a_tensor_error(error, model, inputs)
         or _one_size_error(error, model)
         or CaptureError(f"torch.export cannot capture {type(model).__name__}{_error_place(error)}: {worded(error)}")
@@ -163,11 +163,10 @@ def _index_error(error: Exception, model: str, place: str) -> CaptureError | Non
     return CaptureError(why, f"{index}; {BRANCHES if decides else VALUES}")
 
 
-def _device_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
     """Return the error for tensors on two devices, with the device of each input and of the model; None for others."""
     if not re.search("different devices|same device", str(error)):
         return None
-    rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
     given = [(path, v.device) for path, v in rows if isinstance(v, torch.Tensor)]
     found = [f"input {_name(model, path)} is on {device}" for path, device in given]
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
@@ -181,9 +180,9 @@ def _device_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> C
     return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
 
 
-def _unsupported_type_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
     """Return the error for an input or result of a type that torch.export does not take; None for other errors."""
-    for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
+    for path, value in rows:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
             if isinstance(value, type):
@@ -217,12 +216,13 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
             if kind in {each.__name__ for each in type(value).__mro__} and (
                 is_leaf(value) or kind in ("int", "float", "str")
             ):
-                why = f"input {_name(model, path)} is {_shown(value)}, and the model expects a tensor"
+                shown = repr(value) if len(repr(value)) <= 60 else kind_of(value)
+                why = f"input {_name(model, path)} is {shown}, and the model expects a tensor"
                 return CaptureError(why, _tensor_instead(value))
     return None
 
 
-def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Sequence[tuple[tuple[Any, ...], object]]:
+def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Rows:
     """Return the leaves of each input, with their paths. The tuple of all positional inputs is no leaf."""
     return tree_flatten_with_path(inputs, is_leaf=lambda value: value is not inputs[0] and is_leaf(value))[0]
 
@@ -244,11 +244,6 @@ def _tensor_instead(value: object) -> str:
     if isinstance(value, tuple | list) and {*map(type, value)} == {int}:
         return f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
     return "make a tensor of it: torch.tensor(…)"
-
-
-def _shown(value: object) -> str:
-    """Return a value as an error prints it; a long one by its type."""
-    return repr(value) if len(repr(value)) <= 60 else kind_of(value)
 
 
 def _unsupported_result(error: Exception) -> str | None:

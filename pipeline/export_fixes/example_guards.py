@@ -11,13 +11,11 @@ import operator
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
 from types import FrameType
 from typing import Final
 
-import sympy
 import torch
 from attrs import define, field
 from sympy.core.relational import Relational
@@ -34,16 +32,13 @@ from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
-from pipeline.inputs import is_input
 
 HINT: Final = (
     "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "
     "torch.where(condition, one, other) chooses between values"
 )
 
-USER: Final = OutputKind.USER_OUTPUT
 READS: Final = (aten.item.default, aten._local_scalar_dense.default)
 
 TRUTHS: Final[Mapping[Target, Target]] = {
@@ -82,17 +77,8 @@ class Decisions:
     exact: dict[str, None] = field(factory=dict)
 
 
-_decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
-
-
-def collected() -> AbstractContextManager[Decisions]:
-    """Return a context that collects the conditions decided by the example."""
-    return set_to(_decisions, Decisions())
-
-
-def has_values(*inputs: object) -> bool:
-    """Return whether the example has values: no `Input` stands in for a tensor."""
-    return not any(map(is_input, tree_leaves(inputs, is_leaf=is_input)))
+decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
+"""Collects the conditions that the example decides."""
 
 
 def computing(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
@@ -102,34 +88,22 @@ def computing(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
 
 
-def copying(own: Kernel, to: torch.Tensor, source: torch.Tensor) -> object:
-    """Wrap `meta_utils._safe_copy`: keep the values from which the example is computed, also those of parameters."""
-    return own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
-
-
-def unchecked(*_: object, **__: object) -> None:
-    """Replace `fake_utils._check_fake_real_tensors`, torch's check of its kernels, by no check."""
-
-
-def knowing(own: Kernel, shape_env: object, symbol: Argument, value: Argument) -> None:
-    """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`: record an example's number under its symbol."""
-    own(shape_env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value)
-
-
 def noting(_: Kernel, shape_env: object, asked: Argument, answer: Argument) -> None:
     """Replace `ShapeEnv._log_real_tensor_propagation`, which logs the example's decisions: record them."""
-    decisions = _decisions.get()
-    if decisions is None:
+    found = decisions.get()
+    if found is None:
         return
-    frame = _model_frame(sys._getframe(1))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+        frame = frame.f_back
     place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
     symbols = {str(symbol) for symbol in asked.free_symbols}
     for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
-        decisions.places.setdefault(symbol, {})[place] = None
-        decisions.beside.setdefault(symbol, set()).update(symbols)
+        found.places.setdefault(symbol, {})[place] = None
+        found.beside.setdefault(symbol, set()).update(symbols)
     is_number = not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
     if is_number and not asked.is_integer:
-        decisions.exact[place] = None
+        found.exact[place] = None
 
 
 def counting(own: Kernel, value: Argument) -> Argument:
@@ -138,42 +112,34 @@ def counting(own: Kernel, value: Argument) -> Argument:
     return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
 
 
-def _model_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame in the model's code."""
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
-        frame = frame.f_back
-    return frame
-
-
-def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
-    """Add to an export, in place, an output for each condition: whether a call decides otherwise.
-
-    Returns:
-        The places, in the order of the outputs, which come last.
+def with_outputs(exported: ExportedProgram, decided: Decisions) -> tuple[str, ...]:
+    """Add to an export, in place, an output for each condition: whether a call decides otherwise. Return the places, in
+    the order of these outputs, which come last.
 
     Raises:
         CaptureError: the program would hold for one number of a type that has many, or cannot check what was decided.
     """
-    if decisions.exact:
-        place = next(iter(decisions.exact))
+    if decided.exact:
+        place = next(iter(decided.exact))
         raise CaptureError(f"Python reads a float at {place}: a program would hold for this value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _Tensors(graph)
     for node in list(graph.nodes):
-        symbols = _decided_symbols(node, decisions) if node.target is aten._assert_scalar.default else set()
+        symbols = _decided_symbols(node, decided) if node.target is aten._assert_scalar.default else set()
         seen |= symbols
         for symbol in sorted(symbols)[:1]:
             with graph.inserting_before(node):
-                place = " or ".join(decisions.places[symbol])
+                place = " or ".join(decided.places[symbol])
                 found.setdefault(place, []).append(tensors.otherwise(node.args[0]))
-    for symbol in sorted(decisions.places.keys() - seen):
-        place = " or ".join(decisions.places[symbol])
+    for symbol in sorted(decided.places.keys() - seen):
+        place = " or ".join(decided.places[symbol])
         raise CaptureError(f"the condition on data at {place} cannot be checked in a call", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.any(each) for each in found.values()]
     end.args = ((*results(graph), *made),)
-    exported.graph_signature.output_specs += [OutputSpec(USER, TensorArgument(n.name), None) for n in made]
+    kind = OutputKind.USER_OUTPUT
+    exported.graph_signature.output_specs += [OutputSpec(kind, TensorArgument(node.name), None) for node in made]
     signature = exported.module_call_graph[0].signature
     assert signature is not None
     returned = tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
@@ -186,11 +152,11 @@ _OF_DATA: Final = re.compile(r"z?uf?\d+")
 _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
-def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
+def _decided_symbols(node: Node, decided: Decisions) -> set[str]:
     """Return the symbols of an assertion's condition; none if torch only bounds a part of a tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
-    found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}
+    found = {name for name in symbols & decided.places.keys() if symbols <= decided.beside[name]}
     return found if isinstance(node.args[0], Node) else set()
 
 
@@ -212,7 +178,6 @@ class _Tensors:
         return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
     def tensor(self, number: Node) -> Node:
-        """Return a node for a number as a tensor."""
         if number not in self.made:
             with self.graph.inserting_before(number):
                 self.made[number] = self._of(number, number.target, number.args)
@@ -234,10 +199,10 @@ class _Tensors:
             raise CaptureError(f"{why} ({target})", HINT)
         given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
         dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
-        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_dtype_sort_key), number, *given)
+        widest = max(dtypes, key=lambda dtype: (dtype.is_floating_point, dtype != torch.bool))
+        return self.emit(operator, torch.bool if target in TRUTHS else widest, number, *given)
 
     def constant(self, number: Node, value: Argument, beside: Node) -> Node:
-        """Return a node for a constant as a tensor."""
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
         return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
 
@@ -249,8 +214,3 @@ class _Tensors:
         with self.mode:
             made.meta = {**origin(like.meta), "val": torch.empty((), dtype=kind, device=device)}
         return made
-
-
-def _dtype_sort_key(dtype: torch.dtype) -> tuple[bool, bool]:
-    """Sort key of a dtype: floating point, then integer, then bool."""
-    return dtype.is_floating_point, dtype != torch.bool

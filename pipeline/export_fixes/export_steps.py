@@ -1,4 +1,4 @@
-"""Wrap steps of torch.export: passes over buffers, guards, logs, and the tracer's hooks in modules."""
+"""Wrap steps of torch.export: passes over buffers, guards, logs, the tracer's hooks in modules, and transforms."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 
 import sympy
 import torch
+from torch._C import _functorch
+from torch._functorch import predispatch
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Argument
 from pipeline.export_fixes.error_attribution import FIXES, NOT_THE_MODELS, place_of
-from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.interrupts import set_to, undoing
 from pipeline.export_fixes.patching import Kernel
 from pipeline.shapes.environment import shape_of
 
@@ -27,11 +30,8 @@ log = logging.getLogger("pipeline.torch")
 def without_plain_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
-    """Replace torch's pass that removes copies into buffers: remove only copies without effect.
-
-    For every reader of a copy into a buffer, ``run_decompositions`` replaces the copy's result by its source, even if
-    the copy casts or expands (torch 2.11 to 2.13).
-    """
+    """Replace torch's pass that removes copies into buffers, even copies that cast or expand (torch 2.11 to 2.13):
+    remove only copies without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:
@@ -86,10 +86,8 @@ def _fixing_lines(shape_env: Any) -> str:
 
 
 def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    """Wrap `logging.Logger.handle` to keep torch's warnings and errors from the user: what matters it raises as well.
-
-    They are logged as ``pipeline.torch`` at DEBUG. Who sets ``TORCH_LOGS`` gets torch's logs as well.
-    """
+    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG: what matters it
+    raises as well. Who sets ``TORCH_LOGS`` gets torch's logs as well."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
@@ -130,3 +128,34 @@ def calling(
 def reading(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
     """Wrap the tracer's `getattr`: other threads get the plain attributes."""
     return own(tracer, name, value, proxies) if is_tracing() else value
+
+
+def has_transforms(module: torch.fx.GraphModule) -> bool:
+    """Return whether a graph, or one that it calls, enters or leaves ``torch.vmap``, a transform of ``torch.func`` or
+    forward-mode derivatives. Operators between these calls act on wrapped tensors, so that the graph cannot be run as
+    it is; traced below autograd, it has the operators that the transforms call."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+    return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
+
+
+def transforms_left() -> AbstractContextManager[None]:
+    """Return a context that leaves the transforms which a failed export has entered."""
+    depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
+
+    def leave() -> None:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if _is_forward() and not is_forward:
+            torch._C._exit_dual_level(level=0)
+            forward_ad._current_level = -1
+
+    return undoing(leave)
+
+
+def _is_forward() -> bool:
+    """Return whether forward-mode derivatives are active, also those that a failure left so."""
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False

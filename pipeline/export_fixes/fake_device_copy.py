@@ -2,13 +2,20 @@
 
 The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
 machine does not have. They have no values and take no memory; the program gets the user's own tensors.
+
+torch asks a device's guard for the current device: for ``x[0]``, ``x.to("cuda")``, for gradients. In builds with CUDA
+and no GPU ``FakeTensorMode`` installs a guard that answers 0; builds for the CPU have no guard, and raise "not linked
+with support for cuda devices" (torch 2.11 to 2.13). `ensure_cuda_guard` installs one: torch's own base for guards
+written in Python. It does not allow tensors with values on ``cuda``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+import threading
 from itertools import chain
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,12 +23,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transfor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.device_guard import ensure_cuda_guard
+from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.module_copy import copied
 from pipeline.export_fixes.patch_contexts import moving
 from pipeline.export_fixes.value_hooks import with_numbers
-
-Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
@@ -30,14 +35,11 @@ def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
-def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
+def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
     """Return a copy of the model, and of its inputs, with fake tensors on the device. A tensor that is neither a
     parameter nor a buffer stays on its device, unless ``model.to(device)`` would move it because its module
-    overrides ``_apply``.
-
-    Raises:
-        CaptureError: the module cannot be copied, or this torch knows no such device.
-    """
+    overrides ``_apply``: a grid stored by an earlier call. Tensors of few elements, such as strides, keep their values.
+    A module that cannot be copied, and one whose ``_apply`` fails, is a `CaptureError`."""
     if device == "cuda":
         ensure_cuda_guard()
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
@@ -51,32 +53,18 @@ def fake_copy_on(device: str, model: torch.nn.Module, args: Sequence[object], kw
         raise CaptureError(
             why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
         ) from error
-    _apply_own(shown, fakes)
-    positional, named = tree_map_only(torch.Tensor, fakes.of, (tuple(args), dict(kwargs)))
-    return shown, positional, named
-
-
-def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
-    """Move tensors as the modules' overrides of ``_apply`` do, such as grids stored by an earlier call; tensors of few
-    elements, such as strides, keep their values.
-
-    Raises:
-        CaptureError: an override fails.
-    """
     with torch.no_grad(), moving():
-        for module in filter(_moves_more, shown.modules()):
+        for module in shown.modules():
+            owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
+            if owner.__module__.startswith("torch.nn."):  # that of recurrent layers moves no more than tensors
+                continue
             try:
                 module._apply(fakes.with_numbers)
             except Exception as error:
                 kind = type(module).__name__
-                why = f"{kind} cannot be captured as on {fakes.device}: its own _apply fails on fake tensors: {error}"
+                why = f"{kind} cannot be captured as on {device}: its own _apply fails on fake tensors: {error}"
                 raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
-
-
-def _moves_more(module: torch.nn.Module) -> bool:
-    """Return whether a module's own ``_apply`` moves more than tensors; that of recurrent layers does not."""
-    owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
-    return not owner.__module__.startswith("torch.nn.")
+    return shown, tree_map_only(torch.Tensor, fakes.of, inputs)
 
 
 def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -96,7 +84,6 @@ class _Fakes:
         self.mode, self.device = mode, device
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the stand-in of a tensor."""
         if is_traceable_wrapper_subclass(tensor):
             fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.of(part))
         elif tensor.layout != torch.strided:
@@ -114,3 +101,45 @@ class _Fakes:
         fake = self.of(tensor)
         with_numbers(fake, tensor)
         return fake
+
+
+REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+"""The symbol of ``c10::impl::device_guard_impl_registry``: a pointer to a guard for each type of device, by number."""
+
+_lock = threading.Lock()
+
+
+def ensure_cuda_guard() -> None:
+    """Install a guard for CUDA if torch has none, to stay, as torch's own does; `CaptureError` if torch takes none."""
+    if torch.backends.cuda.is_built():
+        return
+    with _lock:
+        try:
+            _ensure()
+        except (OSError, ValueError, AttributeError) as error:
+            raise CaptureError(
+                f"this build of torch has no devices of type cuda, and cannot be given any: {error}",
+                "install a build of torch with CUDA; it needs no GPU to capture a model as on one",
+            ) from error
+
+
+def _ensure() -> None:
+    """Let torch register a guard for its device type for private use, and move it to CUDA's place."""
+    types: Any = torch._C._autograd.DeviceType
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, REGISTRY)
+    acc: Any = torch._C._acc
+    cuda, free = int(types.CUDA), int(types.PrivateUse1)
+    if registry[cuda]:
+        return
+
+    class Guard(acc.DeviceGuard):  # type: ignore[misc]
+        def type_(self) -> object:
+            return types.CUDA
+
+    theirs, registry[free] = registry[free], None
+    try:
+        acc.register_python_privateuseone_device_guard(Guard())
+        registry[cuda] = registry[free]
+    finally:
+        registry[free] = theirs

@@ -48,7 +48,9 @@ def expanded(
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
         return own(operator, query, key, value, *rest)
-    is_plain, result, others = _is_identity(score), query, [query.new_empty(0), query.new_empty(0)]
+    inputs, scored = _results(score)
+    is_plain = bool(inputs) and scored is inputs[0]  # the scores are not modified
+    result, others = query, [query.new_empty(0), query.new_empty(0)]
     if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
         result, *others = math_attention(query, key, value, *rest)
     if is_plain:
@@ -61,9 +63,9 @@ def expanded(
 
 def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:
     """Return the mask of all pairs, of size 1 in the dims that the function ignores; None if all are visible."""
-    if _is_true(one):
+    inputs, result = _results(one)
+    if getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default):
         return None
-    inputs, _ = _results(one)
     rows, heads = (query.shape[i] if not inputs or inputs[i].users else 1 for i in (0, 1))
     sizes = (rows, heads, query.shape[2], key.shape[2])
     places = (torch.arange(size, device=query.device) for size in sizes)
@@ -79,15 +81,3 @@ def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
     nodes = list(function.graph.nodes)
     [result] = torch.utils._pytree.tree_leaves(nodes[-1].args) or [None]
     return [node for node in nodes if node.op == "placeholder"], result
-
-
-def _is_identity(score: object) -> bool:
-    """Return whether a score function returns the score unchanged."""
-    inputs, result = _results(score)
-    return bool(inputs) and result is inputs[0]
-
-
-def _is_true(mask: object) -> bool:
-    """Return whether a mask function is true everywhere."""
-    _, result = _results(mask)
-    return getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,13 +11,11 @@ import torch
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Argument, Function, Spec
 from pipeline.compiled import CompiledModule
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
 from pipeline.records.wording import did_you_mean, kind_of
-
-log = logging.getLogger(__name__)
 
 ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 
@@ -37,12 +34,8 @@ def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[st
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise an error for a module that cannot be compiled for any input.
-
-    Raises:
-        TypeError: the module is compiled already.
-        CaptureError: a parameter or buffer has no value.
-    """
+    """Raise `TypeError` for a module that is compiled already, `CaptureError` for one whose parameters have no
+    values."""
     if isinstance(model, CompiledModule):
         raise TypeError("model is compiled already: call it, or compile the module that it was made from")
     check_values(chain(model.named_parameters(), model.named_buffers()))
@@ -60,10 +53,7 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
     """Return the device of an Input's example: its own, else that of the model's tensors, else that of the other
-    inputs.
-
-    shown: the device that the capture pretends, if any: all examples then appear to be there.
-    """
+    inputs; the CPU where the capture shows all of them on another one."""
     cpu = torch.device("cpu")
     if shown is not None:
         return lambda _: cpu
@@ -74,11 +64,8 @@ def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callabl
 
 
 def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes.
-
-    Raises:
-        TypeError: ``forward`` does not take these inputs; the message lists its parameters.
-    """
+    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes; `TypeError`,
+    which lists the parameters, if ``forward`` does not take these inputs."""
     signature = inspect.signature(model.forward)
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
@@ -111,12 +98,13 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
         _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
 
 
-def specs_of(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> list[tuple[str, object, object]]:
+def specs_of(model: torch.nn.Module, inputs: Mapping[str, Any], given: object) -> list[tuple[str, object, object]]:
     """Return each input's name, value and entry in ``dynamic_shapes``; raise the errors of `check_shapes` for its
     form."""
     names = ", ".join(inputs) or "none"
     if isinstance(given, Mapping):
-        known = {*inputs, *_keywords(model, inputs)}
+        parameters = inspect.signature(model.forward).parameters.values()
+        known = {*inputs, *chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))}
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
         return [(name, inputs.get(name), spec) for name, spec in given.items()]
@@ -125,28 +113,6 @@ def specs_of(model: torch.nn.Module, inputs: Mapping[str, object], given: object
             raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs)} inputs ({names})")
         return [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
     raise TypeError(f"dynamic_shapes is {kind_of(given)}: pass a dict by the names of inputs ({names}), or a tuple")
-
-
-def check_examples(
-    inputs: Mapping[str, object], shapes: Argument, ends_of: Callable[[Argument], tuple[Argument, Argument]]
-) -> None:
-    """Raise an error if a tensor's size is outside the range of its dim.
-
-    ``ends_of`` gives the least and the greatest size of an entry: None where it is open, -1 for a static dim.
-
-    Raises:
-        CaptureError: a size is less or greater.
-    """
-    specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-    rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
-    given = ((path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in by_dim(spec).items())
-    for path, value, dim, entry in given:
-        (low, high), size = ends_of(entry), value.shape[dim]
-        if (low is not None and size < low) or (high is not None and size > high >= 0):
-            name = getattr(entry, "__name__", "its range")
-            ends = f"{low or 0} to {'any size' if high is None else high}"
-            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
-            raise CaptureError(why, "pass an example within the range, or give a range with its size")
 
 
 def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
@@ -168,12 +134,6 @@ def by_dim(spec: Spec) -> dict[int, Argument]:
     return {dim: entry for dim, entry in pairs if entry is not None}
 
 
-def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:
-    """Return the names that ``forward`` takes as ``**kwargs``."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
-
-
 def _check_entries(path: str, rank: int, spec: object) -> None:
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
@@ -190,13 +150,8 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
 
 
 def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) -> Spec:
-    """``dynamic_shapes`` by position: the entries of inputs that ``forward`` takes as ``*args`` become one entry.
-
-    inputs: by the names of parameters.
-
-    Raises:
-        ValueError: there are fewer entries than inputs, or more.
-    """
+    """Return ``dynamic_shapes`` by position in which the entries of inputs that ``forward`` takes as ``*args`` are one
+    entry; `ValueError` if there are fewer entries than inputs, or more."""
     parameters = inspect.signature(model.forward).parameters.values()
     name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
     if name is None or not isinstance(given, list | tuple):
@@ -232,23 +187,16 @@ def together(model: torch.nn.Module, given: Spec) -> Spec:
 
 
 def once(
-    own: Callable[..., Argument],
-    mode: object,
-    module: object,
-    inputs: Mapping[str, Argument],
-    shapes: Spec,
-    *args: object,
-    **kwargs: object,
+    own: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **by: Argument
 ) -> Argument:
     """Wrap torch.export's `make_constraints`, which gets inputs of ``**kwargs`` under two names."""
-    twice = [name for name, value in inputs.items() if _is_of(value, inputs)]
+    twice = [
+        name
+        for name, value in inputs.items()
+        if type(value) is dict and value and all(n in inputs and inputs[n] is v for n, v in value.items())
+    ]
     if isinstance(shapes, dict):
         inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
         shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
     inputs = {name: value for name, value in inputs.items() if name not in twice}
-    return own(mode, module, inputs, shapes, *args, **kwargs)
-
-
-def _is_of(value: object, inputs: Mapping[str, object]) -> bool:
-    """Return whether a value holds the inputs."""
-    return type(value) is dict and bool(value) and all(n in inputs and inputs[n] is v for n, v in value.items())
+    return own(mode, module, inputs, shapes, *rest, **by)

@@ -11,7 +11,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from traceback import clear_frames
 from types import ModuleType
@@ -40,25 +40,33 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 """What says for the whole process that something is traced, and what it is where nothing is."""
 
 
-def dispatch_keys_restored() -> AbstractContextManager[object]:
-    """Return a context that restores this thread's dispatch keys."""
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(included, excluded)
-
-
 def thread_state() -> Callable[[], None]:
     """Return a function that restores this thread's present state, as far as traces change it."""
     grad, lifts = torch.is_grad_enabled(), torch._C._only_lift_cpu_tensors()
-    contexts, modes = dict(vars(_guards._TLS)), _Modes()
+    contexts, operators = dict(vars(_guards._TLS)), _python_dispatch._get_current_dispatch_mode_stack()
+    functions = overrides._get_current_function_mode_stack()
 
     def put_back() -> None:
         torch._C._set_grad_enabled(grad)
         torch._C._set_only_lift_cpu_tensors(lifts)
         vars(_guards._TLS).clear()
         vars(_guards._TLS).update(contexts)
-        modes.put_back()
+        if not _same(_python_dispatch._get_current_dispatch_mode_stack(), operators):
+            while torch._C._len_torch_dispatch_stack():
+                torch._C._pop_torch_dispatch_stack(None)
+            for mode in operators:
+                torch._C._push_on_torch_dispatch_stack(mode)
+        if not _same(overrides._get_current_function_mode_stack(), functions):
+            while torch._C._len_torch_function_stack():
+                torch._C._pop_torch_function_stack()
+            for mode in functions:
+                torch._C._push_on_torch_function_stack(mode)
 
     return put_back
+
+
+def _same(some: list[Argument], others: list[Argument]) -> bool:
+    return list(map(id, some)) == list(map(id, others))
 
 
 def process_state() -> Callable[[], None]:
@@ -77,31 +85,6 @@ def process_state() -> Callable[[], None]:
             unpatched()
 
     return put_back
-
-
-class _Modes:
-    """The modes that this thread has entered: of operators and of functions."""
-
-    def __init__(self) -> None:
-        self.operators = _python_dispatch._get_current_dispatch_mode_stack()
-        self.functions = overrides._get_current_function_mode_stack()
-
-    def put_back(self) -> None:
-        """Leave the modes entered since."""
-        if not _same(_python_dispatch._get_current_dispatch_mode_stack(), self.operators):
-            while torch._C._len_torch_dispatch_stack():
-                torch._C._pop_torch_dispatch_stack(None)
-            for mode in self.operators:
-                torch._C._push_on_torch_dispatch_stack(mode)
-        if not _same(overrides._get_current_function_mode_stack(), self.functions):
-            while torch._C._len_torch_function_stack():
-                torch._C._pop_torch_function_stack()
-            for mode in self.functions:
-                torch._C._push_on_torch_function_stack(mode)
-
-
-def _same(some: list[Argument], others: list[Argument]) -> bool:
-    return list(map(id, some)) == list(map(id, others))
 
 
 def _fx_patches() -> Callable[[], None]:
@@ -134,7 +117,6 @@ class _Change:
     is_undone: bool = False
 
     def end(self) -> None:
-        """Undo the change, once."""
         if not self.is_undone:
             self.undo()
             self.is_undone = True
@@ -182,7 +164,8 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
         changes, process, handled = [_Change(thread_state())], process_state(), sys.exc_info()[1]
-        with dispatch_keys_restored():
+        included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
             try:
                 return copy_context().run(run, changes, *args, **kwargs)
             except BaseException as error:

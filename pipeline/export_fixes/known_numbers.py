@@ -44,8 +44,13 @@ class Ratio:
     @property
     def is_certain(self) -> bool:
         """Whether the float rounds to the same integers as the quotient."""
-        least, most = _bounds(self.above)
-        return self.roundings <= ROUNDINGS and max(-least, most) + self.below <= LARGEST
+        size: float
+        if isinstance(self.above, int):
+            size = abs(self.above)
+        else:
+            found = self.above.node.shape_env.bound_sympy(self.above.node.expr)
+            size = max(-float(found.lower), float(found.upper))
+        return self.roundings <= ROUNDINGS and size + self.below <= LARGEST
 
     @property
     def whole(self) -> Whole | None:
@@ -55,13 +60,6 @@ class Ratio:
 
 Number: TypeAlias = int | torch.SymInt | torch.SymBool | Ratio
 """The largest element of a tensor: of ints, of bools, or the one of a tensor of one float."""
-
-
-def _bounds(number: Whole) -> tuple[float, float]:
-    if isinstance(number, int):
-        return number, number
-    found = number.node.shape_env.bound_sympy(number.node.expr)
-    return float(found.lower), float(found.upper)
 
 
 def _divided(a: Ratio, b: Ratio) -> Ratio | None:
@@ -78,17 +76,10 @@ def _added(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
     return Ratio(above, a.below * b.below, a.roundings + b.roundings + 1)
 
 
-def _subtracted(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
-    return _added(a, b, -alpha) if type(alpha) is int else None
-
-
 RATIOS: Mapping[object, Rule] = {
-    aten.div.Tensor: _divided,
-    aten.div.Scalar: _divided,
-    aten.add.Tensor: _added,
-    aten.add.Scalar: _added,
-    aten.sub.Tensor: _subtracted,
-    aten.sub.Scalar: _subtracted,
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _divided),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _added),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: _added(a, b, -alpha)),
     aten.ceil.default: lambda a: Ratio(-(-a.above // a.below)),
     aten.floor.default: lambda a: Ratio(a.above // a.below),
 }
@@ -96,7 +87,6 @@ RATIOS: Mapping[object, Rule] = {
 
 
 def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
-    """Return the last element of an increasing range."""
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
@@ -105,12 +95,11 @@ def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Ar
 def _quotient(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") -> object:
     if not isinstance(b, int) or b <= 0:
         return None
-    return a // b if rounding_mode == "floor" or (rounding_mode == "trunc" and _is_no_less_than_0(a)) else None
-
-
-def _is_no_less_than_0(a: Number) -> bool:
-    """Return whether a number is known to be nonnegative, so that floor equals truncation."""
-    return bool(a.node.expr.is_nonnegative) if isinstance(a, torch.SymInt) else isinstance(a, int) and a >= 0
+    if rounding_mode == "trunc":  # which equals floor where a number is known to be nonnegative
+        is_floor = a.node.expr.is_nonnegative if isinstance(a, torch.SymInt) else isinstance(a, int) and a >= 0
+    else:
+        is_floor = rounding_mode == "floor"
+    return a // b if is_floor else None
 
 
 def _clamped(a: object, min: object = None, max: object = None) -> object:
@@ -202,7 +191,6 @@ def largest(
 
 
 def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
-    """Return the ratio that a float result equals."""
     ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in numbers]
     made = None if None in ratios else RATIOS[func](*ratios, **kwargs)
     return made if made is not None and made.is_certain else None

@@ -91,11 +91,6 @@ def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextM
     return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
-def is_tracked() -> AbstractContextManager[object]:
-    """Return the context of an export: it tracks values, unless an outer export already does."""
-    return tracked() if known.get() is None else nullcontext()
-
-
 def is_small(tensor: torch.Tensor, most: int = FEW) -> bool:
     """Return whether a tensor has its elements in memory, and few of them."""
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most

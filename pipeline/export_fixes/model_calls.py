@@ -3,8 +3,7 @@ indices of rank 0, pooling over sizes that vary, and ``torch.istft`` of a dynami
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final
 
@@ -16,16 +15,11 @@ from torch.nn import functional
 
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.export_fixes import packed_sequence, runtime_asserts, value_hooks
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import VERSION, Kernel, ModelCall
 from pipeline.shapes.environment import expression
 
-_assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
-
-
-def assignments() -> AbstractContextManager[list[torch.Tensor]]:
-    """Return a context for one call, which records the tensors to whose ``.data`` the model assigns."""
-    return set_to(_assigned, list[torch.Tensor]())
+assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
+"""The tensors to whose ``.data`` the model assigns in a call."""
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -36,9 +30,8 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     slot = None if mode is None else get_proxy_slot(new, mode.tracer, None)
     if mode is not None and slot is not None:
         set_proxy_slot(tensor, mode.tracer, _ProxyTensor(slot.proxy, None))
-    assigned = _assigned.get()
-    if assigned is not None:
-        assigned.append(tensor)
+    if (found := assigned.get()) is not None:
+        found.append(tensor)
 
 
 def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
@@ -49,21 +42,14 @@ def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> Mode
     if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
         return set_data, args, {}
     if func is torch.where or func is torch.Tensor.where:
-        args, kwargs = _by_bools(func, args, kwargs)
+        place = int(func is torch.Tensor.where)
+        args = tuple(_as_bools(arg) if i == place else arg for i, arg in enumerate(args))
+        kwargs = {name: _as_bools(arg) if name == "condition" else arg for name, arg in kwargs.items()}
     return func, args, kwargs
 
 
-def _by_bools(
-    func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]
-) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """Return the arguments with a mask of bools."""
-    place, given, named = (0 if func is torch.where else 1), list(args), dict(kwargs)
-    held: Argument = given if len(given) > place else named
-    key: Argument = place if len(given) > place else "condition"
-    mask = held[key] if held is given or key in named else None
-    if isinstance(mask, torch.Tensor) and mask.dtype == torch.uint8:
-        held[key] = mask.bool()
-    return tuple(given), named
+def _as_bools(mask: Argument) -> Argument:
+    return mask.bool() if isinstance(mask, torch.Tensor) and mask.dtype == torch.uint8 else mask
 
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -82,15 +68,8 @@ def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -
             if name == "__setitem__":
                 return _write, (args[0], index, args[2]), {}
             if VERSION < (2, 13):
-                args = args[0], tuple(map(_symbol, index))
+                args = args[0], value_hooks.indices(index, lambda each: each.item() if _is_position(each) else each)
     return func, args, kwargs
-
-
-def _symbol(index: Argument) -> Argument:
-    """Return a position as a symbol, also as an end of a slice."""
-    if isinstance(index, slice):
-        return slice(*map(_symbol, (index.start, index.stop, index.step)))
-    return index.item() if _is_position(index) else index
 
 
 def _is_position(index: object) -> bool:
@@ -157,7 +136,11 @@ def _pool(func: Target, given: Mapping[str, Argument]) -> object:
     by_dim = {name: _per_dim(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
     if not given.get("stride"):
         by_dim["stride"] = [*by_dim["kernel_size"]]
-    covered = [_covers(*each) for each in zip(x.shape[-count:], by_dim["kernel_size"], by_dim["padding"], strict=True)]
+    sizes = zip(x.shape[-count:], by_dim["kernel_size"], by_dim["padding"], strict=True)
+    covered = [  # whether a window always covers a dim of varying size
+        isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
+        for size, kernel, padding in sizes
+    ]
     if any(covered) and x.is_floating_point() and given.get("divisor_override") is None:
         if func not in MAXIMA and not all(covered):
             x = x.to(torch.promote_types(dtype, torch.float32))
@@ -175,14 +158,8 @@ def _pool(func: Target, given: Mapping[str, Argument]) -> object:
 
 
 def _per_dim(value: Argument, count: int) -> list[Argument]:
-    """Return an argument's value for each dim."""
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
-
-
-def _covers(size: Argument, kernel: Argument, padding: Argument) -> bool:
-    """Return whether a window always covers a dim of varying size."""
-    return isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
 
 
 def inverse_spectra(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
@@ -236,7 +213,6 @@ def istft(
 
 
 def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
-    """Return the sum of overlapping windows."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))

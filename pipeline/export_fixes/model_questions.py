@@ -8,54 +8,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
 import torch
-from torch._C import DispatchKey
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, folder_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 
 ASSUMED: Final = "8.0"
 """The compute capability of a GPU that nobody names: the least that engines are built for."""
 
-KEY: Final = DispatchKey.CompositeImplicitAutograd
-SELECTION: Final = DispatchKey.BackendSelect
-
-_capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
-
-
-def assuming(capability: str) -> AbstractContextManager[tuple[int, int]]:
-    """Return a context in which ``torch.cuda`` describes a GPU of this compute capability."""
-    major, minor = map(int, capability.split("."))
-    return set_to(_capability, (major, minor))
-
-
-def capability(own: Kernel, device: object = None) -> tuple[int, int]:
-    """`torch.cuda.get_device_capability`"""
-    return _capability.get()
-
-
-def bfloat16(own: Kernel, including_emulation: bool = True) -> bool:
-    """`torch.cuda.is_bf16_supported`"""
-    return _capability.get()[0] >= 8
-
-
-def first(own: Kernel) -> int:
-    """`torch.cuda.current_device`"""
-    return 0
-
-
-def no(own: Kernel) -> bool:
-    """`amp_definitely_not_available`"""
-    return False
+capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
+"""That of the GPU that ``torch.cuda`` describes."""
 
 
 def attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
@@ -78,28 +47,22 @@ def _attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Argument:
     """Return an empty attention result in a GPU's memory layout: a kernel stores the heads of each position together,
     plain attention the positions of each head. Below autograd, trace the operators that a GPU would run instead."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
-        given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)
-        return _traced_attention(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
+        given = (query, key, value, attn_mask)
+        if has_kernel:
+            call = torch.ops.aten._scaled_dot_product_efficient_attention
+            return call(*given, False, dropout_p, is_causal, scale=scale)[0]
+        further = {"scale": scale, "enable_gqa": enable_gqa}
+        return torch.ops.aten._scaled_dot_product_attention_math(*given, dropout_p, is_causal, None, **further)[0]
     if not has_kernel:
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
     batch, heads, length, _ = query.shape
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
-
-
-def _traced_attention(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
-    """Return the operators that torch traces for an attention below autograd: a kernel's, or plain ones."""
-    if has_kernel:
-        call = torch.ops.aten._scaled_dot_product_efficient_attention
-        result: torch.Tensor = call(*given, False, *flags, scale=further["scale"])[0]
-    else:
-        result = torch.ops.aten._scaled_dot_product_attention_math(*given, *flags, None, **further)[0]
-    return result
 
 
 def _has_kernel(
@@ -108,22 +71,15 @@ def _has_kernel(
     """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention: flash attention takes
     halves without a mask, efficient attention also a mask with rows that are multiples of 16 bytes. Rows must be
     contiguous in memory, in masks too: not expanded, and not a permuted table (ViT, T5)."""
-    if not all(_is_contiguous(each) for each in (query, key, value, mask) if each is not None):
-        return False
+    for each in (query, key, value, mask):
+        if each is not None and not (each.dim() > 0 and statically_known_true(each.stride(-1) == 1)):
+            return False
     sizes = (query.shape[-1], value.shape[-1])
     if query.dim() != 4 or query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False
     if query.dtype.itemsize == 2 and mask is None and sizes[0] == sizes[1] and sizes[0] <= 256:
         return True
     return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
-
-
-def _is_contiguous(x: torch.Tensor) -> bool:
-    return x.dim() > 0 and statically_known_true(x.stride(-1) == 1)
-
-
-TORCH: Final = folder_of("torch")
-OURS: Final = folder_of("pipeline")
 
 
 def hidden_from_models(own: Kernel) -> bool:
@@ -133,9 +89,9 @@ def hidden_from_models(own: Kernel) -> bool:
     holds for calls through the module, as transformers' are, and not for ``from torch.compiler import is_exporting``.
     """
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(folder_of("pipeline")) and frame.f_back is not None:
         frame = frame.f_back
-    return bool(own()) and frame.f_code.co_filename.startswith(TORCH)
+    return bool(own()) and frame.f_code.co_filename.startswith(folder_of("torch"))
 
 
 def refused(own: Callable[..., object], *args: object, **kwargs: object) -> object:

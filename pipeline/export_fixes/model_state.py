@@ -8,13 +8,17 @@ inputs, nothing is carried on.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import logging
 import operator
+import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from types import CodeType, FunctionType
 from typing import Final
 
 import torch
@@ -28,10 +32,10 @@ from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs
-from pipeline.export_fixes.code_of_attributes import assigned_at, names_read
+from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, Inputs, place_of
 from pipeline.export_fixes.export_steps import collected_violations
 from pipeline.export_fixes.interrupts import set_to, undoing
-from pipeline.export_fixes.model_calls import assignments
+from pipeline.export_fixes.model_calls import assigned
 from pipeline.export_fixes.restore_model_state import Space, others, within
 
 log = logging.getLogger(__name__)
@@ -45,14 +49,8 @@ HINT: Final = (
     "as an input, and return it"
 )
 
-CONTAINERS: Final = "%s changes entries of its input %s: a program does not, and returns what the model returns"
-
-TRACED: Final = 0x7C15F39CC0605CED
-"""A seed that no model has."""
-
-SEEDS: Final = "the model seeds torch's random numbers when it is called, which a program does not"
-
-_kept: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
+keeps: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
+"""Records the state that the exported model keeps."""
 
 
 @define
@@ -76,54 +74,41 @@ class Kept:
     twice: bool = False
     structures: list[TreeSpec] = field(factory=list)
 
-    def call(
-        self,
-        model: torch.nn.Module,
-        forward: Callable[..., Argument],
-        args: Sequence[Argument],
-        kwargs: Mapping[str, Argument],
-    ) -> object:
+    def call(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
         """Call a model as torch traces it: the model itself, or a stand-in for another device."""
         self.changes, self.structures = {}, []
-        before = _Before.of(model, (args, kwargs))
-        outputs = self.called(before, forward, args, kwargs)
+        before = _Before.of(model, inputs)
+        outputs = self.called(before, forward, inputs)
         if not self.twice:
             return outputs
-        args, kwargs = tree_map_only(torch.Tensor, AGAIN, (args, kwargs))
-        second = self.called(before, forward, args, kwargs)
+        inputs = tree_map_only(torch.Tensor, AGAIN, inputs)
+        second = self.called(before, forward, inputs)
         (one, *structure), (other, *its) = map(tree_flatten, (outputs, second))
         self.structures = [*structure, *its]
-        marks = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        marks = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
-    def called(
-        self,
-        before: _Before,
-        forward: Callable[..., Argument],
-        args: Sequence[Argument],
-        kwargs: Mapping[str, Argument],
-    ) -> Argument:
+    def called(self, before: _Before, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
         """Call the model once; return its outputs after the assigned buffers are written."""
+        args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
-        with assignments() as rebound:
+        with set_to(assigned, list[torch.Tensor]()) as rebound:
             outputs = before.written_back(forward(*args, **kwargs), rebound)
         self.containers = [name for name, found in leaves.items() if not _is_as_it_was(given[name], *found)]
         changes = before.changes(rebound)
         if not self.twice:
-            self.memos = before.memos(changes, _Dependent.on((args, kwargs))) if changes else set()
+            self.memos = before.memos(changes, _dependence(inputs)) if changes else set()
         for place, value in changes.items():
             self.changes.setdefault(place, []).append(value)
         return outputs
 
     def check(self) -> None:
-        """Raise an error if a call depends on the state that an earlier call left in the model.
-
-        Raises:
-            CaptureError: a call does; the message names the attribute and the line that assigns it.
-        """
+        """Raise `CaptureError` if a call depends on the state that an earlier call left in the model; it names the
+        attribute and the line that assigns it."""
         if self.containers:
-            log.warning(CONTAINERS, type(self.model).__name__, ", ".join(self.containers))
+            why = "%s changes entries of its input %s: a program does not, and returns what the model returns"
+            log.warning(why, type(self.model).__name__, ", ".join(self.containers))
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
         if not kept or self.again is None:
             return
@@ -141,14 +126,14 @@ class Kept:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
             why = f"{type(self.model).__name__} carries state from call to call in {self.told(moving or kept)}"
             raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
-        read = names_read(self.model)
-        shown = [place for place in kept if _has_tensors(kept[place]) and place.rpartition(".")[2] not in read]
-        if shown:
+        read = _names_read(self.model)
+        unread = [place for place in kept if place.rpartition(".")[2] not in read]
+        if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
             log.warning("the model sets %s: a program does not", self.told(shown))
 
     def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
         """Return the changed attributes with the lines that assign them."""
-        lines = {place: assigned_at(self.model, place) for place in places}
+        lines = {place: _assigned_at(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
@@ -158,40 +143,24 @@ def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bo
     return its == spec and all(map(operator.is_, now, leaves))
 
 
-def _has_tensors(values: object) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values))
-
-
-def state_kept(model: torch.nn.Module) -> AbstractContextManager[Kept]:
-    """Return a context in which exports record the state that a model keeps."""
-    return set_to(_kept, Kept(model))
-
-
 def noted(again: Callable[[], ExportedProgram]) -> None:
     """Note how to repeat the export of a model, which has just succeeded."""
-    kept = _kept.get()
+    kept = keeps.get()
     if kept is not None and not kept.twice:
         kept.again = again
 
 
 def changed() -> Collection[str]:
     """Return where the exported model holds other values after a call, buffers aside."""
-    kept = _kept.get()
+    kept = keeps.get()
     return kept.changes.keys() if kept is not None else ()
 
 
 @contextmanager
 def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
-    """Return a context in which a call of the model records the state that it keeps.
-
-    Args:
-        model: the model that is exported.
-        may_draw: whether it draws random numbers meanwhile; else only seeds change the generator.
-
-    Raises:
-        CaptureError: the model seeds torch's generator.
-    """
-    kept = _kept.get()
+    """Return a context in which a call of the model records the state that it keeps. A model that seeds torch's
+    generator is a `CaptureError`, unless the export ``may_draw`` from it."""
+    kept = keeps.get()
     if kept is None:
         yield
         return
@@ -199,11 +168,11 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
     @functools.wraps(own, updated=())
     def watching(*args: Argument, **kwargs: Argument) -> object:  # torch takes frames of another name for the model's
-        if inside[0] or _kept.get() is not kept:  # it calls itself, or another thread does
+        if inside[0] or keeps.get() is not kept:  # it calls itself, or another thread does
             return own(*args, **kwargs)
         inside[0] = True
         try:
-            return kept.call(model, own, args, kwargs)
+            return kept.call(model, own, (args, kwargs))
         finally:
             inside[0] = False
 
@@ -223,11 +192,12 @@ def _unseeded() -> Iterator[None]:
     """Return a context that raises an error if a model seeds: a trace must leave the generator unchanged."""
     numbers = torch.get_rng_state()
     with undoing(lambda: torch.set_rng_state(numbers)):
-        torch.default_generator.manual_seed(TRACED)
+        torch.default_generator.manual_seed(0x7C15F39CC0605CED)  # a seed that no model has
         traced = torch.get_rng_state()
         yield
         if not torch.equal(torch.get_rng_state(), traced):
-            raise CaptureError(SEEDS, "seed torch's generator before the call; draw in the model without one")
+            why = "the model seeds torch's random numbers when it is called, which a program does not"
+            raise CaptureError(why, "seed torch's generator before the call; draw in the model without one")
 
 
 @frozen
@@ -244,14 +214,6 @@ class _Registered:
     slot: Argument
 
     @classmethod
-    def of(cls, path: str, module: torch.nn.Module) -> Iterator[_Registered]:
-        """Yield the parameters and buffers of a module."""
-        for kind in REGISTERED:
-            space = vars(module)[kind]
-            names = [name for name, tensor in space.items() if tensor is not None]
-            yield from (cls.at(within(path, name), space, name, kind == "_buffers") for name in names)
-
-    @classmethod
     def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
         """Return the tensor of a name; inputs, like buffers, may be written."""
         mode, tensor = get_proxy_mode(), space[name]
@@ -262,37 +224,23 @@ class _Registered:
         """Return whether another tensor was assigned to the attribute, or to the tensor's ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
-    def restore(self) -> None:
-        """Put the tensor back in its place."""
-        mode = get_proxy_mode()
-        if mode is not None and self.slot is not None:
-            set_proxy_slot(self.tensor, mode.tracer, self.slot)
-        self.space[self.name] = self.tensor
 
+def _dependence(inputs: object) -> Callable[[object], bool]:
+    """Return whether a value has a tensor that may depend on these inputs, or an object other than tensors."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return lambda value: True
+    slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
+    nodes = of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None})
 
-@frozen
-class _Dependent:
-    """The nodes of a trace that depend on its inputs; None: any may."""
-
-    tracer: Argument
-    nodes: set[torch.fx.Node] | None
-
-    @classmethod
-    def on(cls, inputs: object) -> _Dependent:
-        """Return the nodes that depend on the tensors in these inputs."""
-        mode = get_proxy_mode()
-        if mode is None:
-            return cls(None, None)
-        slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
-        return cls(mode.tracer, of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None}))
-
-    def is_in(self, value: object) -> bool:
-        """Return whether a value has a tensor that may depend on inputs, or an object other than tensors."""
+    def may_depend(value: object) -> bool:
         leaves = tree_leaves([*value] if isinstance(value, set) else value)
-        if self.nodes is None or not all(map(_is_tensor, leaves)):
+        if not all(map(_is_tensor, leaves)):
             return True
-        slots = [get_proxy_slot(leaf, self.tracer, None) for leaf in leaves]
-        return any(slot is not None and slot.proxy.node in self.nodes for slot in slots)
+        slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in leaves]
+        return any(slot is not None and slot.proxy.node in nodes for slot in slots)
+
+    return may_depend
 
 
 def _is_tensor(value: object) -> bool:
@@ -318,9 +266,14 @@ class _Before:
 
     @classmethod
     def of(cls, model: torch.nn.Module, inputs: object) -> _Before:
-        """Return the current contents of the model, and the tensors of the call."""
         modules = [*model.named_modules()]
-        rows = [row for path, module in modules for row in _Registered.of(path, module)]
+        spaces = [(path, kind, vars(module)[kind]) for path, module in modules for kind in REGISTERED]
+        rows = [
+            _Registered.at(within(path, name), space, name, kind == "_buffers")
+            for path, kind, space in spaces
+            for name, tensor in space.items()
+            if tensor is not None
+        ]
         rows += [_Registered.at("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 
@@ -342,18 +295,20 @@ class _Before:
         values = [new.clone() if new is row.tensor else apart(new) for row, new in pairs]
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # the model may have left it enabled
             for (row, _), value in zip(pairs, values, strict=True):
-                row.restore()
+                if (mode := get_proxy_mode()) is not None and row.slot is not None:
+                    set_proxy_slot(row.tensor, mode.tracer, row.slot)
+                row.space[row.name] = row.tensor
                 row.tensor.copy_(value)
                 rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
         return outputs
 
-    def memos(self, changes: Mapping[str, object], dependent: _Dependent) -> set[str]:
+    def memos(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
         """Return the changed attributes that another call would set to equal values."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.now:
                 if (place := within(path, name)) in changes and (new := space.filled_in(name)) is not None:
-                    found.update([place] if not any(map(dependent.is_in, new)) else [])
+                    found.update([place] if not any(map(may_depend, new)) else [])
         return found
 
     def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
@@ -367,3 +322,56 @@ class _Before:
                 elif not name.endswith("_hooks") and name not in DERIVED:
                     found[within(path, name)] = value
         return found
+
+
+_READS: Final = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _names_read(model: torch.nn.Module) -> frozenset[str]:
+    """Return the attributes that the model's code may read: by name, or by a string (``getattr``)."""
+    found: set[str] = set()
+    for code in _codes(model):
+        found.update(i.argval for i in dis.get_instructions(code) if i.opname in _READS)
+        found.update(value for value in code.co_consts if isinstance(value, str))
+    return frozenset(found)
+
+
+def _assigned_at(model: torch.nn.Module, place: str) -> str:
+    """Return the line that assigns an attribute, or one that reads what may be changed; empty if none does."""
+    path, _, name = place.rpartition(".")
+    owner = dict(model.named_modules()).get(path, model)
+    creating = ("__init__", "__new__", "__setstate__")
+    codes = [code for code in (*_codes(owner), *_codes(model)) if code.co_name not in creating]
+    for operations in (("STORE_ATTR",), _READS):
+        for code in codes:
+            line = code.co_firstlineno
+            for instruction in dis.get_instructions(code):
+                line = instruction.positions.lineno if instruction.positions and instruction.positions.lineno else line
+                if instruction.opname in operations and instruction.argval == name:
+                    return place_of(code.co_filename, line)
+    return ""
+
+
+def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
+    """Yield the code, except torch's own, that may read a model's attributes: of the classes of its modules and of the
+    objects in them, of the files that define these classes, and of functions in modules."""
+    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in others(model))))
+    own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
+    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
+    spaces = [vars(each) for each in (*own, *model.modules(), *files.values()) if each is not None]
+    left = deque(code for space in spaces for value in [*space.values()] for code in _code_of(value))
+    while left:
+        code = left.popleft()
+        if not code.co_filename.startswith(NOT_THE_MODELS[0]):
+            yield code
+            left.extendleft(each for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _code_of(value: object) -> Iterator[CodeType]:
+    """Yield the code of a method, of a property's, and of what a decorator wraps."""
+    functions = (value, *(getattr(value, name, None) for name in ("fget", "fset", "func", "__func__")))
+    for function in functions:
+        while function is not None:
+            if isinstance(function, FunctionType):
+                yield function.__code__
+            function = getattr(function, "__wrapped__", None)

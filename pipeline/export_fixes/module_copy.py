@@ -1,4 +1,4 @@
-"""Copy a module and replace some of the objects that it holds."""
+"""Copy a module and replace some of the objects that it holds; make example tensors distinct from its own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import copy
 from collections.abc import Mapping
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.dlpack import from_dlpack
 
 from pipeline.aten.types import Argument, Target
 
 
 def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
-    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects.
-
-    Raises:
-        Exception: what a ``__deepcopy__`` raises, and TypeError for objects that cannot be copied, such as locks.
-    """
+    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects. A
+    ``__deepcopy__`` may raise anything, and objects that cannot be copied, such as locks, a `TypeError`."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with _Shared():
         return copy.deepcopy(model, {**own, **others})
@@ -27,3 +26,23 @@ class _Shared(TorchFunctionMode):
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
+
+
+def unaliased(tensor: torch.Tensor) -> torch.Tensor:
+    """Make a tensor distinct from all others: torch.export identifies inputs and the model's tensors by identity, and a
+    write to one reaches every tensor of the same storage object.
+
+    A plain tensor lends its memory to the new one; sparse, quantized and nested ones are copied.
+    """
+    given = tensor.detach()
+    is_dense = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        alone = given.new_empty_strided(tensor.size(), tensor.stride())
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not is_dense:
+        alone = given.clone()
+    elif tensor.is_conj():
+        alone = from_dlpack(given.conj()).conj()
+    else:
+        alone = from_dlpack(given)
+    vars(alone).update(vars(tensor))  # torch's marks of dynamic dims
+    return alone.requires_grad_(tensor.requires_grad)

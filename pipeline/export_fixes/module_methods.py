@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Kernel
 
 log = logging.getLogger(__name__)
@@ -22,12 +20,8 @@ OTHERWISE: Final = (
     "are now, and the program does the same: capture it under torch.no_grad() to have zeros"
 )
 
-_gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)
-
-
-def as_called() -> AbstractContextManager[bool]:
-    """Return a context in which models are captured in the current gradient mode."""
-    return set_to(_gradients, torch.is_grad_enabled())
+gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)
+"""Whether gradients are on where a model is captured."""
 
 
 def zeroing(
@@ -45,7 +39,7 @@ def zeroing(
     """
     if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
         return own(encoder, src, mask, src_key_padding_mask, is_causal)
-    if _gradients.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
+    if gradients.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
         log.warning(OTHERWISE)
         return own(encoder, src, mask, src_key_padding_mask, is_causal)
     output = src
@@ -64,23 +58,17 @@ def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3
 
 
-Function = Callable[[torch.Tensor], torch.Tensor]
-
-_stay: ContextVar[bool] = ContextVar("weights stay", default=False)
-
-
-def unmoved_weights() -> AbstractContextManager[bool]:
-    """Return a context in which moving a model moves only tensors other than its parameters and buffers."""
-    return set_to(_stay, True)
+weights_stay: ContextVar[bool] = ContextVar("weights stay", default=False)
+"""Whether moving a model moves only tensors other than its parameters and buffers."""
 
 
-def applied(_: Kernel, module: torch.nn.Module, fn: Function, recurse: bool = True) -> torch.nn.Module:
+def applied(_: Kernel, module: torch.nn.Module, fn: Kernel, recurse: bool = True) -> torch.nn.Module:
     """Apply a function to all tensors of a module: ``self.router = self.router.to(torch.float32)`` in a ``forward``.
 
     torch swaps the contents of tensors, which fails on those of a trace. Here a module gets the results in their place,
     and `untouched` puts back what it held.
     """
-    if _stay.get():
+    if weights_stay.get():
         return module
     for child in module.children() if recurse else ():
         child._apply(fn)

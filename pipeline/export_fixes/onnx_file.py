@@ -40,10 +40,6 @@ class Node:
         return place < len(self.names) and bool(self.names[place])
 
 
-def _always(node: Node) -> bool:
-    return True
-
-
 def _resize(node: Node) -> bool:
     """Return whether a Resize is not one of torch's ``interpolate``."""
     mode, place = node.word("mode", "nearest"), node.word("coordinate_transformation_mode", "half_pixel")
@@ -67,23 +63,17 @@ def _power(node: Node) -> bool:
 
 
 WRONG: Final[Mapping[str, Callable[[Node], bool]]] = {
-    "Attention": _always,
+    **dict.fromkeys(("Attention", "ConvInteger", "DynamicQuantizeLinear", "EyeLike"), lambda node: True),
+    **dict.fromkeys(("LpNormalization", "QLinearMatMul", "SoftmaxCrossEntropyLoss"), lambda node: True),
+    **dict.fromkeys(("SplitToSequence", "Swish"), lambda node: True),
     "BatchNormalization": lambda node: bool(node.attributes.get("training_mode")),
-    "ConvInteger": _always,
     "Dropout": lambda node: node.has_input(2),
-    "DynamicQuantizeLinear": _always,
-    "EyeLike": _always,
-    "LpNormalization": _always,
     "Pad": lambda node: node.has_input(3) or node.word("mode", "constant") == "wrap",
     "Pow": _power,
-    "QLinearMatMul": _always,
     "QuantizeLinear": lambda node: node.output is None or node.output.itemsize != 1,
     "ReduceMax": lambda node: node.dtypes[0] == np.bool_,
     "Resize": _resize,
-    "SoftmaxCrossEntropyLoss": _always,
     "SpaceToDepth": lambda node: node.word("mode", "DCR") != "DCR",
-    "SplitToSequence": _always,
-    "Swish": _always,
 }
 """By the operator, whether onnx2fx 0.0.1 converts a node to other results than onnx's own test cases have."""
 
@@ -128,11 +118,8 @@ class OnnxFile:
 
 
 def opened(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
-    """Return the module and inputs of an ONNX file; anything else as it is.
-
-    Raises:
-        ValueError: no inputs are given, and the sizes of one vary.
-    """
+    """Return the module and inputs of an ONNX file; anything else as it is. `ValueError` if no inputs are given, and
+    the sizes of one vary."""
     if not is_onnx(model):
         return model, args
     file = read(model)
@@ -197,7 +184,6 @@ def _checked(path: str) -> Proto:
     taken: set[str] = set()
     for node in _nodes(file.graph):
         node.name = unlike(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
-        taken.add(node.name)
     del file.graph.value_info[:]  # a file may have others than its nodes compute
     file = shape_inference.infer_shapes(file, data_prop=True)
     external_data_helper.load_external_data_for_model(file, str(Path(path).parent))
@@ -266,12 +252,10 @@ def _dims(value: Proto) -> list[int | str]:
 
 
 def _open(port: Proto) -> list[int]:
-    """Return the dims of an input whose sizes vary."""
     return [place for place, dim in enumerate(_dims(port)) if isinstance(dim, str)]
 
 
 def _input(port: Proto) -> Input | None:
-    """Return the description of an input of static sizes."""
     from onnx2fx.utils.dtype import DTYPE_MAP
 
     dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read` refuses an input without one

@@ -115,16 +115,19 @@ def _rows(data: Tensor, packed: Packed) -> Tensor:
 
 
 def _pad(
-    data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: int
+    data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
+    length = total_length if _has_total_length() else longest(sizes)
+    return pad(data, sizes, batch_first, padding, length)
+
+
+def pad(
+    data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
+) -> tuple[Tensor, Tensor] | None:
+    """Return rows padded to a length with a number, and their lengths; None where they are not packed."""
     packed = of_sizes(sizes)
     if packed is None:
         return None
-    return pad(data, packed, batch_first, padding, total_length if _has_total_length() else longest(packed))
-
-
-def pad(data: Tensor, packed: Packed, batch_first: bool, padding: float, length: int) -> tuple[Tensor, Tensor]:
-    """Return rows padded to a length with a number, and their lengths."""
     rows = _rows(data, packed)
     steps = torch.arange(rows.shape[0], device=rows.device)
     ended = steps[:, None] >= packed.lengths.to(rows.device)
@@ -136,9 +139,12 @@ def pad(data: Tensor, packed: Packed, batch_first: bool, padding: float, length:
     return rows.transpose(0, 1) if batch_first else rows, packed.lengths
 
 
-def longest(packed: Packed) -> int:
-    """Return the length of the longest row, which depends on data."""
-    length: int = packed.lengths.max().item()  # type: ignore[assignment]
+def longest(sizes: object) -> Argument:
+    """Return the length of the longest row, which depends on data; None where nothing is packed."""
+    packed = of_sizes(sizes)
+    if packed is None:
+        return None
+    length = packed.lengths.max().item()
     torch._check(length >= 1)
     torch._check(length <= packed.rows.shape[0])
     return length
@@ -152,13 +158,11 @@ def _has_total_length() -> bool:
     return frame is None or frame.f_locals["total_length"] is not None
 
 
-def _item(sizes: object, index: object) -> Tensor | None:
+def item(sizes: object, index: object) -> Tensor | None:
+    """Return the first of the batch sizes: the number of rows, since none is empty; None for other items."""
     packed = of_sizes(sizes)
-    return None if packed is None or not isinstance(index, int) or index != 0 else first(packed)
-
-
-def first(packed: Packed) -> Tensor:
-    """Return the first of the batch sizes: the number of rows, since none is empty."""
+    if packed is None or not isinstance(index, int) or index != 0:
+        return None
     return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
 
 
@@ -175,11 +179,8 @@ def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None
 
 
 def settled(exported: ExportedProgram) -> None:
-    """Remove unread data of packed sequences from our own export, and the assertions on their sizes.
-
-    Raises:
-        CaptureError: something reads the batch sizes.
-    """
+    """Remove unread data of packed sequences from our own export, and the assertions on their sizes; `CaptureError` if
+    something reads the batch sizes."""
     graph = exported.graph
     sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
     for node in sizes:
@@ -210,7 +211,7 @@ def _readers(node: Node) -> Iterator[Node]:
 OURS: Final[Mapping[str, Function]] = {
     "_pack_padded_sequence": pack,
     "_pad_packed_sequence": _pad,
-    "__getitem__": _item,
+    "__getitem__": item,
     **{target._schema.name.removeprefix("aten::"): layer(target) for target in LAYERS},
 }
 """By the names of torch's functions; None where a call is none on a packed sequence."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Final, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import torch
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes import model_questions, module_methods
-from pipeline.export_fixes.functorch import transforms_left
-from pipeline.export_fixes.known_values import is_tracked
+from pipeline.export_fixes.export_steps import transforms_left
+from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.known_values import known, tracked
 from pipeline.export_fixes.patching import Places, Replacement
 from pipeline.export_fixes.restore_model_state import distribution_checks_restored
 from pipeline.export_fixes.torch_patches import TABLE
@@ -22,9 +23,6 @@ __all__ = ["by_the_example", "exporting", "exporting_by", "one_export", "tracing
 
 _places = Places(TABLE)
 
-MODULE: Final = "modelopt.torch.quantization.tensor_quant"
-UTILITIES: Final = "modelopt.torch.quantization.utils.core_utils"
-
 _modelopts: dict[Argument, Places] = {}
 
 
@@ -32,7 +30,8 @@ _modelopts: dict[Argument, Places] = {}
 def exported_quantizers() -> Iterator[None]:
     """Return a context in which the quantizers of NVIDIA ModelOpt, if it is loaded, are exported as operators, on every
     device. On a CPU it computes INT8 by arithmetic that inspects its scales' values, which cannot be traced."""
-    module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
+    module = sys.modules.get("modelopt.torch.quantization.tensor_quant")
+    utilities = sys.modules.get("modelopt.torch.quantization.utils.core_utils")
     if module is None or utilities is None:
         yield
         return
@@ -55,7 +54,6 @@ def _as_operator(
     narrow_range: bool = True,
     *rest: Argument,
 ) -> Argument:
-    """Return a quantizer's step as its operator."""
     shifted = inputs if bias is None else inputs - bias
     made = torch.ops.tensorrt.quantize_op(shifted, amax, num_bits, 0, unsigned, narrow_range)
     return made if bias is None else made + bias
@@ -71,7 +69,8 @@ def tracing() -> AbstractContextManager[None]:
 def exporting() -> Iterator[None]:
     """Return a context for an export or functionalization, whose caller holds `one_export`. It restores torch's
     settings, some of which a failed export leaves changed."""
-    with tracing(), _places.taken("export"), is_tracked(), transforms_left(), distribution_checks_restored():
+    values = tracked() if known.get() is None else nullcontext()
+    with tracing(), _places.taken("export"), values, transforms_left(), distribution_checks_restored():
         yield
 
 
@@ -91,7 +90,7 @@ def exporting_by(way: Literal["called", "comparing"]) -> AbstractContextManager[
 @contextmanager
 def moving() -> Iterator[None]:
     """Return a context in which moving a model moves only tensors other than its parameters and buffers."""
-    with _places.taken("export"), module_methods.unmoved_weights():
+    with _places.taken("export"), set_to(module_methods.weights_stay, True):
         yield
 
 
@@ -103,5 +102,6 @@ def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[Non
     if device != "cuda" or torch.cuda.is_available():
         yield
         return
-    with model_questions.assuming(next(iter(capabilities), model_questions.ASSUMED)), _places.taken("gpu"):
+    major, minor = next(iter(capabilities), model_questions.ASSUMED).split(".")
+    with set_to(model_questions.capability, (int(major), int(minor))), _places.taken("gpu"):
         yield

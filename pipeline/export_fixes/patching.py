@@ -20,7 +20,7 @@ import torch
 from attrs import define, field, frozen
 from torch._ops import OpOverload
 
-from pipeline.aten.types import Argument, Operator
+from pipeline.aten.types import Argument
 from pipeline.export_fixes.interrupts import set_to, undoing
 
 Kernel: TypeAlias = Callable[..., Any]
@@ -89,10 +89,8 @@ class Replacement:
     @property
     def applies(self) -> bool:
         """Whether the installed torch needs the replacement."""
-        return self.since <= VERSION and (self.before is None or self.before > VERSION) and self._is_there
-
-    @property
-    def _is_there(self) -> bool:
+        if self.since > VERSION or (self.before is not None and self.before <= VERSION):
+            return False
         if isinstance(self.owner, dict):
             return self.name in self.owner
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
@@ -106,7 +104,11 @@ class Replacement:
     def write(self, value: Argument) -> None:
         """Set the entry: to the result of `read`, or to another function."""
         if isinstance(self.owner, OpOverload):
-            _set_kernel(self.owner, self.name, value)
+            self.owner.py_kernels.pop(self.name, None)
+            if value is not None:
+                self.owner.py_kernels[self.name] = value
+            self.owner._uncache_dispatch(self.name)
+            self.owner._dispatch_cache.clear()
         elif isinstance(self.owner, dict):
             self.owner[self.name] = value
         elif value is None:
@@ -117,8 +119,11 @@ class Replacement:
 
     def beside(self, own: Kernel | None) -> Kernel:
         """Return a function that calls ours in threads that trace, torch's own in others."""
-        theirs: Kernel = self._inherited() if own is None else own
-        ours, during = self.ours, self.during
+        ours, during, theirs = self.ours, self.during, own
+        if theirs is None and isinstance(self.owner, OpOverload):
+            theirs = functools.partial(self.owner._op_dk, self.name)
+        elif theirs is None:
+            theirs = getattr(self.owner, self.name)
 
         def always(*args: object, **kwargs: object) -> object:
             return ours(theirs, *args, **kwargs)
@@ -129,12 +134,6 @@ class Replacement:
 
         return always if self.everywhere else either
 
-    def _inherited(self) -> Kernel:
-        """Return torch's own function for an empty entry."""
-        if isinstance(self.owner, OpOverload):
-            return functools.partial(self.owner._op_dk, self.name)
-        return getattr(self.owner, self.name)  # type: ignore[no-any-return]
-
 
 def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
@@ -143,18 +142,13 @@ def _dotted(version: tuple[int, int]) -> str:
 def printed(table: Sequence[Replacement]) -> str:
     """Return a table of replacements as text: what is replaced, when, for which versions, and what it mends."""
     heads = ("replaced", "during", "torch", "expires with", "torch without it")
-    rows = [heads, *((str(r.called), r.during, r.versions, _dotted(r.until), r.why) for r in table)]
+    return in_columns(heads, *((str(r.called), r.during, r.versions, _dotted(r.until), r.why) for r in table))
+
+
+def in_columns(*rows: Sequence[str]) -> str:
+    """Return rows as the lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> None:
-    if kernel is None:
-        operator.py_kernels.pop(key, None)
-    else:
-        operator.py_kernels[key] = kernel
-    operator._uncache_dispatch(key)
-    operator._dispatch_cache.clear()
 
 
 @define(eq=False)
@@ -165,7 +159,6 @@ class Places:
     _lock: Any = field(factory=threading.RLock)
     _traces: defaultdict[str, set[object]] = field(factory=lambda: defaultdict(set))
     _own: dict[Replacement, Any] = field(factory=dict)
-    _needed: dict[Any, list[Replacement]] = field(factory=dict)
     _made: dict[Replacement, tuple[Any, Kernel]] = field(factory=dict)
 
     @contextmanager
@@ -176,30 +169,15 @@ class Places:
             return
         trace = object()
         with undoing(lambda: self._restore(during, trace)):
-            self._enter(during, trace)
+            with self._lock:
+                self._traces[during].add(trace)
+                for row in [row for row in self.table if row.during == during and row.applies]:
+                    own, made = self._own.setdefault(row, row.read()), self._made.get(row)
+                    if made is None or made[0] is not own:  # else it is there for other threads, too
+                        made = self._made[row] = (own, row.beside(own))
+                    row.write(made[1])
             with set_to(_now, _now.get() | {during}):
                 yield
-
-    def _enter(self, during: When, trace: object) -> None:
-        with self._lock:
-            self._traces[during].add(trace)
-            for row in self._rows(during, VERSION):
-                if row not in self._own:
-                    self._own[row] = row.read()
-                row.write(self._dispatching(row, self._own[row]))
-
-    def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
-        """Return the rows of a kind that this torch needs, found once."""
-        if (during, version) not in self._needed:
-            self._needed[during, version] = [row for row in self.table if row.during == during and row.applies]
-        return self._needed[during, version]
-
-    def _dispatching(self, row: Replacement, own: Any) -> Kernel:
-        """Return the function for an entry, which calls ours in threads that trace; created once per torch function."""
-        known = self._made.get(row)
-        if known is None or known[0] is not own:
-            self._made[row] = known = (own, row.beside(own))
-        return known[1]
 
     def _restore(self, during: When, trace: object) -> None:
         """Restore torch's function if no other trace is active; doing so twice changes nothing."""

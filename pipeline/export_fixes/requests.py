@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -13,14 +13,11 @@ from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf, Spec
+from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import arguments, specs_of
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input, is_input
 from pipeline.shapes.environment import Range
-
-Ends: TypeAlias = tuple[int, int]
-Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]
-"""For each profile the ranges of the symbols that it narrows."""
 
 
 @frozen
@@ -47,11 +44,7 @@ class Tuned:
 
 
 def stated(
-    model: object,
-    args: Sequence[Leaf],
-    kwargs: Mapping[str, Leaf],
-    dynamic_shapes: Spec,
-    profiles: Sequence[Spec] | None,
+    model: object, given: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> tuple[Spec, list[list[Wish]]]:
     """Return the ``dynamic_shapes`` that cover all profiles (without profiles, those given), and each profile's ranges.
 
@@ -59,7 +52,7 @@ def stated(
         TypeError: profiles are given twice, or beside ``dynamic_shapes``.
         ValueError: inputs have different numbers of profiles, or there are none.
     """
-    leaves, _ = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)
+    leaves = tree_leaves(given, is_leaf=is_input)
     inputs = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Input) and leaf.profiles}
     if profiles is None:
         return dynamic_shapes, _of_inputs(inputs)
@@ -69,7 +62,7 @@ def stated(
         raise TypeError("profiles are given in the call and by an Input: give them in one place")
     if not isinstance(profiles, Sequence) or not profiles:
         raise ValueError("profiles are a sequence of one dynamic_shapes or more")
-    return _joined(model, args, kwargs, profiles)
+    return _joined(model, *given, len(leaves), profiles)
 
 
 def _of_inputs(inputs: Mapping[int, Input]) -> list[list[Wish]]:
@@ -86,7 +79,7 @@ def _of_inputs(inputs: Mapping[int, Input]) -> list[list[Wish]]:
 
 
 def _joined(
-    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], profiles: Sequence[Spec]
+    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[Wish]]]:
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -94,7 +87,7 @@ def _joined(
         for spec in profiles:
             specs_of(model, given, spec)
     wishes: list[list[Wish]] = [[] for _ in profiles]
-    counter = iter(range(len(tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)[0])))
+    counter = iter(range(count))
 
     def walk(path: str, value: Leaf, specs: list[Spec]) -> Spec:
         if isinstance(value, Mapping):
@@ -149,7 +142,7 @@ def _entry(spec: Spec, dim: int, rank: int) -> Any:
     return spec[dim] if isinstance(spec, list | tuple) else None
 
 
-def _ends(entry: Any, size: int) -> Ends:
+def _ends(entry: Any, size: int) -> tuple[int, int]:
     """Return the smallest and largest size that an entry of a profile allows."""
     if isinstance(entry, int):
         return entry, entry
@@ -184,34 +177,18 @@ class Request:
         return tuple(tree_leaves((self.args, self.kwargs), is_leaf=is_input))
 
 
-def is_constant(value: object) -> bool:
-    """Return whether an input is a `Constant`."""
-    return isinstance(value, Constant)
-
-
-def taken_out(
-    args: tuple[object, ...], kwargs: dict[str, Argument]
-) -> tuple[tuple[object, ...], dict[str, Argument], dict[int, Constant]]:
-    """Return the inputs with tensors in place of constants, and the constants by leaf index."""
-    leaves, structure = tree_flatten((args, kwargs), is_leaf=is_constant)
-    found = {i: leaf for i, leaf in enumerate(leaves) if is_constant(leaf)}
-    if not found:
-        return args, kwargs, {}
-    positional, named = tree_unflatten([x.value.clone() if is_constant(x) else x for x in leaves], structure)
-    return positional, named, found
-
-
 def requested(
     model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> Request:
-    """Return the request for a model, a module or an ``ExportedProgram``.
-
-    Raises:
-        TypeError: the inputs have the wrong form, or profiles are given twice.
-        ValueError: inputs have different numbers of profiles.
-    """
-    positional, named, constants = taken_out(*arguments(args, kwargs))
-    shapes, wishes = stated(model, positional, named, dynamic_shapes, profiles)
+    """Return the request for a model, a module or an ``ExportedProgram``. Raise the errors of `stated`, and
+    `TypeError` for inputs of a wrong form."""
+    positional, named = arguments(args, kwargs)
+    leaves, structure = tree_flatten((positional, named), is_leaf=lambda value: isinstance(value, Constant))
+    constants = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Constant)}
+    if constants:  # tensors in their place
+        leaves = [leaf.value.clone() if isinstance(leaf, Constant) else leaf for leaf in leaves]
+        positional, named = tree_unflatten(leaves, structure)
+    shapes, wishes = stated(model, (positional, named), dynamic_shapes, profiles)
     return Request(positional, named, constants, shapes, tuple(map(tuple, wishes)))
 
 

@@ -91,7 +91,6 @@ def others(model: torch.nn.Module) -> list[tuple[str, object]]:
 
 
 def within(path: str, name: str) -> str:
-    """Return the path of an attribute."""
     return f"{path}.{name}" if path else name
 
 
@@ -137,7 +136,6 @@ class Space:
 
     @classmethod
     def of(cls, space: dict[str, Argument]) -> Space:
-        """Return the current contents."""
         held = (each for value in space.values() for each in _containers(value))
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
@@ -166,15 +164,14 @@ class Space:
     def _is_filled(self, container: Argument) -> bool:
         """Return whether a container has other contents than before."""
         _, before = self.contents.get(id(container), (None, container))
-        return not _same(_contents(container), _contents(before))
+        return not _same(container, before)
 
     def restore(self) -> None:
-        """Restore the contents."""
         for name in self.now.keys() - self.before.keys():
             del self.now[name]
         self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
         for container, before in self.contents.values():
-            if not _same(_contents(container), _contents(before)):
+            if not _same(container, before):
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(before)
 
@@ -199,14 +196,9 @@ def _equal(one: Argument, other: Argument) -> bool:
     return isinstance(one, PLAIN) and one == other
 
 
-def _contents(container: Argument) -> Iterable[tuple[object, object]]:
-    """Return the contents of a container by key or index; those of a set are unordered."""
-    if isinstance(container, dict):
-        return container.items()
-    return enumerate(sorted(container, key=id) if isinstance(container, set) else container)
-
-
-def _same(some: Iterable[tuple[object, object]], others: Iterable[tuple[object, object]]) -> bool:
-    """Return whether names and values are the same objects, in the same order."""
-    one, other = ([(name, id(value)) for name, value in rows] for rows in (some, others))
-    return one == other
+def _same(some: Argument, others: Argument) -> bool:
+    """Return whether two containers have the same objects by the same keys, in the same order; sets are unordered."""
+    if isinstance(some, set):
+        return {*map(id, some)} == {*map(id, others)}
+    one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (some, others))
+    return [(key, id(value)) for key, value in one] == [(key, id(value)) for key, value in other]

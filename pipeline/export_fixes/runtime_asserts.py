@@ -62,48 +62,31 @@ class Checks:
     caught: str = ""
 
 
-_checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
+checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
+"""Collects the checks of models that are exported."""
 
 
 @contextmanager
 def none_is_caught() -> Iterator[None]:
-    """Return a context for one trace of a model.
-
-    Raises:
-        CaptureError: the model caught torch.export's error about a branch that data decides. The program would have the
-            branch of its ``except``, whatever the data.
-    """
+    """Return a context for one trace of a model; `CaptureError` if the model caught torch.export's error about a branch
+    that data decides: the program would have the branch of its ``except``, whatever the data."""
     errors: list[Exception] = []
     with set_to(guard_provenance.unanswered, errors):
         yield
         for error in errors:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-            for file, line in reversed([each for each in frames if not _is_of_a_library(each[0])]):
+            for file, line in reversed(frames):
+                is_pythons = file.startswith(STANDARD) and "-packages" not in file
+                if is_pythons or file.startswith((*LIBRARIES, folder_of("sympy"))):
+                    continue  # code there may ask for a value and go on without one
                 why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
                 raise CaptureError(why.format(place_of(file, line)), BRANCHES)
 
 
-def _is_of_a_library(file: str) -> bool:
-    """Return whether a file is torch's, ours or Python's: code there may ask for a value and go on without one."""
-    return file.startswith((*LIBRARIES, folder_of("sympy"))) or (file.startswith(STANDARD) and "-packages" not in file)
-
-
-def collected() -> AbstractContextManager[Checks]:
-    """Return a context that collects the checks of models that are exported in it."""
-    return set_to(_checks, Checks())
-
-
-def is_caught() -> bool:
-    """Return whether a check was seen whose error the model may catch."""
-    checks = _checks.get()
-    return checks is not None and bool(checks.caught)
-
-
 def taken_to_hold(place: str) -> None:
     """Note a check, as ``file:line``."""
-    checks = _checks.get()
-    if checks is not None:
-        checks.places[place] = None
+    if (found := checks.get()) is not None:
+        found.places[place] = None
 
 
 def holding(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
@@ -146,10 +129,10 @@ def is_unknown(tensor: object) -> bool:
 
 def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     """Return the truth value that a check of data needs to pass, and record the check; None for other conditions."""
-    checks = _checks.get()
+    found = checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
-    if checks is None or frame is None:
+    if found is None or frame is None:
         return None
     truth, error = (True, "AssertionError") if is_check else _required_truth(frame.f_code, frame.f_lasti)
     if truth is None:
@@ -161,9 +144,9 @@ def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING)), outer[0])
     place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
     if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
-        checks.caught = place
+        found.caught = place
         return None
-    checks.places[place] = None
+    found.places[place] = None
     return truth
 
 
@@ -178,7 +161,7 @@ def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
     """Return the truth value that avoids a branch which only raises an error, and the error's name; else None."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
-    while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
+    if place < len(steps) and steps[place].opname == "TO_BOOL":
         place += 1
     if place >= len(steps) - 1 or not steps[place].opname.endswith(("IF_TRUE", "IF_FALSE")):
         return None, ""
@@ -215,7 +198,7 @@ def _error(name: object) -> type[BaseException] | None:
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
     """Return whether an ``except`` around a place in a function may catch an error."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
+    steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 

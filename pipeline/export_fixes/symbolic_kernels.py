@@ -21,11 +21,6 @@ from pipeline.aten.types import Argument, Target
 from pipeline.export_fixes.patching import Kernel, traces
 
 
-def oblivious(own: Kernel, config: object, name: str) -> object:
-    """Wrap reads of the settings for symbolic shapes: ``backed_size_oblivious`` is True."""
-    return True if name == "backed_size_oblivious" else own(config, name)
-
-
 def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
     """Answer a comparison of several sizes by the example where torch cannot decide it, such as ``b // c == 1`` for the
     batches of two inputs that must be equal. The answer becomes a condition on the sizes of calls."""
@@ -34,11 +29,6 @@ def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
         return answer
     decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
     return bool(asked.node.guard_bool("", 0)) if decides else answer
-
-
-def from_none(own: Kernel, context: object, *, min: int = 0, max: int | None = None) -> object:
-    """Create a data-dependent size for a fake implementation: 0 or more, unless it states another bound."""
-    return own(context, min=min, max=max)
 
 
 def sliced(
@@ -64,7 +54,11 @@ def sliced(
     if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
         return own(mode, func, self, dim, start, end, step)
     sizes, strides = list(self.shape), list(self.stride())
-    sizes[dim], strides[dim] = _slice_length(first, last, step), strides[dim] * step
+    if guard_or_false(last >= first):
+        length = (last - first + step - 1) // step
+    else:
+        length = 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
+    sizes[dim], strides[dim] = length, strides[dim] * step
     return self.as_strided(sizes, strides, self.storage_offset() + first * self.stride(dim))
 
 
@@ -79,13 +73,6 @@ def _clamped_position(index: Argument, size: Argument) -> Argument:
             return index + size
         return 0 if guard_or_false(index < -size) else torch.sym_max(index + size, 0)
     return None
-
-
-def _slice_length(first: Argument, last: object, step: int) -> object:
-    """Return the number of elements in a slice."""
-    if guard_or_false(last >= first):
-        return (last - first + step - 1) // step
-    return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
 
 
 def raised(own: Kernel, self: object, exponent: object) -> Argument:
@@ -107,10 +94,7 @@ def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
 
 
 def scaled(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-    """Compute the scale of a resized dim, also of one that may be of size 1.
-
-    Return the step between two elements of a resized dim; one element alone is the first, whatever the step.
-    """
+    """Return the step between two elements of a resized dim; one element alone is the first, whatever the step."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
     return own(in_size, out_size, align_corners, scale)
@@ -127,14 +111,6 @@ def weighed(
     if weights is None:
         return counts
     return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
-
-
-def selected(own: Kernel, mode: object, func: object, self: torch.Tensor, mask: torch.Tensor) -> object:
-    """Select by a mask from the broadcast elements, whose number bounds that of the selected ones.
-
-    masked_select(Tensor self, Tensor mask) -> Tensor
-    """
-    return own(mode, func, *torch.broadcast_tensors(self, mask))
 
 
 def rooted(own: Kernel, x: object, /) -> object:
@@ -160,9 +136,6 @@ KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
 def whole(shapes: Kernel) -> Kernel:
-    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs.
-
-    torch.export infers the shapes of ``aten.lstm`` and the like by unrolling the steps, which fixes the length and
-    takes time that grows with it.
-    """
+    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs:
+    torch.export unrolls the steps of ``aten.lstm`` and the like, which fixes the length and takes long."""
     return lambda own, *args, **kwargs: shapes(*args, **kwargs)

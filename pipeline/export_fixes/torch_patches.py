@@ -9,8 +9,10 @@ from collections import OrderedDict
 from functools import partial
 from typing import Final
 
+import sympy
 import torch
 from torch import _meta_registrations
+from torch._C import DispatchKey
 from torch._decomp import decomposition_table, decompositions
 from torch._dynamo.output_graph import OutputGraph
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
@@ -40,7 +42,6 @@ from pipeline.export_fixes import (
     symbolic_kernels,
     value_hooks,
 )
-from pipeline.export_fixes.export_steps import without_plain_copies
 from pipeline.export_fixes.patching import Replacement
 from pipeline.shapes import guard_provenance
 
@@ -50,11 +51,15 @@ SEEDS: Final = (
 )
 """The functions that seed a generator, and where models find them."""
 
+_export = partial(Replacement, during="export")
+_example = partial(Replacement, during="example")
+_gpu = partial(Replacement, during="gpu")
+
 TABLE: Final = (
     Replacement(
         type(torch.fx.experimental._config),
         "__getattr__",
-        symbolic_kernels.oblivious,
+        lambda own, config, name: name == "backed_size_oblivious" or own(config, name),
         "takes a size that varies to be 2 or more; torch's own setting is one for all threads, before 2.13",
     ),
     Replacement(
@@ -96,12 +101,11 @@ TABLE: Final = (
         "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
         since=(2, 13),
     ),
-    Replacement(
+    _export(
         Distribution,
         "_validate_sample",
         runtime_asserts.unasked,
         "takes a size that varies to be other than 1, as it checks the sample of a distribution",
-        during="export",
     ),
     Replacement(
         logging.Logger, "handle", export_steps.logs, "logs what it raises as well, and what it finds a way around"
@@ -113,12 +117,11 @@ TABLE: Final = (
         "divides by the size of a resized dim less 1, which may be 0",
     ),
     Replacement(math, "sqrt", symbolic_kernels.rooted, "takes a size that varies for a constant", everywhere=True),
-    Replacement(
+    _export(
         aten.one_hot.default,
         symbolic_kernels.KEY,
         symbolic_kernels.classified,
         "has no shape where the number of classes is not given: it makes an int of the greatest",
-        during="export",
     ),
     Replacement(
         op_implementations_dict,
@@ -130,13 +133,13 @@ TABLE: Final = (
     Replacement(
         op_implementations_dict,
         aten.masked_select.default,
-        symbolic_kernels.selected,
+        lambda own, mode, func, self, mask: own(mode, func, *torch.broadcast_tensors(self, mask)),
         "takes the elements before they are broadcast for the most that a mask can choose",
     ),
     Replacement(
         FakeImplCtx,
         "create_unbacked_symint",
-        symbolic_kernels.from_none,
+        lambda own, context, *, min=0, max=None: own(context, min=min, max=max),
         "takes as many rows as data says to be two or more, where a fake implementation does not say how many",
     ),
     Replacement(
@@ -145,26 +148,23 @@ TABLE: Final = (
         known_values.tracking,
         "makes up a symbol for a number that is read from a tensor made of sizes, or of several known numbers",
     ),
-    Replacement(
+    _export(
         OutputGraph,
         "remove_tensorify_specialized_graphargs",
         value_hooks.left_out,
         "takes the known number of a tensor for a symbol, in Dynamo",
-        during="export",
     ),
-    Replacement(
+    _export(
         symbolic_shapes.ShapeEnv,
         "evaluate_expr",
         guard_provenance.noting,
         "notes no condition where a model asks what an operator asked before it for a memory layout",
-        during="export",
     ),
-    Replacement(
+    _export(
         symbolic_shapes,
         "uninteresting_files",
         guard_provenance.placing,
         "says that we asked: the row above passes questions on",
-        during="export",
     ),
     Replacement(
         _NonStrictTorchFunctionHandler,
@@ -174,159 +174,130 @@ TABLE: Final = (
         "of bytes, has no shapes of packed sequences, and makes constants of x.data and of lengths that are pooled",
     ),
     *(
-        Replacement(
+        _export(
             target,
             symbolic_kernels.KEY,
             symbolic_kernels.whole(shapes),
             "writes the steps of a recurrent layer out, for one length",
-            during="export",
         )
         for target, shapes in RECURRENT.items()
     ),
-    Replacement(
+    _export(
         flex_attention.OPERATOR,
         "__call__",
         flex_attention.expanded,
         "keeps flex_attention as a call of two graphs, for one query and one key",
-        during="export",
     ),
-    Replacement(
+    _export(
         aten.lstm_cell.default,
         symbolic_kernels.KEY,
         symbolic_kernels.whole(CELLS[aten.lstm_cell.default]),
         "has no shapes for a GPU's kernel of a cell without biases",
-        during="export",
         before=(2, 15),
     ),
-    Replacement(
+    _gpu(
         aten.gru_cell.default,
         symbolic_kernels.KEY,
         symbolic_kernels.whole(CELLS[aten.gru_cell.default]),
         "has no shapes for a GPU's kernel of a cell, and runs it to have them",
-        during="gpu",
         before=(2, 15),
     ),
     *(
-        Replacement(
+        _export(
             exported_program,
             name,
-            without_plain_copies,
+            export_steps.without_plain_copies,
             "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
-            during="export",
         )
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
     ),
-    Replacement(
+    _export(
         proxy_tensor,
         "proxy_call",
         lambda own, *args: branches.noting(partial(value_hooks.reading, own), *args),
         "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
-        during="export",
     ),
     *(
-        Replacement(
+        _export(
             proxy_tensor._ModuleStackTracer,
             name,
             make,
             "takes modules that other threads call for the model's",
-            during="export",
             everywhere=True,
         )
         for name, make in (("call_module", export_steps.calling), ("getattr", export_steps.reading))
     ),
-    Replacement(
+    _export(
         _trace,
         "_fakify_params_buffers",
         value_hooks.buffers,
         "makes up a symbol for a number that is read from a buffer",
-        during="export",
     ),
-    Replacement(
-        _trace,
-        "make_fake_inputs",
-        value_hooks.inputs,
-        "does not know the value of an input",
-        during="export",
-    ),
-    Replacement(
+    _export(_trace, "make_fake_inputs", value_hooks.inputs, "does not know the value of an input"),
+    _export(
         _trace,
         "produce_guards_and_solve_constraints",
         export_steps.finishing,
         "gives no program where a range is wider than the model takes, after all of it is traced",
-        during="export",
     ),
-    Replacement(
+    _export(
         _trace,
         "register_buffer_assignment_hook",
         lambda _, module, assigned: RemovableHandle(OrderedDict()),
         "writes the buffers of the model itself where it assigns them, and not those of its parts",
-        during="export",
     ),
-    Replacement(
+    _export(
         _trace,
         "get_class_if_classified_error",
         export_steps.prints,
         "prints the graph before an error, and a line about it",
-        during="export",
     ),
-    Replacement(
+    _export(
         _trace,
         "make_constraints",
         input_checks.once,
         "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
-        during="export",
     ),
-    Replacement(
+    _export(
         torch.nn.TransformerEncoder,
         "forward",
         module_methods.zeroing,
         "computes padded places while it traces, where eager gives zeros",
-        during="export",
     ),
-    Replacement(
+    _export(
         torch.nn.Module,
         "_apply",
         module_methods.applied,
         "swaps weights with what a model makes of them while it is traced, which fails",
-        during="export",
     ),
-    Replacement(
-        FakeTensorMode,
-        "__init__",
-        example_guards.computing,
-        "has no values where Python decides by data",
-        during="example",
-    ),
-    Replacement(
+    _example(FakeTensorMode, "__init__", example_guards.computing, "has no values where Python decides by data"),
+    _example(
         meta_utils,
         "_safe_copy",
-        example_guards.copying,
+        lambda own, to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source),
         "leaves the values of parameters out, and computes with what memory held",
-        during="example",
     ),
     *(
-        Replacement(fake_utils, name, example_guards.unchecked, why, during="example")
+        _example(fake_utils, name, lambda *_, **__: None, why)
         for name, why in (
             ("_check_fake_real_tensors", "takes sizes that data has for the example's, to see where tensors begin"),
             ("_check_alias_info", "fails where an operator returns its input for the example, and a new tensor else"),
         )
     ),
-    Replacement(
+    _example(
         symbolic_shapes.ShapeEnv,
         "set_real_tensor_prop_unbacked_vals",
-        example_guards.knowing,
+        lambda own, env, symbol, value: own(env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value),
         "keeps the truth of a tensor by its condition, and not by the symbol that it is a condition on",
-        during="example",
         before=(2, 13),
     ),
-    Replacement(
+    _example(
         symbolic_shapes.ShapeEnv,
         "_log_real_tensor_propagation",
         example_guards.noting,
         "logs what the example decides, and does not say where",
-        during="example",
     ),
-    Replacement(builtins, "len", example_guards.counting, "returns the number of the example's rows", during="example"),
+    _example(builtins, "len", example_guards.counting, "returns the number of the example's rows"),
     *(
         Replacement(
             torch.compiler,
@@ -338,44 +309,45 @@ TABLE: Final = (
         for name in ("is_compiling", "is_exporting")
     ),
     *(
-        Replacement(
+        _export(
             owner,
             name,
             model_questions.refused,
             "seeds as it traces, and gives a graph that draws other numbers in each call",
-            during="export",
         )
         for owner, names in SEEDS
         for name in names
     ),
-    *(
-        Replacement(torch.cuda, name, make, why, during="gpu")
-        for name, make, why in (
-            ("get_device_capability", model_questions.capability, "has no answer without a GPU, though models ask"),
-            ("is_bf16_supported", model_questions.bfloat16, "answers for the machine at hand, not for the GPU"),
-            ("current_device", model_questions.first, "has no answer without a GPU"),
-        )
+    _gpu(
+        torch.cuda,
+        "get_device_capability",
+        lambda _, device=None: model_questions.capability.get(),
+        "has no answer without a GPU, though models ask",
     ),
-    Replacement(
+    _gpu(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda _, including_emulation=True: model_questions.capability.get() >= (8, 0),
+        "answers for the machine at hand, not for the GPU",
+    ),
+    _gpu(torch.cuda, "current_device", lambda _: 0, "has no answer without a GPU"),
+    _gpu(
         torch.cuda.amp.common,
         "amp_definitely_not_available",
-        model_questions.no,
+        lambda _: False,
         "switches autocast for cuda off without a GPU",
-        during="gpu",
     ),
-    Replacement(
+    _gpu(
         aten.scaled_dot_product_attention.default,
-        model_questions.KEY,
+        symbolic_kernels.KEY,
         model_questions.attention,
         "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
-        during="gpu",
     ),
-    Replacement(
+    _gpu(
         aten._to_copy.default,
-        model_questions.SELECTION,
+        DispatchKey.BackendSelect,
         model_questions.constant,
         "copies the values that it keeps beside a constant to the GPU",
-        during="gpu",
     ),
 )
 """All replacements of torch's functions. A test of each row checks which versions of torch need it."""

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import _ProxyTensor, get_proxy_slot, set
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.known_values import FROM, has_few, known, number_of, with_value
 from pipeline.export_fixes.patching import Kernel, ModelCall
@@ -86,8 +86,8 @@ def reading(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args:
 
 def left_out(specialize: Callable[..., object], graph: Argument) -> object:
     """Wrap Dynamo's search for float inputs, which treats each number of a tensor as a symbol."""
-    values = [node.meta.get("example_value") for node in graph.graph.nodes]
-    for value in values:
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
             value.item_memo = None
     return specialize(graph)
@@ -97,14 +97,19 @@ def indexing(mode: object, func: Target, args: Argument, kwargs: Argument) -> Mo
     """Replace index tensors by their known numbers. torch would fix their value in the example (2.11 when it reads;
     2.13 when it writes, or beside indices that are tensors)."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
-        args = (args[0], _indices(args[1]), *args[2:])
+        args = (args[0], indices(args[1], _known_index), *args[2:])
     return func, args, kwargs
 
 
-def _indices(index: Argument) -> object:
+def indices(index: Argument, replaced: Function) -> object:
+    """Return an index in which a function has replaced each part, also the ends of slices."""
     if isinstance(index, tuple):
-        return tuple(map(_indices, index))
+        return tuple(indices(each, replaced) for each in index)
     if isinstance(index, slice):
-        return slice(_indices(index.start), _indices(index.stop), _indices(index.step))
+        return slice(*(indices(each, replaced) for each in (index.start, index.stop, index.step)))
+    return replaced(index)
+
+
+def _known_index(index: Argument) -> Argument:
     number = number_of(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
     return index.item() if isinstance(number, torch.SymInt) else index

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.types import Argument, Leaf, Target, aten
 from pipeline.capture.output_names import named
 from pipeline.errors import PipelineError
-from pipeline.export_fixes.device_guard import ensure_cuda_guard
+from pipeline.export_fixes.fake_device_copy import ensure_cuda_guard
 from pipeline.export_fixes.patch_contexts import exporting, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port

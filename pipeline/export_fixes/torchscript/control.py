@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 
 from pipeline.export_fixes.branches import either
 from pipeline.export_fixes.runtime_asserts import taken_to_hold
-from pipeline.export_fixes.torchscript.graph import Block, Node, Value
+from pipeline.export_fixes.torchscript.graph import Value
 from pipeline.export_fixes.torchscript.objects import Object
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
 
@@ -47,23 +47,11 @@ def branch(call: Call, condition: Value) -> Value:
         return call.blocks[raised.index(False)]()
     if not isinstance(condition, torch.Tensor):
         raise call.error("the condition depends on data, which is known only when the program runs", _CHOOSE)
-    changed = next((node.kind for block in call.node.blocks for node in _nodes(block) if _changes(node)), "")
-    if changed:
-        raise call.error(f"data decides, and {changed} in a branch must leave nothing behind", _CHOOSE)
+    for node in (node for block in call.node.blocks for node in block.every_node()):
+        if node.kind in _CHANGES or (node.kind in _GROWS and node.types[:1] != ("Tensor",)):
+            raise call.error(f"data decides, and {node.kind} in a branch must leave nothing behind", _CHOOSE)
     yes, no = (_with_tensor_bools(call, block, condition.device) for block in call.blocks)
     return either(condition, yes, no, call.where.partition(",")[0])
-
-
-def _nodes(block: Block) -> Iterator[Node]:
-    """Yield all nodes of a block, and of the blocks in it."""
-    for node in block.nodes:
-        yield node
-        for inner in node.blocks:
-            yield from _nodes(inner)
-
-
-def _changes(node: Node) -> bool:
-    return node.kind in _CHANGES or (node.kind in _GROWS and node.types[:1] != ("Tensor",))
 
 
 def _with_tensor_bools(
@@ -84,17 +72,15 @@ def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
     _check_known(call, turns, "the number of iterations")
     values: tuple[Value, ...] = carried
     done = 0
-    while done < turns and _holds(call, condition):
+    while done < turns:
+        _check_known(call, condition, "the condition")
+        if not condition:
+            break
         if done == LIMIT:
             raise call.error(f"the loop has not ended after {LIMIT} iterations, the most that are unrolled", _FIX)
         condition, *rest = call.blocks[0](done, *values)
         values, done = tuple(rest), done + 1
     return values
-
-
-def _holds(call: Call, condition: Value) -> bool:
-    _check_known(call, condition, "the condition")
-    return bool(condition)
 
 
 def _check_known(call: Call, value: Value, what: str) -> None:
@@ -147,16 +133,10 @@ CONTROL: Final[Mapping[str, Evaluator]] = {
     "prim::RaiseException": raises,
     "prim::Enter": enters,
     "prim::Exit": lambda call, context: enters(call, context) and None,
-    "prim::CallMethod": inside,
-    "prim::fork": inside,
-    "prim::awaitable": inside,
-    "aten::wait": lambda call, value: value,
-    "prim::awaitable_wait": lambda call, value: value,
-    "prim::awaitable_nowait": lambda call, value: value,
+    **dict.fromkeys(("prim::CallMethod", "prim::fork", "prim::awaitable"), inside),
+    **dict.fromkeys(("aten::wait", "prim::awaitable_wait", "prim::awaitable_nowait"), lambda call, value: value),
     "prim::PythonOp": python,
-    "prim::Print": lambda call, *values: None,
-    "aten::warn": lambda call, *values: None,
-    "aten::set_grad_enabled": lambda call, value: None,
+    **dict.fromkeys(("prim::Print", "aten::warn", "aten::set_grad_enabled"), lambda call, *values: None),
     "aten::is_grad_enabled": lambda call: True,
     "aten::is_scripting": lambda call: True,
     "aten::_get_tracing_state": lambda call: False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -84,14 +84,20 @@ class Block:
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
 
+    def every_node(self) -> Iterator[Node]:
+        """Yield every node, those in the nodes' blocks too."""
+        for node in self.nodes:
+            yield node
+            for inner in node.blocks:
+                yield from inner.every_node()
+
 
 @frozen(eq=False)
 class Node:
-    """One node.
+    """One node, with the names of its inputs and outputs.
 
     kind: ``aten::add``, ``prim::If``.
     overload: ``Tensor`` of ``aten::add.Tensor``, ``default`` where it has no name; empty for a node without a schema.
-    inputs, outputs: the names of its values.
     types: the types of its outputs as TorchScript prints them; those of named tuples with their fields.
     attributes: the data of the node itself: a constant's value, the attribute's name for `prim::GetAttr`.
     blocks: the branches of an `prim::If`, the body of a `prim::Loop`, the graph of a `prim::fork`.
@@ -119,17 +125,6 @@ class Graph:
     block: Block
     constants: FrozenDict[str, torch.Tensor]
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield every node, those in blocks too."""
-        return _nodes(self.block)
-
-
-def _nodes(block: Block) -> Iterator[Node]:
-    for node in block.nodes:
-        yield node
-        for inner in node.blocks:
-            yield from _nodes(inner)
-
 
 def read(script: Foreign, method: str = "forward") -> Graph:
     """Read a method of a script module, or a script function, into records; the script is not changed."""
@@ -137,7 +132,7 @@ def read(script: Foreign, method: str = "forward") -> Graph:
     if isinstance(script, torch.jit.ScriptModule):
         block = reader.method(_Receiver("", script), method, Place())
     else:
-        block = reader.block(_inlined(script.graph, {}), _Scope())
+        block = reader.block(_inlined(script.graph, {})[0], _Scope())
     return Graph(block, FrozenDict(reader.constants))
 
 
@@ -147,11 +142,6 @@ class _Receiver:
 
     path: str
     script: Foreign
-
-    def attribute(self, name: str) -> _Receiver | None:
-        """Return the submodule of this name; None if there is none."""
-        part = dict(self.script.named_children()).get(name)
-        return None if part is None else _Receiver(f"{self.path}.{name}".removeprefix("."), part)
 
 
 @frozen(eq=False)
@@ -163,12 +153,13 @@ class _Scope:
     receivers: dict[str, _Receiver] = field(factory=dict)
 
 
-def _inlined(graph: Foreign, receivers: dict[str, _Receiver]) -> Foreign:
-    """Return a copy in which functions and methods of objects are inlined. Calls of modules stay, so that the path of
-    each node's module is known: the path that torch records leaves containers out."""
+def _inlined(graph: Foreign, receivers: Mapping[str, _Receiver]) -> tuple[Foreign, dict[str, _Receiver]]:
+    """Return a copy in which functions and methods of objects are inlined, and its inputs that are modules. Calls of
+    modules stay, so that the path of each node's module is known: the path that torch records leaves containers out."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
-    known = {v.debugName(): receivers[name] for name, v in given if name in receivers}
+    inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}
+    known = dict(inputs)
     for node in list(_torch_nodes(copy)):
         _note(node, known)
         if node.kind() == "prim::CallMethod" and node.inputsAt(0).debugName() in known:
@@ -181,7 +172,7 @@ def _inlined(graph: Foreign, receivers: dict[str, _Receiver]) -> Foreign:
             node.replaceAllUsesWith(call)
             node.destroy()
     torch._C._jit_pass_inline(copy)
-    return copy
+    return copy, inputs
 
 
 def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
@@ -194,9 +185,10 @@ def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
 def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
     """Record the submodule that a ``prim::GetAttr`` node reads from a module."""
     owner = receivers.get(node.inputsAt(0).debugName()) if node.kind() == "prim::GetAttr" else None
-    part = owner.attribute(node.s("name")) if owner is not None else None
-    if part is not None:
-        receivers[node.output().debugName()] = part
+    part = dict(owner.script.named_children()).get(node.s("name")) if owner is not None else None
+    if owner is not None and part is not None:
+        path = f"{owner.path}.{node.s('name')}".removeprefix(".")
+        receivers[node.output().debugName()] = _Receiver(path, part)
 
 
 class _Reader:
@@ -213,8 +205,7 @@ class _Reader:
             graph = receiver.script._c._get_method(name).graph
             given = next(iter(graph.inputs())).debugName()
             inside = place.inside(receiver.path, str(receiver.script.original_name))
-            copy = _inlined(graph, {given: receiver})
-            own = {next(iter(copy.inputs())).debugName(): receiver}
+            copy, own = _inlined(graph, {given: receiver})
             self.methods[key] = self.block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
         return self.methods[key]
 
@@ -236,7 +227,7 @@ class _Reader:
         """Read a node; None for a tensor constant, which belongs to the graph unless it is a number."""
         _note(node, scope.receivers)
         kind = node.kind()
-        attributes = self.attributes(node, kind)
+        attributes = _attributes(node, kind)
         if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
             self.constants[outputs[0]] = value.detach()
             return None
@@ -244,14 +235,6 @@ class _Reader:
         blocks = tuple(self.blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
         return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
-
-    def attributes(self, node: Foreign, kind: str) -> dict[str, Foreign]:
-        """Return the data of a node, without graphs."""
-        if kind == "prim::Constant":
-            return {"value": node.output().toIValue()}
-        if kind == "prim::PythonOp":
-            return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
-        return {name: _attribute(node, name) for name in node.attributeNames() if node.kindOf(name) != "g"}
 
     def blocks(self, node: Foreign, scope: _Scope) -> Iterator[Block]:
         """Yield the blocks of a node: its own, the graphs that it holds, the method that it calls."""
@@ -265,21 +248,20 @@ class _Reader:
 
     def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
         """Return the block of a `prim::fork` 's graph, in which the node's inputs that are modules stay modules."""
-        pairs = list(zip(node.inputs(), graph.inputs(), strict=True))
+        pairs = zip(node.inputs(), graph.inputs(), strict=True)
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
-        copy = _inlined(graph, known)
-        own = {
-            b.debugName(): known[a.debugName()]
-            for a, b in zip(graph.inputs(), copy.inputs(), strict=True)
-            if a.debugName() in known
-        }
+        copy, own = _inlined(graph, known)
         return self.block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.place, own))
 
 
-def _attribute(node: Foreign, name: str) -> Foreign:
-    kind = node.kindOf(name)
-    value = getattr(node, kind)(name)
-    return tuple(t.annotation_str for t in value) if kind == "tys" else value
+def _attributes(node: Foreign, kind: str) -> dict[str, Foreign]:
+    """Return the data of a node, without graphs."""
+    if kind == "prim::Constant":
+        return {"value": node.output().toIValue()}
+    if kind == "prim::PythonOp":
+        return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
+    found = {name: getattr(node, node.kindOf(name))(name) for name in node.attributeNames() if node.kindOf(name) != "g"}
+    return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}
 
 
 def _type(kind: Foreign) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Final
 
@@ -70,8 +69,10 @@ class Interpreter:
         operator = operator_of(node.kind, node.overload)
         if operator is None:
             raise call.error("there is no evaluator for it", _HINT)
-        args, kwargs = _bound_arguments(operator, inputs)
-        return operator(*args, **kwargs)
+        pairs = zip(operator._schema.arguments[: len(inputs)], inputs, strict=True)  # they stand in the schema's order
+        given = [(each, dtype_of(value) if "ScalarType" in str(each.real_type) else value) for each, value in pairs]
+        kwargs = {each.name: value for each, value in given if each.kwarg_only}
+        return operator(*(value for each, value in given if not each.kwarg_only), **kwargs)
 
 
 def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
@@ -94,15 +95,3 @@ def operator_of(kind: str, overload: str) -> Value:
     packet = getattr(getattr(torch.ops, namespace), name, None) if overload else None
     plain = overload.removesuffix(_TWIN).removesuffix("_") or "default"
     return getattr(packet, plain, None) if overload.endswith(_TWIN) else getattr(packet, overload, None)
-
-
-def _bound_arguments(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
-    """Return the inputs, which stand in the schema's order, as positional and keyword arguments."""
-    arguments = operator._schema.arguments[: len(inputs)]
-    rows = [(a, _argument(a, value)) for a, value in zip(arguments, inputs, strict=True)]
-    return [v for a, v in rows if not a.kwarg_only], {a.name: v for a, v in rows if a.kwarg_only}
-
-
-def _argument(argument: Value, value: Value) -> Value:
-    """Return an argument as Python expects it: TorchScript passes dtypes as integers."""
-    return dtype_of(value) if "ScalarType" in str(argument.real_type) else value

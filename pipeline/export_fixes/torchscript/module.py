@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TypeAlias, TypeGuard
 
 import torch
-from attrs import field, frozen
 from torch.fx import traceback as provenance
 
 from pipeline.aten.naming import unlike
@@ -49,7 +48,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
         raise TypeError(f"evaluators is {kind_of(evaluators)}: pass EVALUATORS.register(kind, function)")
     found = _method(script, method)
     own = isinstance(script, torch.jit.ScriptModule)
-    forward = _entry(_signature(found.schema.arguments[1 if own else 0 :]))
+    forward = _entry(found.schema.arguments[1 if own else 0 :])
     kind = type(_name(script), (_Interpreted,), {"forward": forward})
     made: torch.nn.Module = kind(script if own else None, read(script, method), evaluators)
     return made
@@ -91,21 +90,18 @@ def _name(script: Value) -> str:
     return str(getattr(script, "original_name", None) or script.name)
 
 
-def _signature(arguments: Sequence[Value]) -> inspect.Signature:
-    """Return the parameters with their defaults; a trace may have names that Python does not take."""
+def _entry(arguments: Sequence[Value]) -> Callable[..., Value]:
+    """Return a method with the script's parameters and their defaults; a trace may have names that Python does not
+    take."""
     taken: set[str] = set()
-    return inspect.Signature([_parameter(argument, taken) for argument in arguments])
-
-
-def _parameter(argument: Value, taken: set[str]) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-    name = "".join(c if c.isalnum() else "_" for c in argument.name)
-    return inspect.Parameter(unlike(name if name.isidentifier() else f"arg_{name}", taken), kind, default=default)
-
-
-def _entry(signature: inspect.Signature) -> Callable[..., Value]:
-    """Return a method with the script's signature."""
+    found = []
+    for argument in arguments:
+        kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+        name = "".join(c if c.isalnum() else "_" for c in argument.name)
+        name = unlike(name if name.isidentifier() else f"arg_{name}", taken)
+        found.append(inspect.Parameter(name, kind, default=default))
+    signature = inspect.Signature(found)
 
     def forward(self: _Interpreted, *args: Value, **kwargs: Value) -> Value:
         bound = signature.bind(*args, **kwargs)
@@ -113,49 +109,43 @@ def _entry(signature: inspect.Signature) -> Callable[..., Value]:
         return self.interpreted(*bound.arguments.values())
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    forward.__signature__ = inspect.Signature([own, *found])  # type: ignore[attr-defined]
     return forward
 
 
 class _Part(torch.nn.Module):
     """What a script module holds, by its own names: parameters, buffers, parts, and attributes that the graph reads."""
 
-    def __init__(self, script: Value, names: frozenset[str], shared: _Shared) -> None:
+    def __init__(self, script: Value, names: frozenset[str], made: dict[int, Value]) -> None:
         super().__init__()
         self.training = bool(getattr(script, "training", False))  # torch.jit.freeze takes it away
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
-            self.register_parameter(name, shared.parameter(parameter))
+            self.register_parameter(name, _parameter(parameter, made))
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
             self.register_buffer(name, buffer)
         for name, part in script.named_children():
-            self.add_module(name, _Part(part, names, shared))
-        for name in sorted(
-            names - self._parameters.keys() - self._buffers.keys() - self._modules.keys() - {"training"}
-        ):
+            self.add_module(name, _Part(part, names, made))
+        held = {"training", *self._parameters, *self._buffers, *self._modules}
+        for name in sorted(names - held):
             if script._c.hasattr(name):
                 setattr(self, name, script._c.getattr(name))
 
 
-@frozen(eq=False)
-class _Shared:
-    """The parameters of a script by the ids of its tensors, which it keeps: tied ones stay one parameter."""
-
-    made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = field(factory=dict)
-
-    def parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
-        """Return a tensor as a parameter: itself, or a new one in its memory if it comes from a loaded file."""
-        if isinstance(tensor, torch.nn.Parameter):
-            return tensor
-        given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-        return self.made.setdefault(id(tensor), (tensor, given))[1]
+def _parameter(tensor: torch.Tensor, made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
+    """Return a tensor as a parameter: itself, or one in its memory if it comes from a loaded file; tied ones stay one.
+    ``made``: those by the ids of the script's tensors, which it keeps."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+    return made.setdefault(id(tensor), (tensor, given))[1]
 
 
 class _Interpreted(_Part):
     """The graph of a method, with the parts of its module; a function has none."""
 
     def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
-        names = frozenset(str(n.attributes["name"]) for n in graph.nodes() if n.kind == "prim::GetAttr")
-        super().__init__(torch.nn.Module().eval() if script is None else script, names, _Shared())
+        names = frozenset(str(n.attributes["name"]) for n in graph.block.every_node() if n.kind == "prim::GetAttr")
+        super().__init__(torch.nn.Module().eval() if script is None else script, names, {})
         self._graph, self._evaluators, self._is_method = graph, evaluators, script is not None
         taken = {*names, *dir(self)}
         self._literals = {value: unlike(f"constant_{i}", taken) for i, value in enumerate(graph.constants)}

@@ -58,11 +58,11 @@ def set_attribute(call: Call, owner: Value, value: Value) -> None:
 def construct_tuple(call: Call, *values: Value) -> Value:
     """prim::TupleConstruct: a tuple, or a named tuple."""
     fields = fields_of(call.types[0])
-    return tuple(values) if fields is None else _named_tuple(*fields)(*values)
+    return tuple(values) if fields is None else _named_tuple(fields)(*values)
 
 
-def fields_of(kind: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the name and fields of a named tuple's type, as TorchScript prints it; None for another tuple."""
+def fields_of(kind: str) -> tuple[str, ...] | None:
+    """Return the fields of a named tuple's type, as TorchScript prints it; None for another tuple."""
     if not kind.startswith("NamedTuple("):
         return None
     inner, depth, names = kind.removeprefix("NamedTuple(").removesuffix(")"), 0, []
@@ -70,22 +70,17 @@ def fields_of(kind: str) -> tuple[str, tuple[str, ...]] | None:
         depth += (part in "([") - (part in ")]") if part else 0
         if depth == 0 and (match := re.match(r"(\w+) : ", part)):
             names.append(match[1])
-    return "Results", tuple(names)
+    return tuple(names)
 
 
 @lru_cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Value:
-    return namedtuple(name, fields)
+def _named_tuple(fields: tuple[str, ...]) -> Value:
+    return namedtuple("Results", fields)
 
 
 def is_instance(call: Call, value: Value) -> bool:
     """prim::isinstance, if TorchScript itself has not decided it."""
-    return any(matches(value, kind) for kind in call.attributes["types"])
-
-
-def matches(value: Value, kind: str) -> bool:
-    """Return whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
-    return _matches(value, ast.parse(kind, mode="eval").body)
+    return any(_matches(value, ast.parse(kind, mode="eval").body) for kind in call.attributes["types"])
 
 
 _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
@@ -106,6 +101,7 @@ _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def _matches(value: Value, kind: ast.expr) -> bool:
+    """Return whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
     if isinstance(kind, ast.Constant):
         return value is None
     if isinstance(kind, ast.Subscript):
@@ -134,9 +130,7 @@ def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
     )
 
 
-def _same(call: Call, value: Value, *_: Value) -> Value:
-    return value
-
+_UNCHANGED: Final = ("prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional")
 
 OBJECTS: Final[Mapping[str, Evaluator]] = {
     "prim::Constant": constant,
@@ -152,11 +146,9 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "prim::DictConstruct": lambda call, *values: dict(zip(values[::2], values[1::2], strict=True)),
     "prim::Uninitialized": lambda call: UNSET,
     "prim::isinstance": is_instance,
-    "prim::unchecked_cast": _same,
-    "prim::unchecked_unwrap_optional": _same,
+    **dict.fromkeys(_UNCHANGED, lambda call, value, *_: value),
     "prim::EnumName": lambda call, value: value.name,
     "prim::EnumValue": lambda call, value: value.value,
-    "aten::_unwrap_optional": _same,
     "aten::__is__": lambda call, a, b: a is b,
     "aten::__isnot__": lambda call, a, b: a is not b,
 }

@@ -3,6 +3,7 @@ is one list, and sizes that vary stay expressions."""
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -12,45 +13,35 @@ from typing import Final
 import torch
 
 from pipeline.export_fixes.torchscript.graph import Value
-from pipeline.export_fixes.torchscript.registry import Call, Evaluator, overloads
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator, of, overloads
+
+
+def _length(low: Value, high: Value, step: Value) -> Value:
+    if step == 1 and isinstance(high - low, torch.SymInt):
+        return torch.sym_max(high - low, 0)
+    return len(range(low, high, step))
+
+
+_SAME_IN_OPERATOR: Final = (
+    *("add", "sub", "mul", "floordiv", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
+)
+_SAME_IN_BUILTINS: Final = ("sum", "any", "all", "round", "divmod", "bin", "hex", "oct", "hash")
+"""Kinds that are the function of the same name in ``operator``, and in Python itself."""
 
 _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
-    "aten::add": operator.add,
-    "aten::sub": operator.sub,
-    "aten::mul": operator.mul,
+    **{f"aten::{name}": getattr(operator, name) for name in _SAME_IN_OPERATOR},
+    **{f"aten::{name}": getattr(builtins, name) for name in _SAME_IN_BUILTINS},
     "aten::div": operator.truediv,
-    "aten::floordiv": operator.floordiv,
     "aten::remainder": operator.mod,
-    "aten::pow": operator.pow,
-    "aten::neg": operator.neg,
-    "aten::eq": operator.eq,
-    "aten::ne": operator.ne,
-    "aten::lt": operator.lt,
-    "aten::le": operator.le,
-    "aten::gt": operator.gt,
-    "aten::ge": operator.ge,
-    "aten::__and__": operator.and_,
-    "aten::__or__": operator.or_,
-    "aten::__xor__": operator.xor,
-    "aten::__lshift__": operator.lshift,
-    "aten::__rshift__": operator.rshift,
     "aten::__not__": lambda a: torch.logical_not(a) if isinstance(a, torch.Tensor) else torch.sym_not(a),
     "aten::add_": operator.iadd,
     "aten::mul_": operator.imul,
-    "aten::sum": sum,
-    "aten::any": any,
-    "aten::all": all,
-    "aten::round": round,
     "aten::sqrt": torch.sym_sqrt,
-    "aten::divmod": divmod,
     "aten::mathremainder": math.remainder,
     "aten::__round_to_zero_floordiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    "aten::__range_length": lambda low, high, step: _length(low, high, step),
+    "aten::__range_length": _length,
     "aten::__derive_index": lambda index, start, step: start + index * step,
-    "aten::bin": bin,
-    "aten::hex": hex,
-    "aten::oct": oct,
-    "aten::hash": hash,
     "prim::abs": abs,
 }
 """Kinds as functions of numbers, strings and lists, for all overloads without a tensor."""
@@ -61,13 +52,6 @@ _MATH: Final = (
     *("isnan", "ldexp", "lgamma", "log", "log10", "log1p", "modf", "radians", "sin", "sinh", "tan", "tanh"),
 )
 """Kinds that are the function of the same name in ``math``."""
-
-
-def _length(low: Value, high: Value, step: Value) -> Value:
-    """Return how many numbers a range has."""
-    if step == 1 and isinstance(high - low, torch.SymInt):
-        return torch.sym_max(high - low, 0)
-    return len(range(low, high, step))
 
 
 def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
@@ -116,45 +100,23 @@ def _get(call: Call, values: Value, index: Value) -> Value:
     return values[index]
 
 
-def _set(values: Value, index: Value, value: Value) -> None:
-    values[index] = value
-
-
-def _delete(values: Value, index: Value) -> None:
-    del values[index]
-
-
 def _append(values: list[Value], value: Value) -> list[Value]:
     values.append(value)
     return values
 
 
-def _listed(values: Value) -> list[Value]:
-    return list(values)
-
-
-def _sort(values: list[Value], *options: Value) -> None:
-    values.sort(reverse=bool(options and options[-1]))
-
-
 def _method(name: str) -> Callable[..., Value]:
-    """Return a method of the first value, of this name."""
     return lambda owner, *values: getattr(owner, name)(*values)
 
 
 _LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::slice": lambda values, start, end, step=1: values[start:end:step],
     "aten::select": lambda values, index: values[index],
-    "aten::list": _listed,
-    "aten::sort": _sort,
+    "aten::list": list,
+    "aten::sort": lambda values, *options: values.sort(reverse=bool(options and options[-1])),
     "aten::sorted": lambda values, *options: sorted(values, reverse=bool(options and options[-1])),
-    "aten::copy": _method("copy"),
-    "aten::clear": _method("clear"),
-    "aten::index": _method("index"),
-    "aten::count": _method("count"),
-    "aten::remove": _method("remove"),
+    **{f"aten::{name}": _method(name) for name in ("copy", "clear", "index", "count", "remove", "split")},
     "aten::dict": dict,
-    "aten::split": _method("split"),
     "aten::len": len,
 }
 """Kinds that tensors share with lists, dicts and strings, as functions for overloads without a tensor."""
@@ -167,30 +129,28 @@ _STRINGS: Final = (
 )
 """Kinds that are Python's string method of the same name."""
 
-
-def _of(function: Callable[..., Value]) -> Evaluator:
-    return lambda call, *values: function(*values)
+_METHODS: Final = ("extend", "insert", "pop", "reverse", "get", "setdefault", "update", "popitem")
+"""Kinds that are the method of the same name of lists and dicts."""
 
 
 CONTAINERS: Final[Mapping[str, Evaluator]] = {
     **plain(_LISTS),
     **plain({f"aten::{name}": _method(name) for name in _STRINGS}),
-    **{f"aten::{name}": _of(_method(name)) for name in ("extend", "insert", "pop", "reverse")},
-    **{f"aten::{name}": _of(_method(name)) for name in ("get", "setdefault", "update", "popitem")},
+    **{f"aten::{name}": of(_method(name)) for name in _METHODS},
     "aten::keys": lambda call, values: list(values.keys()),
     "aten::values": lambda call, values: list(values.values()),
     "aten::items": lambda call, values: list(values.items()),
-    "aten::append": _of(_append),
+    "aten::append": of(_append),
     "aten::__getitem__": _get,
     "prim::StringIndex": _get,
-    "aten::_set_item": _of(_set),
-    "aten::Delete": _of(_delete),
+    "aten::_set_item": of(operator.setitem),
+    "aten::Delete": of(operator.delitem),
     "aten::__contains__": lambda call, values, value: value in values,
-    "aten::Size": lambda call, sizes: list(sizes),
+    "aten::Size": of(list),
     "aten::format": lambda call, text, *values: text.format(*values),
     "aten::percentFormat": lambda call, text, *values: text % values,
-    "aten::str": lambda call, value: str(value),
-    "aten::ord": lambda call, value: ord(value),
-    "aten::chr": lambda call, value: chr(value),
+    "aten::str": of(str),
+    "aten::ord": of(ord),
+    "aten::chr": of(chr),
 }
 """Evaluators of lists, dicts and strings."""

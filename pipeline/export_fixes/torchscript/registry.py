@@ -54,8 +54,9 @@ class Call:
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
 
-def _frozen(table: Mapping[str, Evaluator]) -> FrozenDict[str, Evaluator]:
-    return FrozenDict(table)
+def of(function: Callable[..., Value]) -> Evaluator:
+    """Return the evaluator that calls a function with the values alone."""
+    return lambda call, *values: function(*values)
 
 
 @frozen(eq=False, repr=False)
@@ -68,7 +69,7 @@ class Evaluators(Mapping[str, Evaluator]):
     `register` and `without` return new ones.
     """
 
-    table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=_frozen)
+    table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=FrozenDict[str, Evaluator])
 
     def register(self, key: str, evaluator: Evaluator) -> Evaluators:
         """Return evaluators with this one; it replaces others of the key, and for a kind those of its overloads.
@@ -84,8 +85,7 @@ class Evaluators(Mapping[str, Evaluator]):
 
     def without(self, key: str) -> Evaluators:
         """Return evaluators without those of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
-        kept = {k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")}
-        return Evaluators(kept)
+        return Evaluators({k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")})
 
     def find(self, node: Node) -> Evaluator | None:
         """Return the evaluator of a node's overload, or else of its kind."""
