@@ -2,7 +2,7 @@
 
 Before: any compiled program. After: the fastest of the same; one in which some engines are segments of PyTorch; and the
 program before `decompose` as one segment of PyTorch, whose operators may be fewer and larger, or, where profiles have
-engines of their own, one with matmuls by weights, and attention of many queries, in PyTorch. The reasons of
+engines of their own, one with matmuls by weights, and attention of many queries or of one, in PyTorch. The reasons of
 ``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU. Ranks of a sharded
 model measure if ``measurements`` is a path, and take the same form.
 """

@@ -1,5 +1,5 @@
-"""Run a program's matmuls by weights in PyTorch, and attention of many queries, and what is between them in engines;
-mix such forms by profile."""
+"""Run a program's matmuls by weights in PyTorch, and attention of many queries or of one, and what is between them in
+engines; mix such forms by profile."""
 
 from __future__ import annotations
 
