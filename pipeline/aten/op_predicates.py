@@ -47,8 +47,7 @@ def drops_nothing(node: torch.fx.Node) -> bool:
     """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    names = {a.name for a in node.target._schema.arguments} & {"dropout_p", "train", "training"}
-    return any(not argument(node, name) for name in names)
+    return not all(argument(node, name, True) for name in ("dropout_p", "train", "training"))
 
 
 def mutates(node: torch.fx.Node) -> bool:
