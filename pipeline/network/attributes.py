@@ -90,8 +90,8 @@ def quantized_to(layer: trt.ILayer, name: str) -> Value:
 
 
 def collective(layer: trt.ILayer, name: str) -> Value:
-    """Read the operation or reduction of a collective from the layer's metadata, where `impl.collectives` writes them:
-    the bindings do not return them."""
+    """Read the operation or reduction of a collective from the layer's metadata, where `converters.collectives` writes
+    them: the bindings do not return them."""
     operation, _, reduction = str(layer.metadata).partition(" ")
     if operation not in trt.CollectiveOperation.__members__:
         raise ValueError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -23,8 +23,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
 
-Made: TypeAlias = tuple[trt.ITensor, trt.ITensor]
-"""A cached tensor and its source. The cache's key is the source's ``id``, so the source must stay alive."""
+T = TypeVar("T")
 
 
 @frozen
@@ -63,14 +62,7 @@ class ConversionContext:
         literals: the weights that are not parameters, by names derived from their content.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        constant_layers: the outputs of constant layers, each added once: by content, or ``id`` of the tensor, and
-            shape.
-        shape_tensors: shapes computed by layers, by ``id`` of the tensor, with that tensor.
-        size_tensors: single sizes of tensors, by ``id`` of the tensor and dim, likewise.
-        expressions: one-element tensors with the value of an expression, by the expression's text.
-        mask_numbers: additive attention masks, by ``id`` of the original mask, with the mask.
-        masks_with_some: tensors that tell for each row of a mask whether it leaves any key, likewise.
-        counted: 0, 1, 2 … along a dim, by the size or its ``id``, the rank and the dim, with the size.
+        made: what `once` made.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
         rounded_apart: the dtypes to which a tensor is rounded behind a barrier, and the fault, by ``id``, with the
@@ -98,13 +90,7 @@ class ConversionContext:
     literals: dict[str, torch.Tensor] = field(factory=dict)
     weights: dict[int, Weight] = field(factory=dict)
     recorded: dict[int, str] = field(factory=dict)
-    constant_layers: dict[tuple[int | str, tuple[int, ...]], tuple[trt.ITensor, object]] = field(factory=dict)
-    shape_tensors: dict[int, Made] = field(factory=dict)
-    size_tensors: dict[tuple[int, int], Made] = field(factory=dict)
-    expressions: dict[str, trt.ITensor] = field(factory=dict)
-    mask_numbers: dict[int, Made] = field(factory=dict)
-    masks_with_some: dict[int, Made] = field(factory=dict)
-    counted: dict[tuple[int, int, int], tuple[trt.ITensor, object]] = field(factory=dict)
+    made: dict[tuple[int | str, ...], tuple[Any, object]] = field(factory=dict)
     squeezed: dict[int, tuple[trt.ITensor, list[int], trt.ITensor]] = field(factory=dict)
     rounded_apart: dict[int, tuple[tuple[torch.dtype, ...], str, trt.ITensor]] = field(factory=dict)
     held_sizes: dict[int, tuple[int | SymbolicInt, trt.ITensor]] = field(factory=dict)
@@ -132,6 +118,15 @@ class ConversionContext:
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
             for made, each in zip(result, value, strict=False):
                 self.note_result(made, each)
+
+    def once(self, what: str, source: object, make: Callable[[], T], *more: int) -> T:
+        """Return what ``make`` makes of a source, made once. A source other than an int or a text is known by its
+        ``id``, and so kept alive."""
+        key = (what, source if isinstance(source, int | str) else id(source), *more)
+        if key not in self.made:
+            self.made[key] = make(), source
+        made: T = self.made[key][0]
+        return made
 
     def unique(self, name: str) -> str:
         """Return the name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
