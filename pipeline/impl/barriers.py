@@ -33,7 +33,10 @@ def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Va
 @block
 def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
     """Return the result of a node's converter, computed in a separate kernel if the node is marked so."""
-    return _unfused(net, value) if isinstance(value, trt.ITensor) and net.ctx.marks.of(node.name, "apart") else value
+    if not isinstance(value, trt.ITensor) or not net.ctx.marks.of(node.name, "apart"):
+        return value
+    row = base.unsqueeze(net, value, [0])  # a running sum along a dim of size 1 is never fused
+    return base.squeeze(net, cumulative_sum(net, row, 0, base.dtype_of(value)), [0])
 
 
 @block
@@ -59,8 +62,3 @@ def _repeated(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node)
         return value
     sizes = repeated(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])
-
-
-def _unfused(net: Net, value: ITensor) -> ITensor:
-    """Return the running sum along a new dim of size 1, which is never fused."""
-    return base.squeeze(net, cumulative_sum(net, base.unsqueeze(net, value, [0]), 0, base.dtype_of(value)), [0])

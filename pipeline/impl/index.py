@@ -105,20 +105,16 @@ def _size_like(net: Net, size: Size, index: ITensor) -> ITensor:
 def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     """Combine broadcast indices into several dims to one index into the flattened dims."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
-        return _flat_literal(indices, sizes)
+        place = indices[0].long()
+        for index, size in zip(indices[1:], sizes[1:], strict=True):
+            place = place * size + index
+        return place
     dtype = torch.int64 if torch.int64 in map(base.dtype_of, indices) else torch.int32
     rank = max(map(base.rank, indices))
     result = base.tensor(net, indices[0], dtype, rank=rank)
     for index, size in zip(indices[1:], sizes[1:], strict=True):
         result = base.elementwise(net, "PROD", result, _size_like(net, size, result))
         result = base.elementwise(net, "SUM", result, base.tensor(net, index, dtype, rank=rank))
-    return result
-
-
-def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    result = indices[0].long()
-    for index, size in zip(indices[1:], sizes[1:], strict=True):
-        result = result * size + index
     return result
 
 

@@ -91,8 +91,10 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
     place = base.rank(value) - trailing - 1
     if place >= 0 and base.dims(value)[place] != 1:
         value = _picked(net, x, mask, dim, value)
-    elif place >= 0:
-        value = _spread(net, value, place, covered)
+    elif place >= 0 and covered == 0:
+        value = base.squeeze(net, value, [place])
+    elif place >= 0:  # one dim becomes ``covered`` dims of size 1
+        value = base.unsqueeze(net, value, list(range(place, place + covered - 1)))
     mask = base.unsqueeze(net, mask, list(range(covered, covered + trailing)))
     if accumulate:
         value = _elementwise.binary(net, "SUM", x, value)
@@ -113,10 +115,3 @@ def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> I
     full = base.expand(net, values, [*others[:dim], count, *others[dim:]])
     rows = base.permute(net, full, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
     return base.permute(net, taken(net, mask, rows), [order.index(d) for d in range(rank)])
-
-
-def _spread(net: Net, value: ITensor, place: int, count: int) -> ITensor:
-    """Replace a dim of size 1 by ``count`` dims of size 1."""
-    if count == 0:
-        return base.squeeze(net, value, [place])
-    return base.unsqueeze(net, value, list(range(place, place + count - 1)))

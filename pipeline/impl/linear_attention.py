@@ -21,11 +21,11 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
-from pipeline.impl.loops import State, in_float32, repeated
+from pipeline.impl.loops import State, chunked, in_float32, repeated
 from pipeline.impl.matmul import matmul
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
-from pipeline.impl.shape import as_size, bounds_of, expression, sampled
+from pipeline.impl.shape import as_size, bounds_of, expression
 from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 
@@ -90,9 +90,9 @@ def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
 def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
     """Process tokens in ``count`` chunks, padded with tokens that change nothing."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
-    beta = None if tokens.beta is None else _chunks(net, tokens.beta, count, chunk)
+    beta = None if tokens.beta is None else chunked(net, tokens.beta, 2, count, chunk)
     query, key, value, decay = (
-        _chunks(net, x, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
+        chunked(net, x, 2, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
     )
     each = Tokens(query, key, value, decay, beta)
     since = cumulative_sum(net, each.decay, 3, torch.float32)
@@ -175,11 +175,3 @@ def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
         inverse = binary(net, "SUB", inverse, between)
         block *= 2
     return inverse
-
-
-def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:
-    """Split [B, H, L, width] into [chunks, B, H, chunk, width], padded with zeros."""
-    batch, heads, _, width = base.known_sizes(net, x)
-    length = as_size(expression(count) * chunk)
-    x = sampled(net, x, [2], [0], [length], mode="FILL")
-    return base.permute(net, base.reshape(net, x, [batch, heads, count, chunk, width]), [2, 0, 1, 3, 4])

@@ -31,13 +31,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 
 
 def _accumulated(
-    net: Net,
-    a: Value,
-    b: Value,
-    *,
-    transpose_b: bool = False,
-    empty: bool = True,
-    outer: bool = True,
+    net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, outer: bool = True
 ) -> ITensor:
     """Return the matmul before its final rounding: in float32 if TensorRT would accumulate halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
@@ -62,16 +56,10 @@ def _accumulated(
         x, y = (sampled(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
     product = _layer(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
-        confused = _may_be_confused(net, product, base.dims(x)[dims[0]])
+        is_dynamic = -1 in (*base.dims(product)[-2:], base.dims(x)[dims[0]])  # so its kernel may be that of another
+        confused = is_dynamic and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
         product = barriers.flat(net, product, CONFUSED) if confused else product
     return base.cast(net, product, dtype)
-
-
-@fact
-def _may_be_confused(net: Net, product: ITensor, summed: int) -> bool:
-    """Return whether TensorRT may confuse a matmul's kernel with another's (`factors-of-matmuls`), since sizes are
-    dynamic. ``summed``: the size of the contracted dim."""
-    return -1 in (*base.dims(product)[-2:], summed) and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
 
 
 @fact
@@ -114,14 +102,10 @@ def _layer(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    return _rounded_apart(net, net.add("matrix_multiply", x, op_a, y, op_b).get_output(0))
-
-
-@fact
-def _rounded_apart(net: Net, product: ITensor) -> ITensor:
-    """Mark a float32 matmul whose kernel must not round it to halves, so that `base.cast` adds a barrier: RTX 1.4
-    refuses it in float16, and returns garbage in bfloat16 (`halves-behind-matmuls`), with two batch dims or more, and,
-    in float16, if an operand was computed in float32."""
+    """Add the layer. A float32 matmul whose kernel must not round it to halves is marked, so that `base.cast` adds a
+    barrier: RTX 1.4 refuses it in float16, and returns garbage in bfloat16 (`halves-behind-matmuls`), with two batch
+    dims or more, and, in float16, if an operand was computed in float32."""
+    product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
             net.ctx.rounded_apart[id(product)] = HALVES, base.ROUNDED, product

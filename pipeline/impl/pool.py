@@ -15,6 +15,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic, is_nan, layer, where
+from pipeline.impl.index import take
 from pipeline.impl.pool_windows import Windows, padded
 from pipeline.impl.reduce import extremum, reduce
 from pipeline.network.net import Net
@@ -98,7 +99,7 @@ def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITens
     """Return the maximum of each window of the last dims; None leaves a dim as it is."""
     result = base.cast(net, x, arithmetic(base.dtype_of(x)))
     for dim, rows in _by_dim(x, places):
-        result = extremum(net, "MAX", _elements(net, result, dim, rows), [dim + 1], False)
+        result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
@@ -108,7 +109,7 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
     result = base.cast(net, x, torch.float32)
     for dim, rows in _by_dim(x, places):
         shares = _along(net, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
-        weighted = base.elementwise(net, "PROD", _elements(net, result, dim, rows), shares)
+        weighted = base.elementwise(net, "PROD", take(net, result, rows, dim), shares)
         result = reduce(net, "SUM", weighted, [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
@@ -136,11 +137,6 @@ def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Plac
     return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
 
 
-def _elements(net: Net, x: ITensor, dim: int, rows: Places) -> ITensor:
-    """Gather the elements of each window along a new dim after the windows' dim."""
-    return net.add("gather", x, base.constant(net, rows), dim).get_output(0)
-
-
 def _shares(rows: Places) -> Places:
     """Return the weight of each element in the mean; repeated elements share one weight."""
     times = (rows[:, :, None] == rows[:, None, :]).sum(-1)
@@ -160,11 +156,11 @@ def _candidate(
 ) -> tuple[ITensor, ITensor]:
     """Return one element of each window and its index."""
     picked = base.constant(net, places)
-    value = net.add("gather", x, picked, dim).get_output(0)
+    value = take(net, x, picked, dim)
     here = _along(net, places * step, base.rank(x), (dim,))
     if index is None:
         return value, here
-    before = net.add("gather", index, picked, dim).get_output(0) if base.dims(index)[dim] != 1 else index
+    before = take(net, index, picked, dim) if base.dims(index)[dim] != 1 else index
     return value, base.elementwise(net, "SUM", before, here)
 
 

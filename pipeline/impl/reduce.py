@@ -186,7 +186,7 @@ def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor
     column = base.reshape(net, base.tensor(net, x), [-1, 1])
     from_edge = compare_or_equal(net, "GREATER", column, edges[None, :-1].contiguous())
     beyond = compare(net, "GREATER", column, edges[None, -1:].contiguous())
-    counts = [_count(net, flags) for flags in (from_edge, beyond)]
+    counts = [reduce(net, "SUM", base.cast(net, x, torch.int32), [0], keepdim=False) for x in (from_edge, beyond)]
     later = concatenate(net, [sampled(net, counts[0], [0], [1], [bins - 1]), counts[1]], 0, torch.int32)
     return layer(net, "SUB", counts[0], later, torch.int32)
 
@@ -198,7 +198,3 @@ def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tens
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)
     return torch.tensor([first - (-b * width // bins) for b in range(bins + 1)], dtype=dtype)
-
-
-def _count(net: Net, flags: ITensor) -> ITensor:
-    return reduce(net, "SUM", base.cast(net, flags, torch.int32), [0], keepdim=False)

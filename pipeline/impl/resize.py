@@ -14,6 +14,7 @@ from attrs import frozen
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
 from pipeline.impl.block_decorators import block
+from pipeline.impl.index import take
 from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -112,8 +113,8 @@ def resize_by_taps(
 
 def _apply(net: Net, x: ITensor, dim: int, places: Array, weights: Array | None) -> ITensor:
     if weights is None:
-        return net.add("gather", x, base.constant(net, places[:, 0]), dim).get_output(0)
-    elements = net.add("gather", x, base.constant(net, places), dim).get_output(0)
+        return take(net, x, places[:, 0], dim)
+    elements = take(net, x, places, dim)
     shape = [1] * base.rank(elements)
     shape[dim : dim + 2] = weights.shape
     weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))
