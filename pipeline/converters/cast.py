@@ -20,30 +20,13 @@ from pipeline.network.net import Net
 prims = torch.ops.prims
 
 
-def _converted(net: Net, x: Any) -> Any:
-    """Return ``x`` in the dtype of the node's result; bytes stay unchanged."""
-    value = base.tensor(net, x)
-    if result_of(net).dtype == torch.uint8 and _is_byte(net):
-        return value
-    return as_result(net, value)
-
-
-def _is_byte(net: Net) -> bool:
-    """Return whether the node's argument is a tensor of bytes already."""
-    given: torch.Tensor = net.node.all_input_nodes[-1].meta["val"]
-    return given.dtype == torch.uint8
-
-
-@converts(aten._to_copy.default)
-def to_copy(net: Net, input: Value) -> ITensor:
-    """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor"""
-    return _converted(net, input)
-
-
-@converts(prims.convert_element_type.default)
-def convert_element_type(net: Net, a: Value) -> ITensor:
-    """prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
-    return _converted(net, a)
+@converts(aten._to_copy.default, prims.convert_element_type.default)
+def to_copy(net: Net, *operands: Value) -> ITensor:
+    """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
+    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. Bytes stay unchanged."""
+    value, byte = base.tensor(net, operands[0]), torch.uint8
+    is_byte = result_of(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
+    return value if is_byte else as_result(net, value)
 
 
 @converts(

@@ -1,14 +1,16 @@
 """Decompose to operators that have converters: elementwise functions without a TensorRT layer, losses that torch
-decomposes wrongly, distances between vectors, and sums of products."""
+decomposes wrongly, distances between vectors, sums of products, and overlap-add."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.aten.types import Argument, aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -145,15 +147,9 @@ def trilinear(
 ) -> Tensor:
     """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim,
     int unroll_dim=1) -> Tensor"""
-    a, b, c = (_expanded(x, dims) for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3)))
+    a, b, c = (reduce(torch.unsqueeze, dims, x) for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3)))
     product = a * b * c
     return product.sum(list(sumdim)) if sumdim else product
-
-
-def _expanded(x: Tensor, dims: Sequence[int]) -> Tensor:
-    for dim in dims:
-        x = x.unsqueeze(dim)
-    return x
 
 
 @register_torch_trt_decomposition(aten.addbmm.default)
@@ -164,3 +160,23 @@ def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alp
     product = batch1.transpose(0, 1).flatten(1) @ batch2.flatten(0, 1)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (self if beta == 1 else self * beta)
+
+
+@register_torch_trt_decomposition(aten.unfold_backward.default)
+def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
+    """unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor
+
+    The last step of ``istft``. Windows are cut into pieces as long as a step. Pieces at the same position in their
+    windows do not overlap: they form a row, and the rows, one per piece of a window, are added. torch's decomposition
+    adds one element of the windows at a time.
+    """
+    if not input_sizes:
+        return grad_in.squeeze(0)
+    dim %= len(input_sizes)
+    pieces = -(-size // step)
+    windows = pad(grad_in.movedim(dim, -2), (0, pieces * step - size))
+    *others, count, _ = windows.shape
+    windows = windows.reshape(*others, count, pieces, step)
+    rows = [windows.select(-2, piece).reshape(*others, count * step) for piece in range(pieces)]
+    total = reduce(torch.add, (pad(row, (i * step, (pieces - i) * step)) for i, row in enumerate(rows)))
+    return total.narrow(-1, 0, input_sizes[dim]).movedim(-1, dim).expand(input_sizes)

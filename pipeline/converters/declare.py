@@ -158,31 +158,19 @@ def gather(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[.
 
     Functions in a module's lists, tuples and dicts count, those imported from another module do not.
     """
-    for module in sorted({*map(_checked, modules)}, key=lambda module: module.__name__):
+    modules = [*modules]
+    if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
+        raise TypeError(f"of() takes modules, not {wrong[0]!r}; functions are given to register()")
+    for module in sorted({*modules}, key=lambda module: module.__name__):
         for value in _values(module):
-            if attached(value, attribute) is not None and _defined_in(module, value):
+            by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
+            if attached(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
                 yield value
-
-
-def _checked(module: object) -> ModuleType:
-    if not isinstance(module, ModuleType):
-        raise TypeError(f"of() takes modules, not {module!r}; functions are given to register()")
-    return module
 
 
 def _values(module: ModuleType) -> Iterator[Any]:
     for name, value in list(vars(module).items()):
-        if name.startswith("__"):
-            continue
-        if isinstance(value, list | tuple):
-            yield from value
-        elif isinstance(value, dict):
-            yield from list(value.values())
-        else:
-            yield value
-
-
-def _defined_in(module: ModuleType, function: Any) -> bool:
-    """Return whether a module defines a function, itself or through another module's factory."""
-    made = "<locals>" in getattr(function, "__qualname__", "<locals>")
-    return made or getattr(function, "__module__", None) == module.__name__
+        if isinstance(value, dict) and not name.startswith("__"):
+            value = [*value.values()]
+        if not name.startswith("__"):
+            yield from value if isinstance(value, list | tuple) else [value]

@@ -111,7 +111,10 @@ class Lookup(Mapping[Any, Entry]):
             if rejection is None:
                 return _choice(candidate)
             reasons[rejection] = None
-        return Refusal(tuple(reasons) or (_undeclared(node.target),))
+        if not reasons:
+            name, why = qualified_name(node.target), reason(node.target)
+            return Refusal((Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}"),))
+        return Refusal(tuple(reasons))
 
     def others(self, node: Node) -> tuple[Choice, ...]:
         """Return the candidates after the first one that also accept the node."""
@@ -171,11 +174,6 @@ class BoundRegistry(Lookup):
         return f"{self.registry!r}.bind({self.settings!r})"
 
 
-def _undeclared(target: Any) -> Rejection:
-    name, why = qualified_name(target), reason(target)
-    return Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}")
-
-
 def _choice(candidate: Declaration) -> Choice:
     return Choice(candidate.support, candidate.convention, candidate.priority)
 
@@ -201,13 +199,8 @@ def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSet
     if static is not None:
         return static
     verdict = _verdict(support, node, settings) if support.capability_validator else None
-    return _unallocated(support) if verdict is None else verdict
-
-
-def _unallocated(support: ConverterSupport) -> Rejection | None:
-    """Return the reason why an output of data-dependent size cannot be in engines; None if it can."""
-    if CAPABILITIES.nonzero or not support.requires_output_allocator:
-        return None
+    if verdict is not None or CAPABILITIES.nonzero or not support.requires_output_allocator:
+        return verdict
     return Rejection(
         f"the result has a data-dependent size, which the converter {support.name} leaves to an output allocator, and "
         f"{CAPABILITIES.flavour} has no layer that needs one"
@@ -288,13 +281,12 @@ def _symbolic(value: Any, what: str) -> Iterator[str]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    elif isinstance(value, slice):
+        value = [value.start, value.stop, value.step]
     if isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, slice):
-        yield from _leaves((value.start, value.stop, value.step))
     else:
         yield value

@@ -32,25 +32,17 @@ def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool
     return tuple(base.cast(net, value, dtype) for value in values)
 
 
-@converts(aten.layer_norm.default)
+@converts(aten.layer_norm.default, aten.native_layer_norm.default)
 def layer_norm(
     net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> ITensor:
+) -> ITensor | tuple[ITensor | None, ...]:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
-    bool cudnn_enable=True) -> Tensor"""
-    return impl.layer_norm(net, base.tensor(net, input), len(normalized_shape), weight, bias, eps)
-
-
-@converts(aten.native_layer_norm.default)
-def native_layer_norm(
-    net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> tuple[ITensor | None, ...]:
-    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
-    -> (Tensor, Tensor, Tensor)"""
+    bool cudnn_enable=True) -> Tensor; native_layer_norm(…) -> (Tensor, Tensor, Tensor)"""
     input, count = base.tensor(net, input), len(normalized_shape)
-    axes = range(base.rank(input) - count, base.rank(input))
     result = impl.layer_norm(net, input, count, weight, bias, eps)
-    return result, *_statistics(net, input, axes, eps, True)
+    if isinstance(net.node.meta["val"], torch.Tensor):
+        return result
+    return result, *_statistics(net, input, range(base.rank(input) - count, base.rank(input)), eps, True)
 
 
 def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

@@ -20,26 +20,17 @@ Dims = Sequence[int] | int | None
 Test = Callable[[Net, Value, Dims, bool], ITensor]
 
 TOTALS = {
-    aten.sum.default: "SUM",
-    aten.sum.dim_IntList: "SUM",
-    aten.mean.default: "AVG",
-    aten.mean.dim: "AVG",
-    aten.prod.default: "PROD",
-    aten.prod.dim_int: "PROD",
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), "SUM"),
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), "AVG"),
+    **dict.fromkeys((aten.prod.default, aten.prod.dim_int), "PROD"),
 }
 EXTREMA = {
-    aten.amax.default: "MAX",
-    aten.amin.default: "MIN",
-    aten.max.default: "MAX",
-    aten.min.default: "MIN",
+    **dict.fromkeys((aten.amax.default, aten.max.default), "MAX"),
+    **dict.fromkeys((aten.amin.default, aten.min.default), "MIN"),
 }
 TESTS = {
-    aten.any.default: reduce.any_of,
-    aten.any.dim: reduce.any_of,
-    aten.any.dims: reduce.any_of,
-    aten.all.default: reduce.all_of,
-    aten.all.dim: reduce.all_of,
-    aten.all.dims: reduce.all_of,
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), reduce.any_of),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), reduce.all_of),
 }
 DEVIATIONS = {
     aten.var.correction: ("variance",),
@@ -102,18 +93,10 @@ def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> ITen
     return as_result(net, reduce.log_sum_exp(net, input, dim, keepdim))
 
 
-@converts(aten.cumsum.default)
-def cumsum(net: Net, input: Value, dim: int) -> ITensor:
+@converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
+def scan(net: Net, block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    dtype = result_of(net).dtype
-    return as_result(net, reduce_scan.cumulative_sum(net, input, dim, dtype))
-
-
-@converts(aten.cumprod.default)
-def cumprod(net: Net, input: Value, dim: int) -> ITensor:
-    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    dtype = result_of(net).dtype
-    return as_result(net, reduce_scan.cumulative_product(net, input, dim, dtype))
+    return as_result(net, block(net, input, dim, result_of(net).dtype))
 
 
 @converts(aten.logcumsumexp.default)
@@ -122,16 +105,10 @@ def logcumsumexp(net: Net, input: Value, dim: int) -> ITensor:
     return as_result(net, reduce_scan.cumulative_log_sum_exp(net, input, dim))
 
 
-@converts(aten.cummax.default)
-def cummax(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
+@converts({aten.cummax.default: True, aten.cummin.default: False})
+def cumulative_extremum(net: Net, largest: bool, input: Value, dim: int) -> tuple[ITensor, ITensor]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return reduce_scan.cumulative_extremum(net, True, input, dim)
-
-
-@converts(aten.cummin.default)
-def cummin(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
-    """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return reduce_scan.cumulative_extremum(net, False, input, dim)
+    return reduce_scan.cumulative_extremum(net, largest, input, dim)
 
 
 def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

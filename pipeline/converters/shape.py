@@ -1,4 +1,4 @@
-"""Convert operators that join, split and repeat tensors, and slices: parts of a tensor, in order, in steps, or
+"""Convert operators that join, split, repeat and pad tensors, and slices: parts of a tensor, in order, in steps, or
 backwards."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl import slice as _slice
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.index import iota, take, take_one
 from pipeline.impl.shape import concatenate, product, result_sizes, sizes_of, total
 from pipeline.impl.shape import repeat as _repeat
@@ -157,3 +157,29 @@ def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
     part = narrow(net, _row(net, input), 0, 0, product(size))
     return base.reshape(net, part, size)
+
+
+PADDINGS = {
+    **dict.fromkeys((getattr(aten, f"reflection_pad{n}d").default for n in (1, 2, 3)), "reflect"),
+    **dict.fromkeys((getattr(aten, f"replication_pad{n}d").default for n in (1, 2, 3)), "replicate"),
+    aten._pad_circular.default: "circular",
+    aten.constant_pad_nd.default: "constant",
+    aten.pad.default: "",
+}
+
+
+@converts(PADDINGS)
+def pad(
+    net: Net,
+    fixed: str,
+    input: Value,
+    pad: Sequence[Size] = (),
+    padding: Sequence[Size] = (),
+    mode: str = "",
+    value: float | None = None,
+) -> ITensor:
+    """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor;
+    constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor;
+    reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
+    x, amounts, value = base.tensor(net, input), pad or padding, 0 if value is None else value
+    return _slice.pad(net, x, amounts, result_sizes(net), fixed or mode, value)

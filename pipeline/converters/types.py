@@ -86,18 +86,14 @@ def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
     """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
     tensor and its array share memory, so that weights created from the array can be refitted."""
     if goal is np.ndarray and isinstance(value, torch.Tensor):
-        return _array(value)
+        if value.dtype == torch.bfloat16:
+            raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
+        return value.detach().numpy()
     if goal is np.ndarray:
         return np.asarray(_tensor(value))
     if goal is torch.Tensor:
         return _tensor(value)
     return tensor(ctx, name, _tensor(value) if isinstance(value, np.ndarray) else value)
-
-
-def _array(value: torch.Tensor) -> Any:
-    if value.dtype == torch.bfloat16:
-        raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
-    return value.detach().numpy()
 
 
 def _tensor(value: Any) -> torch.Tensor:

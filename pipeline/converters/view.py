@@ -3,8 +3,8 @@ tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -106,12 +106,4 @@ COPIES = {
 """The view equal to each copying view: nothing is written in place."""
 
 
-def _view(copy: Any, view: Any) -> Callable[..., Any]:
-    @register_torch_trt_decomposition(copy)
-    def decompose(*args: Any, **kwargs: Any) -> Any:
-        return view(*args, **kwargs)
-
-    return decompose
-
-
-DECOMPOSITIONS = [_view(copy, view) for copy, view in COPIES.items()]
+DECOMPOSITIONS = [register_torch_trt_decomposition(copy)(partial(view)) for copy, view in COPIES.items()]
