@@ -131,28 +131,17 @@ class Builder:
         """Return the slot of an argument; a container of values is built by a separate step."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
-        if not _holds_nodes(value):
+        nodes: list[torch.fx.Node] = []
+        map_arg(value, nodes.append)
+        if not nodes:
             return self._place(map_aggregate(value, self.argument))
         if isinstance(value, slice):
             return self._step(slice, (value.start, value.stop, value.step), {})
         if isinstance(value, Mapping):
             keys = tuple(value)
             return self._step(lambda *parts: dict(zip(keys, parts, strict=True)), tuple(value.values()), {})
-        return self._step(_tuple if isinstance(value, tuple) else _list, tuple(value), {})
-
-
-def _holds_nodes(value: Argument) -> bool:
-    found: list[Argument] = []
-    map_arg(value, found.append)
-    return bool(found)
-
-
-def _tuple(*parts: object) -> tuple[object, ...]:
-    return parts
-
-
-def _list(*parts: object) -> list[object]:
-    return list(parts)
+        kind = tuple if isinstance(value, tuple) else list
+        return self._step(lambda *parts: kind(parts), tuple(value), {})
 
 
 def interpreter_of(
