@@ -11,7 +11,7 @@ from pipeline.errors import PipelineError
 from pipeline.network.attributes import ATTRIBUTES, Value
 from pipeline.network.description import Layer, Network
 from pipeline.network.handle import name_dimensions
-from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED, WRITE
+from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED
 from pipeline.trt import Log, dtype_called, layer_of, new_network, trt
 
 __all__ = ["ReplayError", "WeightOf", "replay"]
@@ -111,10 +111,9 @@ class _Replay:
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Set the attributes that differ from the new layer's."""
         for attribute in ATTRIBUTES.get(row.kind, ()):
-            value = row.attribute(attribute.name)
-            write = WRITE.get(attribute.read)
-            if write is not None and value is not None and attribute.read(layer, attribute.name) != value:
-                write(layer, attribute.name, value)
+            name, value, write = attribute.name, row.attribute(attribute.name), attribute.type.write
+            if write is not None and value is not None and attribute.type.read(layer, name) != value:
+                write(layer, name, value)
 
     def connect(self, row: Layer, layer: trt.ILayer) -> None:
         """Connect the inputs that the layer was created without: optional ones, and those from later layers."""
