@@ -18,7 +18,6 @@ from pipeline.converters.decompositions import register_torch_trt_decomposition
 
 @register_torch_trt_decomposition(aten.hypot.default)
 def hypot(self: Tensor, other: Tensor) -> Tensor:
-    """hypot(Tensor self, Tensor other) -> Tensor"""
     dtype = torch.promote_types(self.dtype, other.dtype)
     a, b = (x.to(torch.float32 if dtype.itemsize == 2 else dtype).abs() for x in (self, other))
     most = torch.maximum(a, b)
@@ -29,13 +28,11 @@ def hypot(self: Tensor, other: Tensor) -> Tensor:
 
 @register_torch_trt_decomposition(aten.ldexp.Tensor)
 def ldexp(self: Tensor, other: Tensor) -> Tensor:
-    """ldexp.Tensor(Tensor self, Tensor other) -> Tensor"""
     return self * torch.pow(2.0, other)
 
 
 @register_torch_trt_decomposition(aten.angle.default)
 def angle(self: Tensor) -> Any:
-    """angle(Tensor self) -> Tensor"""
     if self.is_complex():
         return NotImplemented
     result = torch.where(self < 0, math.pi, 0.0)
@@ -51,8 +48,6 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    """rrelu_with_noise_functional(Tensor self, Tensor noise, Scalar lower=0.125, Scalar upper=0.333…,
-    bool training=False, Generator? generator=None) -> (Tensor, Tensor noise_out)"""
     return NotImplemented if training else (aten.leaky_relu(self, (lower + upper) / 2), noise.clone())
 
 
@@ -60,8 +55,6 @@ def rrelu(
 def as_strided_scatter(
     self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
-    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None)
-    -> Tensor"""
     if not all(isinstance(s, int) for s in (*self.shape, *size, *stride, storage_offset or 0)):
         return NotImplemented
     at = torch.zeros((), dtype=torch.int64, device=self.device) + (storage_offset or 0)
@@ -76,7 +69,6 @@ MEAN = 1
 
 @register_torch_trt_decomposition(aten.multilabel_margin_loss.default)
 def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Argument:
-    """multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"""
     return multilabel_margin_loss_forward(self, target, reduction)[0]
 
 
@@ -116,19 +108,16 @@ def _norm(difference: Tensor, p: float) -> Tensor:
 
 @register_torch_trt_decomposition(aten._cdist_forward.default)
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
-    """_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"""
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
 @register_torch_trt_decomposition(aten._euclidean_dist.default)
 def euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
-    """_euclidean_dist(Tensor x1, Tensor x2) -> Tensor"""
     return cdist(x1, x2, 2.0, None)
 
 
 @register_torch_trt_decomposition(aten._pdist_forward.default)
 def pdist(self: Tensor, p: float = 2.0) -> Tensor:
-    """_pdist_forward(Tensor self, float p=2) -> Tensor"""
     rows = self.shape[0]
     first, second = torch.triu_indices(rows, rows, 1, device=self.device).unbind(0)
     return _norm(self.index_select(0, first) - self.index_select(0, second), p)
@@ -145,8 +134,6 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim,
-    int unroll_dim=1) -> Tensor"""
     a, b, c = (reduce(torch.unsqueeze, dims, x) for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3)))
     product = a * b * c
     return product.sum(list(sumdim)) if sumdim else product
@@ -154,7 +141,6 @@ def trilinear(
 
 @register_torch_trt_decomposition(aten.addbmm.default)
 def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     if not (self.is_floating_point() or self.is_complex()):
         beta, alpha = int(beta), int(alpha)  # as eager does for integers
     product = batch1.transpose(0, 1).flatten(1) @ batch2.flatten(0, 1)

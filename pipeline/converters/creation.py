@@ -57,7 +57,6 @@ DECOMPOSITIONS = [_made(*row) for row in (LIKE | NEW).items()]
 
 @register_torch_trt_decomposition(aten.fill.Tensor)
 def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
-    """fill.Tensor(Tensor self, Tensor value) -> Tensor"""
     value = value if value.dtype == self.dtype else value.to(self.dtype)
     return value.expand(self.shape) if self.dim() else value.clone()
 

@@ -134,7 +134,6 @@ def _writable(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
 
 @register_torch_trt_decomposition(aten.put.default)
 def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
-    """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
     row: torch.Tensor = aten.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
     return row.reshape(x.shape)
 

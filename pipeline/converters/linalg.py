@@ -75,7 +75,6 @@ def _first_failure(fails: Tensor) -> Tensor:
 
 @register_torch_trt_decomposition(aten.linalg_inv_ex.default)
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - the operator's own name
-    """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
     if _is_large(A):
         return NotImplemented
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -85,8 +84,6 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - 
 
 @register_torch_trt_decomposition(aten._linalg_solve_ex.default)
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> object:  # noqa: N803
-    """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False)
-    -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)"""
     if _is_large(A):
         return NotImplemented
     is_vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
@@ -101,7 +98,6 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 
 @register_torch_trt_decomposition(aten._linalg_det.default)
 def det(A: Tensor) -> object:  # noqa: N803
-    """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)"""
     if _is_large(A):
         return NotImplemented
     pivots, order, _ = _eliminated(A)
@@ -110,7 +106,6 @@ def det(A: Tensor) -> object:  # noqa: N803
 
 @register_torch_trt_decomposition(aten._linalg_slogdet.default)
 def slogdet(A: Tensor) -> object:  # noqa: N803
-    """_linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet, Tensor LU, Tensor pivots)"""
     if _is_large(A):
         return NotImplemented
     pivots, order, _ = _eliminated(A)
@@ -119,7 +114,6 @@ def slogdet(A: Tensor) -> object:  # noqa: N803
 
 @register_torch_trt_decomposition(aten.linalg_cholesky_ex.default)
 def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False) -> object:
-    """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
     if _is_large(self):
         return NotImplemented
     rest, columns, squares = self.mT if upper else self, list[Tensor](), list[Tensor]()
@@ -157,8 +151,6 @@ def solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> object:
-    """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False)
-    -> Tensor"""
     if _is_large(self):
         return NotImplemented
     a, b, upper = (self, B, upper) if left else (self.mT, B.mT, not upper)
@@ -169,7 +161,6 @@ def solve_triangular(
 
 @register_torch_trt_decomposition(aten.cholesky_solve.default)
 def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> object:
-    """cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"""
     if _is_large(input2):
         return NotImplemented
     batch = torch.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
@@ -179,7 +170,6 @@ def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> object:
 
 @register_torch_trt_decomposition(aten.cholesky_inverse.default)
 def cholesky_inverse(self: Tensor, upper: bool = False) -> object:
-    """cholesky_inverse(Tensor self, bool upper=False) -> Tensor"""
     if _is_large(self):
         return NotImplemented
     one = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)

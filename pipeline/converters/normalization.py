@@ -140,8 +140,6 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Tensor:
-    """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training,
-    float momentum, float eps, bool cudnn_enabled) -> Tensor"""
     if training or running_mean is None or running_var is None:
         return native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[0]
     return _inference(x, weight, bias, running_mean, running_var, eps)
@@ -152,8 +150,6 @@ def batch_norm(
 def native_batch_norm(
     x: Tensor, weight: Opt, bias: Opt, running_mean: Opt, running_var: Opt, training: bool, momentum: float, eps: float
 ) -> Statistics:
-    """native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
-    bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     if training or running_mean is None or running_var is None:
         affine = _vector(weight), _vector(bias)
         result: Statistics = aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
@@ -176,8 +172,6 @@ def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple
 def batch_norm_no_training(
     x: Tensor, weight: Opt, bias: Opt, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
 ) -> Statistics:
-    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
-    Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
@@ -192,9 +186,6 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
-    Tensor running_var, bool training, float momentum, float eps)
-    -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
     results = native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     dtype = torch.promote_types(x.dtype, torch.float32)
     mean, running_mean, running_var = (each.to(dtype) for each in (results[1], running_mean, running_var))

@@ -172,8 +172,6 @@ BORDER, REFLECTION = 1, 2
 def grid_sampler_3d(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners)
-    -> Tensor"""
     sizes = list(input.shape[:1:-1])  # width, height, depth: the order of the grid's coordinates
     points = grid.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else grid
     places = [

@@ -79,8 +79,6 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False,
-    str? side=None, Tensor? sorter=None) -> Tensor"""
     self = self if isinstance(self, Tensor) else sorted_sequence.new_full((), self)
     ascending = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
     right, length = right or side == "right", ascending.shape[-1]
@@ -140,13 +138,11 @@ def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) ->
 @register_torch_trt_decomposition(aten.bucketize.Tensor)
 @register_torch_trt_decomposition(aten.bucketize.Scalar)
 def bucketize(self: Argument, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
     return searchsorted(boundaries, self, out_int32=out_int32, right=right)
 
 
 @register_torch_trt_decomposition(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Argument:
-    """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
     if output_size is None:
         return NotImplemented
     places = torch.arange(output_size, device=repeats.device)
@@ -155,7 +151,6 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Arg
 
 @register_torch_trt_decomposition(aten.kthvalue.default)
 def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
     if self.dim() == 0:
         return values, indices
