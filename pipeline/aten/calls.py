@@ -45,8 +45,7 @@ _FUNCTIONS: Final = {
 
 
 def qualified_name(target: object) -> str:
-    """Return ``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for
-    functions."""
+    """Return ``aten.permute.default`` for an operator overload; ``operator.getitem`` for a function."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     module = getattr(target, "__module__", "")
@@ -100,8 +99,7 @@ def _raise_if_too_large(too_large: bool) -> None:
 
 
 def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Return the function restricted to numbers: it raises TypeError for strings and lists, which it would concatenate
-    or repeat."""
+    """Return the function restricted to numbers: strings and lists, which it would concatenate, are a TypeError."""
 
     @wraps(function)
     def call(*args: Argument) -> Argument:

@@ -86,8 +86,7 @@ class Misfit:
 
 
 def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
-    """Yield the values whose dtype eager refuses in a call. Of arguments that must share a dtype, yield each that
-    differs."""
+    """Yield the values whose dtype eager refuses in a call; each that differs of those that must share one."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

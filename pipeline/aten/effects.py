@@ -105,8 +105,7 @@ def refusal(target: object, spaces: Iterable[str] = ()) -> str:
 
 @cache
 def decided(op: OpOverload[..., Any]) -> str | None:
-    """Return the reason why the rules refuse an operator of ATen, prims or ours; empty if they allow it, None if no
-    rule applies."""
+    """Return the reason why the rules refuse an operator; empty if they allow it, None if no rule applies."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"

@@ -180,8 +180,7 @@ def held_by(module: torch.nn.Module, path: str) -> Argument:
 
 
 def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Argument], argument: Change) -> Interpreter:
-    """Return a control-flow operator's graph and its nested graphs as a function; ``tensor`` maps each of its
-    tensors."""
+    """Return a control-flow operator's graph, with nested ones, as a function; ``tensor`` maps its tensors."""
 
     def attribute(path: str) -> object:
         value = held_by(module, path)

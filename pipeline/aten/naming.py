@@ -16,8 +16,7 @@ def origin(meta: Mapping[str, object]) -> dict[str, Any]:
 
 
 def module_path(node: torch.fx.Node) -> str:
-    """Return the path of the module whose forward created the node (``encoder.layers.0.linear1``); empty for the
-    root."""
+    """Return the path of the module that created the node (``encoder.layers.0.linear1``); empty for the root."""
     return path_of(node.meta)
 
 

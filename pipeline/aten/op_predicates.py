@@ -31,8 +31,7 @@ def moves(node: torch.fx.Node) -> bool:
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Return whether an operator costs almost nothing wherever it runs; ``sources``: include those that create tensors
-    from sizes."""
+    """Return whether an operator costs almost nothing anywhere; ``sources``: also one that creates a tensor."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 

@@ -93,8 +93,7 @@ def numbers(codes: Tensor, type: str) -> Tensor:
 
 
 def pack(input: Tensor, type: str) -> Tensor:
-    """Pack 4-bit values along the last dim, two a byte, the first in the low bits. ValueError if a value needs more
-    bits."""
+    """Pack 4-bit values along the last dim, the first in the low bits. ValueError if a value needs more bits."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
         raise ValueError("a quantized weight does not fit in int4 [-8, 7]; recompile with these weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15

@@ -200,8 +200,7 @@ def _packet(name: str) -> Any:
 
 
 def is_view(target: object) -> bool:
-    """Return whether an operator returns a view: by its schema, the result shares memory with an argument it does not
-    write."""
+    """Return whether an operator's result, by its schema, shares memory with an argument it does not write."""
     returns = target._schema.returns if isinstance(target, OpOverload) else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 

@@ -63,8 +63,7 @@ def converts(
 
 
 def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """Return the function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are computed
-    once, not at each call."""
+    """Return a converter of `(ctx, target, args, kwargs, name)`, with the arguments' positions computed once."""
     known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -79,8 +78,7 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
 
 
 def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
-    """Return the positions of a function's parameters, after the network and the row, among the operator's
-    arguments."""
+    """Return the places of a function's parameters, after the network and the row, among the operator's."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True

@@ -30,14 +30,8 @@ def to_copy(net: Net, *operands: Value) -> ITensor:
 
 
 @converts(
-    aten.alias.default,
-    aten.alias_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.detach_copy.default,
-    aten.lift.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
+    *(aten.alias.default, aten.alias_copy.default, aten.clone.default, aten.detach.default, aten.detach_copy.default),
+    *(aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default),
 )
 def identity(net: Net, input: Value) -> ITensor:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""

@@ -69,8 +69,7 @@ def _check_converter(function: object) -> None:
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """Return the declarations attached to a function; they name that function even if `functools.wraps` copied them to
-    it."""
+    """Return a function's declarations; they name it even if `functools.wraps` copied them to it."""
     if not callable(function) or (carried := attached(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.on(function) for declaration in carried)

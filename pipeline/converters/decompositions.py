@@ -56,8 +56,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
     @classmethod
     def of(cls, *modules: ModuleType) -> DecompositionTable:
-        """Collect the decompositions that modules declare; the order of the modules does not matter. `ValueError` for
-        two of one operator."""
+        """Collect the decompositions that modules declare, in any order. `ValueError` for two of one operator."""
         found: dict[Op, Decomposition] = {}
         for op, function in _pairs(gather(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:

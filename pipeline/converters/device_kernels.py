@@ -21,8 +21,7 @@ Ints = list[int]
 
 
 def _declared(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a decomposition of the operator of this name, with its schema as docstring. An attention that drops
-    something is not decomposed."""
+    """Return a decomposition of the operator of this name; an attention that drops something is not decomposed."""
     op = getattr(aten, name).default
 
     def decomposition(*args: Any, **kwargs: Any) -> Any:

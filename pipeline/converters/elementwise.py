@@ -89,33 +89,18 @@ def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
 
 
 BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.bitwise, "AND"): (
-        aten.bitwise_and.Tensor,
-        aten.bitwise_and.Scalar,
-        aten.bitwise_and.Scalar_Tensor,
-    ),
-    (elementwise_bits.bitwise, "OR"): (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor),
-    (elementwise_bits.bitwise, "XOR"): (
-        aten.bitwise_xor.Tensor,
-        aten.bitwise_xor.Scalar,
-        aten.bitwise_xor.Scalar_Tensor,
-    ),
+    (elementwise_bits.bitwise, name): (packet.Tensor, packet.Scalar, packet.Scalar_Tensor)
+    for name, packet in (("AND", aten.bitwise_and), ("OR", aten.bitwise_or), ("XOR", aten.bitwise_xor))
 }
 SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.shift, True): (
-        aten.bitwise_left_shift.Tensor,
-        aten.bitwise_left_shift.Tensor_Scalar,
-        aten.bitwise_left_shift.Scalar_Tensor,
-        aten.__lshift__.Tensor,
-        aten.__lshift__.Scalar,
-    ),
-    (elementwise_bits.shift, False): (
-        aten.bitwise_right_shift.Tensor,
-        aten.bitwise_right_shift.Tensor_Scalar,
-        aten.bitwise_right_shift.Scalar_Tensor,
-        aten.__rshift__.Tensor,
-        aten.__rshift__.Scalar,
-    ),
+    (elementwise_bits.shift, left): (
+        *(packet.Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor),
+        *(python.Tensor, python.Scalar),
+    )
+    for left, packet, python in (
+        (True, aten.bitwise_left_shift, aten.__lshift__),
+        (False, aten.bitwise_right_shift, aten.__rshift__),
+    )
 }
 
 

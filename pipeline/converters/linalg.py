@@ -27,8 +27,7 @@ def _is_large(a: Tensor) -> bool:
 
 
 def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
-    """Return a mask of the row of [..., n, 1] with the largest magnitude, the first of equal ones; NaN counts as
-    infinite."""
+    """Return a mask of the row of [..., n, 1] with the (first) largest magnitude; NaN counts as infinite."""
     size = torch.where(free, torch.where(column.isnan(), torch.inf, column.abs()), -1.0)
     others = size.transpose(-2, -1)
     is_first = torch.ones(column.shape[-2], column.shape[-2], dtype=torch.bool, device=column.device).triu()

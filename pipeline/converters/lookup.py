@@ -135,8 +135,7 @@ class Lookup(Mapping[Any, Entry]):
     def get_all_converters_with_target(
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
-        """Return the candidates of a target in order, validated or not; with registry info, also the number per
-        module."""
+        """Return a target's candidates in order, validated or not; with registry info, also the number per module."""
         converters = tuple(declaration.support for declaration in self._candidates_of(target))
         return (converters, _origins(converters)) if return_registry_info else converters
 
@@ -184,8 +183,7 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
 
 
 def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
-    """Return whether the user's settings exclude a node with this target and ``meta`` from engines, by its operator or
-    its module."""
+    """Return whether the user's settings keep this operator, or the module in ``meta``, out of engines."""
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops

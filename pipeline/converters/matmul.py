@@ -41,8 +41,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
 
 
 def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
-    """Return the factors of a matmul, its arguments from ``first`` on; transposed ones are wrapped by
-    `impl.transposed`."""
+    """Return a matmul's factors, its arguments from ``first`` on, the transposed ones behind `impl.transposed`."""
     node = net.node
     if node is None or does(node.target) is not Does.MULTIPLIES:
         return [*factors]
@@ -141,8 +140,7 @@ def _summed(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Lett
 def _matrices(
     x: Tensor, letters: Letters, batch: Letters, rows: Letters, columns: Letters, sizes: dict[str, Any]
 ) -> Tensor:
-    """Return a tensor as [*batch, rows, columns]; rows and columns are flattened to one dim each, of size 1 if there
-    are none."""
+    """Return a tensor as [*batch, rows, columns], the last two flattened, of size 1 if there are none."""
     x = _ordered(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x
@@ -166,8 +164,7 @@ MOST: Final = 1 << 36
 
 
 def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
-    """Return whether PyTorch computes the grouped matmul with matrices of this shape faster, for every number of rows
-    that engines are tuned for."""
+    """Return whether PyTorch computes the grouped matmul faster for every number of rows of the profiles."""
     return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
 
 

@@ -23,13 +23,10 @@ from pipeline.shapes.environment import expression
 from pipeline.trt import trt
 
 MAX: dict[Any, int] = {
-    aten.max_pool1d.default: 1,
-    aten.max_pool2d.default: 2,
-    aten.max_pool3d.default: 3,
-    aten.max_pool2d_with_indices.default: 2,
-    aten.max_pool3d_with_indices.default: 3,
+    **{getattr(aten, f"max_pool{rank}d").default: rank for rank in (1, 2, 3)},
+    **{getattr(aten, f"max_pool{rank}d_with_indices").default: rank for rank in (2, 3)},
 }
-AVERAGE: dict[Any, int] = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+AVERAGE: dict[Any, int] = {getattr(aten, f"avg_pool{rank}d").default: rank for rank in (1, 2, 3)}
 
 
 def _windows(node: torch.fx.Node, rank: int) -> Windows:
@@ -148,17 +145,10 @@ def avg_pool(
 
 
 ADAPTIVE_AVERAGE: dict[Any, int] = {
-    aten.adaptive_avg_pool1d.default: 1,
-    aten.adaptive_avg_pool2d.default: 2,
-    aten.adaptive_avg_pool3d.default: 3,
-    aten._adaptive_avg_pool2d.default: 2,
-    aten._adaptive_avg_pool3d.default: 3,
+    **{getattr(aten, f"adaptive_avg_pool{rank}d").default: rank for rank in (1, 2, 3)},
+    **{getattr(aten, f"_adaptive_avg_pool{rank}d").default: rank for rank in (2, 3)},
 }
-ADAPTIVE_MAX: dict[Any, int] = {
-    aten.adaptive_max_pool1d.default: 1,
-    aten.adaptive_max_pool2d.default: 2,
-    aten.adaptive_max_pool3d.default: 3,
-}
+ADAPTIVE_MAX: dict[Any, int] = {getattr(aten, f"adaptive_max_pool{rank}d").default: rank for rank in (1, 2, 3)}
 RANKS = ADAPTIVE_AVERAGE | ADAPTIVE_MAX
 
 Sizes = tuple[list[Any], list[Any]]

@@ -66,8 +66,7 @@ def recurrent(
 def _states_and_weights(
     hx: Value, params: Sequence[Value], has_biases: bool
 ) -> tuple[Sequence[Value], list[impl.Weights]]:
-    """Return the initial states; and the weights for each layer and direction: input, hidden, biases of both,
-    projection."""
+    """Return the initial states, and the weights of each layer and direction."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
     count, weights = 2 + 2 * has_biases + projected, []

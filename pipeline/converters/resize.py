@@ -23,22 +23,15 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
 MODES = {
-    aten.upsample_nearest1d: "nearest",
-    aten.upsample_nearest2d: "nearest",
-    aten.upsample_nearest3d: "nearest",
-    aten._upsample_nearest_exact1d: "nearest-exact",
-    aten._upsample_nearest_exact2d: "nearest-exact",
-    aten._upsample_nearest_exact3d: "nearest-exact",
-    aten.upsample_linear1d: "linear",
-    aten.upsample_bilinear2d: "linear",
-    aten.upsample_trilinear3d: "linear",
-    aten.upsample_bicubic2d: "cubic",
-    aten._upsample_bilinear2d_aa: "linear",
-    aten._upsample_bicubic2d_aa: "cubic",
+    "nearest": "upsample_nearest1d upsample_nearest2d upsample_nearest3d",
+    "nearest-exact": "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
+    "linear": "upsample_linear1d upsample_bilinear2d upsample_trilinear3d _upsample_bilinear2d_aa",
+    "cubic": "upsample_bicubic2d _upsample_bicubic2d_aa",
 }
 TARGETS: dict[Any, str] = {
     getattr(packet, overload): mode
-    for packet, mode in MODES.items()
+    for mode, names in MODES.items()
+    for packet in (getattr(aten, name) for name in names.split())
     for overload in ("default", "vec")
     if overload in packet.overloads()
 }

@@ -70,10 +70,7 @@ def _reducible(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
 
 
 @converts(
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-    aten.scatter.reduce,
-    aten.scatter.value_reduce,
+    *(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce),
     validator=_reducible,
 )
 def scatter_reduce(
@@ -93,8 +90,7 @@ def scatter_reduce(
 
 
 def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reduction: str, include_self: bool) -> Any:
-    """Reduce with index and source padded to the size of ``x`` in the other dims; the padding's indices match no
-    position."""
+    """Reduce with index and source padded to the size of ``x`` in other dims, by indices that match no position."""
     sizes, own = base.known_sizes(net, base.tensor(net, x, rank=1)), base.rank(x)
     index = base.tensor(net, index, rank=1)
     given = base.known_sizes(net, index)

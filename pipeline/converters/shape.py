@@ -44,12 +44,8 @@ def stack(net: Net, tensors: Sequence[Value], dim: int) -> ITensor:
 
 
 @converts(
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-    aten.chunk.default,
+    *(aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default),
+    *(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten.chunk.default),
 )
 def split(net: Net, input: Value, dim: int) -> list[ITensor]:
     """split_with_sizes(Tensor self, SymInt[] split_sizes, int dim=0) -> Tensor[]"""

@@ -15,22 +15,12 @@ from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
+REAL = "exp log sqrt sin cos tan sinh cosh asin acos atan asinh acosh atanh"
+"""Functions of floats that TensorRT calls by the same name."""
+
 TABLE: Mapping[Any, tuple[Any, ...]] = {
-    aten.exp.default: (unary.real, "EXP"),
-    aten.log.default: (unary.real, "LOG"),
-    aten.sqrt.default: (unary.real, "SQRT"),
+    **{getattr(aten, name).default: (unary.real, name.upper()) for name in REAL.split()},
     aten.reciprocal.default: (unary.real, "RECIP"),
-    aten.sin.default: (unary.real, "SIN"),
-    aten.cos.default: (unary.real, "COS"),
-    aten.tan.default: (unary.real, "TAN"),
-    aten.sinh.default: (unary.real, "SINH"),
-    aten.cosh.default: (unary.real, "COSH"),
-    aten.asin.default: (unary.real, "ASIN"),
-    aten.acos.default: (unary.real, "ACOS"),
-    aten.atan.default: (unary.real, "ATAN"),
-    aten.asinh.default: (unary.real, "ASINH"),
-    aten.acosh.default: (unary.real, "ACOSH"),
-    aten.atanh.default: (unary.real, "ATANH"),
     aten.erf.default: (activation.erf,),
     aten.abs.default: (unary.signed, "ABS"),
     aten.neg.default: (unary.signed, "NEG"),

@@ -19,12 +19,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @converts(
-    aten.view.default,
-    aten.reshape.default,
-    aten._reshape_copy.default,
-    aten._unsafe_view.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
+    *(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default),
+    *(aten.flatten.using_ints, aten.unflatten.int),
 )
 def reshape(net: Net, input: Value) -> ITensor:
     """view(Tensor self, SymInt[] size) -> Tensor"""

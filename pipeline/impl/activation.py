@@ -28,8 +28,7 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
-    """Apply an activation with a small tail: bfloat16 in float32, rounded once, since RTX 1.4's layers lose the tail (0
-    for 6.6e-36)."""
+    """Apply an activation with a small tail: bfloat16 in float32, since RTX 1.4's layers lose the tail (6.6e-36)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype

@@ -139,8 +139,7 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 
 @fact
 def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether grouped query heads with many keys run faster in separate kernels: there may be a single query, or
-    there is no fused kernel."""
+    """Return whether grouped heads with many keys run faster in separate kernels: for one query, or unfused."""
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]

@@ -22,8 +22,7 @@ from pipeline.trt import trt
 
 @block
 def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return the arguments of a node, positional and by name. Inputs that its marks name are first expanded to the
-    result's shape."""
+    """Return a node's arguments, positional and by name; inputs that its marks name get the result's shape."""
     names = {name for mark in net.ctx.marks.of(node.name, "expanded") for name in mark.names}
     wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))
@@ -41,8 +40,7 @@ def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
 
 @block
 def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add `base.barrier` on a flat view, so that nothing is fused into the matmul or transposed convolution that
-    computes ``x``."""
+    """Add `base.barrier` on a flat view, so that nothing is fused into the kernel that computes ``x``."""
     if not applies(quirk):
         return x
     sizes = base.sizes(net, x)

@@ -133,8 +133,7 @@ def byte(net: Net, x: ITensor) -> ITensor:
 
 
 def dims(x: Value) -> tuple[int, ...]:
-    """Return the sizes of a tensor, -1 for dynamic ones. TensorRT infers shapes here: an invalid network raises an
-    error."""
+    """Return the sizes of a tensor, -1 for dynamic ones; an error if the network is invalid."""
     try:
         return tuple(x.shape)
     except ValueError:

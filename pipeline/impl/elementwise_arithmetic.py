@@ -31,8 +31,7 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Return a power with any exponent. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the
-    largest int for 0."""
+    """Return a power. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the largest int."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promoted(net, a, b, dtype=dtype)

@@ -17,8 +17,7 @@ Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 
 
 def operation(expr: Any) -> Operation:
-    """Return the operation that computes an expression other than a number or symbol; raise ``NetworkError`` if there
-    is none."""
+    """Return the operation that computes an expression; raise ``NetworkError`` if there is none."""
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)

@@ -136,8 +136,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozen
 
 @block
 def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims; return the result and the merged dim: in their place if they are adjacent, else first, as in
-    eager."""
+    """Merge dims; return the result and the merged dim: in place if they are adjacent, else first, as in eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

@@ -59,8 +59,7 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _source(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the dims of the indices followed by the others. In eager adjacent indices keep their place, and
-    others come first."""
+    """Expand values to the dims of the indices, then the others. In eager, adjacent indices keep their place."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *count, *others[place:]])
@@ -82,8 +81,7 @@ def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITe
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """Return ``x`` after ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on and one value for
-    all selected elements or for each."""
+    """Return ``x`` after ``x[mask] = values``, or ``+=``: a mask over dims from ``dim`` on, one value or one each."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)

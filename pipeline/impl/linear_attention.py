@@ -53,8 +53,7 @@ class Tokens:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, H, L, V] and the last state [B, H, V, K] of
-    `aten.own_ops.linear_attention`."""
+    """Return the output [B, H, L, V] and the last state [B, H, V, K]; see `aten.own_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
@@ -76,8 +75,7 @@ def linear_attention(
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
-    """Process one token by elementwise products and float32 sums along the contiguous last dim, since TensorRT's
-    matmuls would round to TF32."""
+    """Process one token by products and float32 sums along the last dim, since matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
     value = _transposed(net, now.value)
     if now.beta is not None:
@@ -129,8 +127,7 @@ def _transposed(net: Net, x: ITensor) -> ITensor:
 
 
 def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """Return the decayed score of each token [chunk, 1] for each token [1, chunk] at least ``lowest`` before it; 0 for
-    the others."""
+    """Return each token's decayed scores for the tokens at least ``lowest`` before it; 0 for the others."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
         left = _decay(net, since, _transposed(net, since), reads)
@@ -152,8 +149,7 @@ def _decay(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITenso
 def _solved(
     net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """Solve the delta rule's triangular system; return a chunk's values for a zero initial state, and the keys by which
-    they depend on the state."""
+    """Solve the delta rule: return values for a zero initial state, and the keys by which they depend on it."""
     key = binary(net, "PROD", each.key, beta)
     system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
     value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)

@@ -116,8 +116,7 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
 
 @block
 def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """Return the maximum of each window and its index in the flattened dims: of equal ones the first, of NaN the
-    last."""
+    """Return each window's maximum and its flattened index: of equal ones the first, of NaN the last."""
     value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):

@@ -148,8 +148,7 @@ def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Va
 
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
-    """Return the norm of an order over dims: for infinite order the largest or smallest magnitude, for order 0 the
-    number of nonzero elements."""
+    """Return the norm of an order; infinite: the largest or smallest magnitude, 0: the number of nonzero elements."""
     value, dims = absolute(net, widened(net, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)

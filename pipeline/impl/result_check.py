@@ -46,8 +46,7 @@ def _returned(value: object) -> str:
 
 
 def _may_be(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
-    """Return whether a dynamic size may have a value: its range has no other, or the size depends on data and the value
-    is a size of an argument."""
+    """Return whether a dynamic size may have a value: its only one, or an argument's if it depends on data."""
     if isinstance(size, int):
         return False
     is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in given)

@@ -23,8 +23,7 @@ from pipeline.trt import CAPABILITIES, trt
 
 @block
 def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITensor:
-    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger than ``index``, or
-    a number."""
+    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger, or a number."""
     if base.rank(x) == 0:
         source = base.tensor(net, source, rank=1) if isinstance(source, (trt.ITensor, torch.Tensor)) else source
         row = base.unsqueeze(net, x, [0])
@@ -69,8 +68,7 @@ def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITenso
 
 @block
 def rows(net: Net, x: ITensor, index: ITensor, source: ITensor) -> ITensor:
-    """Return ``x`` after ``x[index] = source``; ``source`` has the dims of ``index``, then those of ``x`` after the
-    first."""
+    """Return ``x`` after ``x[index] = source``, which has the dims of ``index``, then those of ``x[0]``."""
     index = base.unsqueeze(net, index, [base.rank(index)])
     return net.add("scatter", x, index, source, trt.ScatterMode.ND).get_output(0)
 

@@ -28,8 +28,7 @@ class Type:
 
 @attrs.frozen
 class Attribute:
-    """An attribute of a layer kind: its type, the index of the input that replaces it, and whether this TensorRT has
-    it."""
+    """An attribute of a layer kind: its type, the input that replaces it, and whether this TensorRT has it."""
 
     name: str
     type: Type
@@ -98,8 +97,7 @@ def of_attention(type: Type) -> Type:
 
 
 def quantized_to(layer: trt.ILayer, name: str) -> Value:
-    """Read the quantized type only if there is a scale: both are set together, and TensorRT logs an error for an unset
-    type."""
+    """Read the quantized type only if there is a scale: TensorRT logs an error for an unset type."""
     attention = layer.attention
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 

@@ -14,8 +14,7 @@ PACKED: Final = ("int4", "float4_e2m1fn_x2")
 
 
 def codes_of(tensor: torch.Tensor, dtype: str) -> Any:
-    """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory; the caller must keep the tensor
-    alive."""
+    """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory, which the caller keeps alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
     return trt.Weights(dtype_called(dtype), tensor.data_ptr(), count)
 

@@ -135,8 +135,7 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer with ``net.add_<kind>``, named ``name:kind``; if TensorRT rejects it, raise its message as an
-        error."""
+        """Add a layer with ``net.add_<kind>``, named ``name:kind``; TensorRT's message as an error if it is refused."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -201,8 +200,7 @@ class ConversionContext:
 
 
 def literal_name(tensor: torch.Tensor) -> str:
-    """Return a name, derived from the content, for a weight that is no parameter, so that equal networks print
-    equally."""
+    """Return a name for a weight that is no parameter, by its content, so that equal networks print equally."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"

@@ -299,8 +299,7 @@ def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tup
 
 
 def _distinct(name: str, taken: set[str]) -> str:
-    """Return `name`, or name#2, name#3 …, and add it to `taken`: TensorRT allows duplicate names of tensors and
-    layers."""
+    """Return `name`, or name#2, name#3 …, and add it to `taken`: TensorRT allows duplicate names."""
     candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
     given = next(candidate for candidate in candidates if candidate not in taken)
     taken.add(given)

@@ -24,8 +24,7 @@ def _enum_member(name: str) -> Encode:
 
 
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
-    """Return a function that creates a layer from its first inputs and the attributes that follow them in the
-    method."""
+    """Return a function that creates a layer from its first inputs, then attributes as the method takes them."""
 
     def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -70,8 +69,7 @@ def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor
 
 
 def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    """Create a slice; if inputs supply start, size or stride, the layer gets zeros in their place, of the same
-    length."""
+    """Create a slice, with zeros in place of start, size or stride if inputs supply them."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
     count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
     return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
