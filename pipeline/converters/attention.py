@@ -79,12 +79,6 @@ def is_open(mask: Any) -> bool:
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK
 
 
-@converts(OPEN_MASK)
-def open_mask(net: Net, mask: Value) -> Value:
-    """pipeline::open_mask(Tensor mask) -> Tensor"""
-    return mask
-
-
 @converts(aten.scaled_dot_product_attention.default, validator=attends_only)
 def attention(
     net: Net, query: Value, key: Value, value: Value, attn_mask: Value | None, scale: float | None

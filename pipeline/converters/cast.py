@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -31,11 +32,11 @@ def to_copy(net: Net, *operands: Value) -> ITensor:
 
 @converts(
     *(aten.alias.default, aten.alias_copy.default, aten.clone.default, aten.detach.default, aten.detach_copy.default),
-    *(aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default),
+    *(aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, OPEN_MASK),
 )
-def identity(net: Net, input: Value) -> ITensor:
-    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
-    return input
+def identity(net: Net, *operands: Value) -> Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor; pipeline::open_mask(Tensor mask) -> Tensor"""
+    return operands[0]
 
 
 @register_torch_trt_decomposition(aten.copy.default)

@@ -44,6 +44,17 @@ TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise.clamp,): (aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor),
 }
 
+SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
+    (elementwise_bits.shift, left): (
+        *(packet.Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor),
+        *(python.Tensor, python.Scalar),
+    )
+    for left, packet, python in (
+        (True, aten.bitwise_left_shift, aten.__lshift__),
+        (False, aten.bitwise_right_shift, aten.__rshift__),
+    )
+}
+
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -68,7 +79,7 @@ def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     return list(map(wrapped, values, metas))
 
 
-@converts(by_operator(TABLE))
+@converts(by_operator(TABLE), by_operator(SHIFTS))
 def of_two(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Call an elementwise function with the operator's arguments."""
     return by_row(net, row, among_bytes(net, operands))
@@ -92,16 +103,6 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise_bits.bitwise, name): (packet.Tensor, packet.Scalar, packet.Scalar_Tensor)
     for name, packet in (("AND", aten.bitwise_and), ("OR", aten.bitwise_or), ("XOR", aten.bitwise_xor))
 }
-SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.shift, left): (
-        *(packet.Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor),
-        *(python.Tensor, python.Scalar),
-    )
-    for left, packet, python in (
-        (True, aten.bitwise_left_shift, aten.__lshift__),
-        (False, aten.bitwise_right_shift, aten.__rshift__),
-    )
-}
 
 
 def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -117,9 +118,3 @@ def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 def bitwise(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
     return by_row(net, row, operands)
-
-
-@converts(by_operator(SHIFTS))
-def shift(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return by_row(net, row, among_bytes(net, operands))

@@ -22,8 +22,7 @@ LARGEST: Final = 8
 
 
 def _is_large(a: Tensor) -> bool:
-    rows = a.shape[-1]
-    return not isinstance(rows, int) or not 0 < rows <= LARGEST
+    return not isinstance(a.shape[-1], int) or not 0 < a.shape[-1] <= LARGEST
 
 
 def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
@@ -133,10 +132,8 @@ def _substituted(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False)
         at = size - 1 - k if upper else k
         row = b[..., -1:, :] if upper else b[..., :1, :]
         row = row if unitriangular else row / a[..., at : at + 1, at : at + 1]
-        others, b = (
-            (a[..., :at, at : at + 1], b[..., :-1, :]) if upper else (a[..., at + 1 :, at : at + 1], b[..., 1:, :])
-        )
-        b = b - others * row
+        others = a[..., :at, at : at + 1] if upper else a[..., at + 1 :, at : at + 1]
+        b = (b[..., :-1, :] if upper else b[..., 1:, :]) - others * row
         rows.append(row)
     return torch.cat(rows[::-1] if upper else rows, -2)
 

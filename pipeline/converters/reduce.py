@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.result_types import as_result, result_of
+from pipeline.converters.result_types import as_result, by_row, result_of
 from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
@@ -87,22 +88,18 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
     return as_result(net, reduce.vector_norm(net, input, ord, dim, keepdim))
 
 
-@converts(aten.logsumexp.default)
-def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> ITensor:
-    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
-    return as_result(net, reduce.log_sum_exp(net, input, dim, keepdim))
+@converts(
+    {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
+)
+def logsumexp(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; logcumsumexp(Tensor self, int dim) -> Tensor"""
+    return by_row(net, row, operands)
 
 
 @converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
 def scan(net: Net, block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     return as_result(net, block(net, input, dim, result_of(net).dtype))
-
-
-@converts(aten.logcumsumexp.default)
-def logcumsumexp(net: Net, input: Value, dim: int) -> ITensor:
-    """logcumsumexp(Tensor self, int dim) -> Tensor"""
-    return as_result(net, reduce_scan.cumulative_log_sum_exp(net, input, dim))
 
 
 @converts({aten.cummax.default: True, aten.cummin.default: False})

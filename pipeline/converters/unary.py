@@ -43,12 +43,6 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 }
 
 
-@converts(TABLE)
-def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Call a function of one tensor with the operator's arguments."""
-    return by_row(net, row, operands)
-
-
 ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
     aten.sigmoid.default: (activation.tailed, "SIGMOID"),
     aten.tanh.default: (activation.tanh,),
@@ -68,9 +62,9 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 }
 
 
-@converts(ACTIVATIONS)
-def activated(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Call an activation function with the operator's arguments."""
+@converts(TABLE, ACTIVATIONS)
+def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Call a function of one tensor with the operator's arguments."""
     return by_row(net, row, operands)
 
 

@@ -66,10 +66,8 @@ def linear_attention(
     else:
         most = int(min(longest, CHUNK if by_head else CHANNEL_CHUNK))
         chunk = 1 << (most - 1).bit_length()
-        few = longest <= UNROLLED * chunk
-        results = _several(
-            net, tokens, state, as_size(FloorDiv((longest if few else length) + chunk - 1, chunk)), chunk
-        )
+        most_tokens = longest if longest <= UNROLLED * chunk else length
+        results = _several(net, tokens, state, as_size(FloorDiv(most_tokens + chunk - 1, chunk)), chunk)
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
@@ -164,7 +162,7 @@ def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
     place = np.arange(size)
     while block < size:
         row, column = place[:, None] // block, place[None, :] // block
-        below = base.constant(net, ((row % 2 == 1) & (column == row - 1)), rank=base.rank(lower))
+        below = base.constant(net, (row % 2 == 1) & (column == row - 1), rank=base.rank(lower))
         between = where(net, below, lower, 0.0, torch.float32)
         if block > 1:
             between = _matmul(net, _matmul(net, inverse, between), inverse)

@@ -51,10 +51,8 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
         # the declared border counts; elements beyond it do not
         wide, padding = padded(net, wide, padding, padding), [0] * len(padding)
     padding = [0] * len(padding) if divisor else padding
-    if not count_include_pad and any(padding):
-        wide = base.barrier(
-            net, wide, "merged-averages"
-        )  # so that its input differs from that of an average that counts the border
+    if not count_include_pad and any(padding):  # its input must differ from that of an average that counts the border
+        wide = base.barrier(net, wide, "merged-averages")
     pool = _layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
     pool.average_count_excludes_padding = not (count_include_pad and any(padding))
     result = _result(net, pool, windows, base.rank(x))
@@ -108,7 +106,9 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
     """Return the mean of each window of the last dims, computed in float32."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _by_dim(x, places):
-        shares = _along(net, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
+        times = (rows[:, :, None] == rows[:, None, :]).sum(-1)  # repeated elements share one weight
+        weights = np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
+        shares = _along(net, weights, base.rank(x) + 1, (dim, dim + 1))
         weighted = base.elementwise(net, "PROD", take(net, result, rows, dim), shares)
         result = reduce(net, "SUM", weighted, [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
@@ -134,12 +134,6 @@ def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Plac
     """Return the dims that have windows, from the last to the first."""
     first = base.rank(x) - len(places)
     return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
-
-
-def _shares(rows: Places) -> Places:
-    """Return the weight of each element in the mean; repeated elements share one weight."""
-    times = (rows[:, :, None] == rows[:, None, :]).sum(-1)
-    return np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
 
 
 def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:

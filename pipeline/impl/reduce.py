@@ -59,10 +59,8 @@ def _reduced(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim:
     result = _layer(net, adds, x, dims, keepdim)
     if operation != "AVG":
         return result
-    count = functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values())
-    return base.elementwise(
-        net, "DIV", result, base.reshape(net, base.cast(net, count, dtype), [1] * base.rank(result))
-    )
+    count = base.cast(net, functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values()), dtype)
+    return base.elementwise(net, "DIV", result, base.reshape(net, count, [1] * base.rank(result)))
 
 
 def _layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:

@@ -38,12 +38,8 @@ def first(net: Net, bound: Size | None, size: Size) -> Size:
 @fact
 def is_data(net: Net, size: Size) -> bool:
     """Return whether a size comes from an element of a tensor, which TensorRT would need on the host."""
-    sources = (
-        [net.ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols]
-        if isinstance(size, SymbolicInt)
-        else []
-    )
-    return any(dim is None for _, dim in sources)
+    symbols = size.expr.free_symbols if isinstance(size, SymbolicInt) else ()
+    return any(net.ctx.symbols.get(str(s), (None, 0))[1] is None for s in symbols)
 
 
 @block
