@@ -77,7 +77,6 @@ class Interpreter:
 
 
 def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
-    """Return a function that picks the values of these slots."""
     if len(places) > 1:
         return itemgetter(*places)
     return (lambda slots: (slots[places[0]],)) if places else lambda slots: ()

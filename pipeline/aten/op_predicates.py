@@ -110,7 +110,6 @@ def _indexes_by_mask(args: Argument) -> bool:
 
 
 def _is_inference_dropout(target: Target, args: Argument) -> bool:
-    """Return whether a dropout is in inference mode."""
     names = [argument.name for argument in target._schema.arguments]
     at = names.index("train") if "train" in names else len(args)
     return len(args) > at and args[at] is False

@@ -23,7 +23,7 @@ from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 
 _MECHANISM: Final = """
-    binding converter_utils declare decompositions index_signs lookup registry result_types support types unsupported
+    binding converter_utils declare decompositions index_signs lookup registry support types unsupported
     user_registrations
 """
 """The modules of this package that declare no converters."""

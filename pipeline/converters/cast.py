@@ -11,9 +11,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, converts, result_of
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

@@ -48,7 +48,6 @@ def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejectio
 
 
 def _has_layer(node: Node) -> bool | Rejection:
-    """Check what TensorRT's layer takes."""
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:

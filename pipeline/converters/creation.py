@@ -8,10 +8,9 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, converts, result_of
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, shape
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import result_sizes

@@ -122,7 +122,6 @@ def chosen(
 
 
 def _torch_decomposes(op: Op) -> bool:
-    """Return whether torch decomposes an operator: by a decomposition, or as a composite."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
 

@@ -9,9 +9,8 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, by_operator, by_row, converts, result_of
 from pipeline.converters.declare import Rejection
-from pipeline.converters.result_types import as_result, by_operator, by_row, result_of
 from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

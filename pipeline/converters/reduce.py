@@ -9,9 +9,8 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, by_row, converts, result_of
 from pipeline.converters.declare import Rejection
-from pipeline.converters.result_types import as_result, by_row, result_of
 from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net

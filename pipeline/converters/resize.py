@@ -38,7 +38,6 @@ TARGETS: dict[Any, str] = {
 
 
 def _parameters(node: torch.fx.Node, mode: str) -> Resize:
-    """Return the parameters of a node's resize."""
     return Resize(mode, bool(argument(node, "align_corners", False)), "_aa" in str(node.target))
 
 

@@ -135,7 +135,6 @@ def as_strided(
 
 
 def _row(net: Net, x: Any) -> Any:
-    """Return all elements flattened."""
     x = base.tensor(net, x)
     return base.reshape(net, x, [product(base.known_sizes(net, x))])
 

@@ -34,13 +34,19 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     size can be a TRTTensor), or else a tensor to an np.ndarray; else it raises a `TypeError`. The decorator may stand
     above or below the declaring ones.
     """
-    wanted = {_key(key): _allowed(key, allowed) for key, allowed in types.items()}
+    for key, allowed in types.items():
+        if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
+            raise TypeError(f"enforce_tensor_types: {key!r} is neither a position in args nor a name in kwargs")
+        if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
+            raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
+
+    types = dict(types)
 
     def decorate(converter: F) -> F:
         @functools.wraps(converter)
         def checked(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
             given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-            for key, allowed in wanted.items():
+            for key, allowed in types.items():
                 if given.get(key) is not None:
                     given[key] = _enforced(ctx, target, name, key, given[key], allowed, promote)
             positional = tuple(given[position] for position in range(len(args)))
@@ -49,18 +55,6 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
         return cast(F, checked)
 
     return decorate
-
-
-def _key(key: object) -> int | str:
-    if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
-        raise TypeError(f"enforce_tensor_types: {key!r} is neither a position in args nor a name in kwargs")
-    return key
-
-
-def _allowed(key: object, allowed: object) -> Types:
-    if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
-        raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
-    return allowed
 
 
 def _enforced(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:

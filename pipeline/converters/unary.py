@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.result_types import as_result, by_row
+from pipeline.converters.binding import as_result, by_row, converts
 from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value

@@ -120,7 +120,6 @@ def _matmul(net: Net, a: ITensor, b: ITensor) -> ITensor:
 
 
 def _transposed(net: Net, x: ITensor) -> ITensor:
-    """Transpose the last two dims."""
     return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
 
 

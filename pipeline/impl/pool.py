@@ -63,7 +63,6 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
 
 
 def _last(x: ITensor, windows: Windows) -> list[int]:
-    """Return the pooled dims."""
     rank = base.rank(x)
     return list(range(rank - len(windows.kernel), rank))
 

@@ -53,7 +53,6 @@ def like(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> 
 
 
 def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor) -> ITensor:
-    """Scatter into the flattened tensor."""
     sizes, counts = base.known_sizes(net, x), base.known_sizes(net, index)
     strides = [product(sizes[i + 1 :]) for i in range(len(sizes))]
     others = [0 if i == dim else s for i, s in enumerate(strides)]
