@@ -91,10 +91,8 @@ TYPES: Final = re.compile(
 
 
 def refusal(target: object, spaces: Iterable[str] = ()) -> str:
-    """Return the reason why a program from a file may not call an operator; empty if it may.
-
-    spaces: namespaces of other libraries whose operators the caller allows.
-    """
+    """Return the reason why a program from a file may not call an operator; empty if it may. ``spaces``: namespaces of
+    other libraries whose operators the caller allows."""
     if not isinstance(target, OpOverload):
         return "is not an operator of torch"
     if target.namespace not in SPACES:

@@ -41,10 +41,8 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators as a function of its placeholders' values, in order.
-
-    template: constants, in the slots after the inputs'. returned: the slot of the results.
-    """
+    """A graph of operators as a function of its placeholders' values, in order. ``template``: constants, in the slots
+    after the inputs'. ``returned``: the slot of the results."""
 
     count: int
     template: tuple[Argument, ...]
@@ -84,9 +82,7 @@ def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Ar
 
 class Builder:
     """Build an interpreter: inputs first, then constants and calls in any order. Values are named after their nodes.
-
-    argument: returns the replacement for a constant argument, such as a device.
-    """
+    ``argument`` returns the replacement for a constant argument, such as a device."""
 
     def __init__(self, inputs: Iterable[str], argument: Change = _unchanged) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
@@ -161,11 +157,8 @@ def interpreter_of(
 
 
 def held_by(module: torch.nn.Module, path: str) -> Argument:
-    """Return the tensor or module at a path below a module; other Python attributes are not reachable.
-
-    Raises:
-        AttributeError: there is no tensor or module at the path.
-    """
+    """Return the tensor or module at a path below a module; other Python attributes are not reachable: an
+    AttributeError, as where there is none."""
     *parents, name = path.split(".")
     for parent in parents:
         found = module._modules.get(parent)

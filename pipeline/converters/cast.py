@@ -40,9 +40,7 @@ def identity(net: Net, *operands: Value) -> Value:
 
 @register_torch_trt_decomposition(aten.copy.default)
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
-    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
-
-    Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
+    """Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
 

@@ -153,10 +153,8 @@ def attached(function: object, attribute: str) -> tuple[Any, ...] | None:
 
 
 def gather(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
-    """Collect the functions with attached records that modules define: by module name, then in the order of definition.
-
-    Functions in a module's lists, tuples and dicts count, those imported from another module do not.
-    """
+    """Collect the functions with attached records that modules define, also in lists, tuples and dicts, but not those
+    imported from another module: by module name, then in the order of definition."""
     modules = [*modules]
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
         raise TypeError(f"of() takes modules, not {wrong[0]!r}; functions are given to register()")

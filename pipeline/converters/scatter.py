@@ -130,9 +130,7 @@ def index_reduce(
 
 @register_torch_trt_decomposition(aten.select_scatter.default)
 def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
-    """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
-
-    Handle a dim of size 1: all elements are overwritten, so ``self`` is not read."""
+    """Handle a dim of size 1: all elements are overwritten, so ``self`` is not read."""
     return src.unsqueeze(dim).to(self.dtype, copy=True) if shape_of(self)[dim] == 1 else NotImplemented
 
 
@@ -140,18 +138,13 @@ def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argu
 def whole_slice_scatter(
     self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Argument:
-    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
-    -> Tensor
-
-    Handle a slice of everything."""
+    """Handle a slice of everything."""
     return src.to(self.dtype, copy=True) if shape_of(src) == shape_of(self) else NotImplemented
 
 
 @register_torch_trt_decomposition(aten.diagonal_scatter.default)
 def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
-    """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
-
-    Handle matrices of one element."""
+    """Handle matrices of one element."""
     sizes = shape_of(self)
     if (sizes[dim1], sizes[dim2], shape_of(src)[-1]) != (1, 1, 1):
         return NotImplemented

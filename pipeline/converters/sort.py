@@ -159,9 +159,7 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
 
 
 def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) -> tuple[Tensor, Tensor]:
-    """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
-
-    The lower of the two middle values. NaN, which sorts last, is the median unless it is ignored."""
+    """Return the lower of the two middle values. NaN, which sorts last, is the median unless it is ignored."""
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
@@ -178,7 +176,7 @@ def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
 
 
 def _median_of_all(self: Tensor, *, ignore_nan: bool) -> Argument:
-    """median(Tensor self) -> Tensor. NaN if there are no elements, from a NaN appended to them."""
+    """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
     row = self.reshape(-1)
     length = row.shape[0]
     if not self.is_floating_point() and isinstance(length, int) and length == 0:

@@ -30,10 +30,8 @@ INTEGERS: Final = "rounded-integers"
 
 @block
 def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """Return a constant of at least ``rank`` (leading dims of size 1); equal constants share a layer.
-
-    Numbers are stored in ``dtype``; tensors are cast by a layer, since a weight keeps the model's dtype.
-    """
+    """Return a constant of at least ``rank`` (leading dims of size 1); equal constants share a layer. Numbers are
+    stored in ``dtype``; tensors are cast by a layer, since a weight keeps the model's dtype."""
     given = isinstance(value, torch.Tensor)
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
     tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor

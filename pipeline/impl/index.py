@@ -120,10 +120,8 @@ def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
 
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozenset[int] = frozenset()) -> ITensor:
-    """``x[indices]`` for integer index tensors and None. Indexed dims are merged and gathered.
-
-    counted: the positions of indices that are known to be non-negative.
-    """
+    """``x[indices]`` for integer index tensors and None: indexed dims are merged and gathered. ``counted``: the
+    positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]

@@ -27,9 +27,7 @@ def index_put(
     counted: frozenset[int] = frozenset(),
 ) -> ITensor:
     """Return ``x`` after ``x[indices] = values``, or ``+=``; indexed dims are moved to the front and merged.
-
-    counted: the positions of indices that are known to be non-negative.
-    """
+    ``counted``: the positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(net, x, [*axes, *rest])

@@ -117,10 +117,8 @@ def _layer(
 @block
 def transposed(net: Net, x: Value, name: str = "") -> Value:
     """Add a barrier to an operand or result of a matmul that is transposed. TensorRT-RTX computes such a matmul
-    transposed, and may use an operand's first batch for all (`transposed-matmuls`).
-
-    name: the operand or result by which the node may be marked; empty to protect it without a mark.
-    """
+    transposed, and may use an operand's first batch for all (`transposed-matmuls`). ``name``: the operand or result by
+    which the node may be marked; empty to protect it without a mark."""
     row = _transposed_row(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
@@ -179,10 +177,8 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """``x @ weight.T + bias``; TensorRT reads the weight transposed.
-
-    outer: a matmul over one element may be computed elementwise.
-    """
+    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: a matmul over one element may be
+    computed elementwise."""
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))

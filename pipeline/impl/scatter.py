@@ -164,10 +164,8 @@ CACHE_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 @block
 def cache_update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
-    """Return the cache [B, N, S, D] with rows [B, N, L, D] written from ``starts`` ([B] or [1]) on.
-
-    The layer's cache must be an input of the network and its result an output; else rows are scattered.
-    """
+    """Return the cache [B, N, S, D] with rows [B, N, L, D] written from ``starts`` ([B] or [1]) on. The layer's cache
+    must be an input of the network and its result an output; else rows are scattered."""
     source, dtype = base.tensor(net, cache), base.dtype_of(cache)
     rows, starts = base.tensor(net, rows, dtype), base.tensor(net, starts)
     fits = CAPABILITIES.kv_cache_update and dtype in CACHE_DTYPES and min(base.dims(source)[1:]) > 0

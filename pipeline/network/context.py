@@ -28,11 +28,8 @@ T = TypeVar("T")
 
 @frozen
 class SymbolicInt:
-    """A size known only at run time: an expression over the program's symbols.
-
-    Converters receive it for a symbolic int in the graph, and pass it to ``pipeline.impl`` like an int;
-    ``pipeline.impl.base.shape_tensor`` turns it into a tensor.
-    """
+    """A size known only at run time: an expression over the program's symbols. Converters receive it for a symbolic int
+    in the graph, and pass it to ``pipeline.impl`` like an int; ``base.shape_tensor`` turns it into a tensor."""
 
     expr: sympy.Expr
 

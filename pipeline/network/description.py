@@ -35,10 +35,8 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; ``dtype`` is torch's name, -1 is a dimension known only at run time.
-
-    `dimension_names` are set for inputs, "" for an unnamed dimension: dimensions of one name have one size.
-    """
+    """A tensor between layers; ``dtype`` is torch's name, -1 is a dimension known only at run time. `dimension_names`
+    are set for inputs, "" for an unnamed dimension: dimensions of one name have one size."""
 
     name: str
     dtype: str

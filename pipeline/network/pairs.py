@@ -79,10 +79,8 @@ class Step:
 
 
 def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
-    """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine.
-
-    planned: the network of the same structure that the plan was built from, if that is another.
-    """
+    """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine;
+    ``planned`` is the network of the same structure that the plan was built from, if that is another."""
     planned = planned or network
     rows = list(_quantized(planned))
     if not rows:
