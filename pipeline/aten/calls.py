@@ -175,10 +175,5 @@ _ON_NUMBERS: Final[Mapping[Argument, Argument]] = {
     round: _numbers_only(_round_limited),
     operator.getitem: _getitem,
 }
-RUNS: Final[Mapping[Argument, Argument]] = {
-    **_ANY_LAYOUT,
-    **_ON_NUMBERS,
-    **_NEW,
-    aten.resize.default: _resize_padded,
-}
+RUNS: Final[Mapping[Argument, Argument]] = {**_ANY_LAYOUT, **_ON_NUMBERS, **_NEW, aten.resize.default: _resize_padded}
 """The function that runs instead of each operator or function."""

@@ -140,9 +140,7 @@ class Builder:
 
 
 def interpreter_of(
-    graph: torch.fx.Graph,
-    attribute: Callable[[str], object],
-    argument: Change = _unchanged,
+    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _unchanged
 ) -> Interpreter:
     """Return a graph as a function. ``attribute`` returns the tensor or the other graph's interpreter at a path."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)

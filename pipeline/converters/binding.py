@@ -25,9 +25,7 @@ Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
 
 
 def converts(
-    *targets: Target | Mapping[Any, Any],
-    validator: Validator | None = None,
-    requires_output_allocator: bool = False,
+    *targets: Target | Mapping[Any, Any], validator: Validator | None = None, requires_output_allocator: bool = False
 ) -> Callable[[Converter], Converter]:
     """Declare a function as the converter of these operators, of static and dynamic shapes.
 

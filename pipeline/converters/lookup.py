@@ -15,15 +15,7 @@ from torch._ops import OpOverloadPacket
 from torch.fx import Node
 
 from pipeline.aten.naming import path_of
-from pipeline.aten.support import (
-    Choice,
-    ConverterSupport,
-    Declaration,
-    Entry,
-    Rejection,
-    Target,
-    function_name,
-)
+from pipeline.aten.support import Choice, ConverterSupport, Declaration, Entry, Rejection, Target, function_name
 from pipeline.converters.declare import targets_of
 from pipeline.converters.unsupported import reason
 from pipeline.frozen import FrozenDict

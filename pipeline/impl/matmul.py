@@ -149,11 +149,7 @@ def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> I
 
 
 def _outer(
-    net: Net,
-    a: tuple[Value, ITensor],
-    b: tuple[Value, ITensor],
-    op_a: trt.MatrixOperation,
-    op_b: trt.MatrixOperation,
+    net: Net, a: tuple[Value, ITensor], b: tuple[Value, ITensor], op_a: trt.MatrixOperation, op_b: trt.MatrixOperation
 ) -> ITensor:
     """Compute a matmul over a single element as an elementwise product of expanded operands. TensorRT's own broadcast
     goes wrong if the kernel of a reduction computes an operand (`broadcast-in-reductions`), which constants are not."""

@@ -153,15 +153,8 @@ def has_no_causal_kind(layer: trt.ILayer, name: str) -> bool:
     return not hasattr(layer.attention, "causal_kind")
 
 
-_WINDOW = (
-    *rows(dims, "stride_nd", "pre_padding", "post_padding"),
-    *rows(enum, "padding_mode"),
-)
-_CONVOLUTION = (
-    *rows(plain, "num_output_maps", "num_groups"),
-    *rows(dims, "kernel_size_nd", "dilation_nd"),
-    *_WINDOW,
-)
+_WINDOW = (*rows(dims, "stride_nd", "pre_padding", "post_padding"), *rows(enum, "padding_mode"))
+_CONVOLUTION = (*rows(plain, "num_output_maps", "num_groups"), *rows(dims, "kernel_size_nd", "dilation_nd"), *_WINDOW)
 _QUANTIZE = (*rows(plain, "axis"), *rows(dims, "block_shape"), *rows(dtype, "to_type"))
 
 # Kinds that are not listed have no attributes. `loop`, `conditional` and `attention`, which say what a boundary layer
@@ -206,11 +199,7 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "LOOP_OUTPUT": (*rows(enum, "kind"), *rows(plain, "axis")),
         "LRN": rows(plain, "window_size", "alpha", "beta", "k"),
         "MATRIX_MULTIPLY": rows(enum, "op0", "op1"),
-        "NMS": (
-            *rows(enum, "bounding_box_format"),
-            *rows(plain, "topk_box_limit"),
-            *rows(dtype, "indices_type"),
-        ),
+        "NMS": (*rows(enum, "bounding_box_format"), *rows(plain, "topk_box_limit"), *rows(dtype, "indices_type")),
         "NON_ZERO": rows(dtype, "indices_type"),
         "NORMALIZATION": (*rows(mask, "axes"), *rows(plain, "epsilon", "num_groups", "is_v2")),
         "ONE_HOT": rows(plain, "axis"),
@@ -253,12 +242,7 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
             *rows(dims, "axes", unless=5),
         ),
         "SOFTMAX": rows(mask, "axes"),
-        "TOPK": (
-            *rows(enum, "op"),
-            *rows(mask, "axes"),
-            *rows(plain, "k", unless=1),
-            *rows(dtype, "indices_type"),
-        ),
+        "TOPK": (*rows(enum, "op"), *rows(mask, "axes"), *rows(plain, "k", unless=1), *rows(dtype, "indices_type")),
         "TRIP_LIMIT": rows(enum, "kind"),
         "UNARY": rows(enum, "op"),
     }
