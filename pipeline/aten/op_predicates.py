@@ -97,7 +97,8 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
         return "reads data"
     if name in BY_POSITIONS and not _indexes_by_mask(args):
         return "reads or writes at indices that may be valid only in this branch"
-    if name in _DIVIDES and _divides_by_integer_data(args, value):
+    by_data = name in _DIVIDES and isinstance(args[1], torch.fx.Node | torch.Tensor)
+    if by_data and isinstance(value, torch.Tensor) and not value.is_floating_point():
         return "divides by integers that may be 0 if another branch is taken"
     return ""
 
@@ -113,8 +114,3 @@ def _is_inference_dropout(target: Target, args: Argument) -> bool:
     names = [argument.name for argument in target._schema.arguments]
     at = names.index("train") if "train" in names else len(args)
     return len(args) > at and args[at] is False
-
-
-def _divides_by_integer_data(args: Argument, value: object) -> bool:
-    by_data = isinstance(args[1], torch.fx.Node | torch.Tensor)
-    return by_data and isinstance(value, torch.Tensor) and not value.is_floating_point()
