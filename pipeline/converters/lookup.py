@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,15 +52,11 @@ class Lookup(Mapping[Any, Entry]):
 
     __slots__ = ()
 
-    @property
-    @abc.abstractmethod
-    def settings(self) -> CompilationSettings:
-        """The settings for lookups of nodes."""
+    settings: CompilationSettings
+    """The settings for lookups of nodes."""
 
-    @property
-    @abc.abstractmethod
-    def candidates(self) -> Candidates:
-        """For each target its declarations, in the order in which they are tried."""
+    candidates: Candidates
+    """For each target its declarations, in the order in which they are tried."""
 
     def __getitem__(self, key: Node | Target) -> Entry:
         if isinstance(key, Node):

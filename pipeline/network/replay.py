@@ -5,6 +5,7 @@ description of a replayed network equals the one that it was replayed from.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from pipeline.errors import PipelineError
@@ -73,10 +74,10 @@ class _Replay:
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention(row, inputs)
         if row.kind in BOUNDARIES:
-            return BOUNDARIES[row.kind](self.owner(row), row, inputs, self.weight(row))
+            return BOUNDARIES[row.kind](self.owner(row), row, inputs, partial(self.weight, row))
         if row.kind not in LAYERS:
             raise self.error(row, UNREPLAYED.get(row.kind, f"nothing replays layers of kind {row.kind}"))
-        return LAYERS[row.kind](self.net, row, inputs, self.weight(row))
+        return LAYERS[row.kind](self.net, row, inputs, partial(self.weight, row))
 
     def owner(self, row: Layer) -> Any:
         """Return the loop or conditional that a boundary layer belongs to."""
@@ -100,13 +101,9 @@ class _Replay:
         attention.decomposable = row.attribute("decomposable")
         return layer_of(self.net, self.net.num_layers - 2)
 
-    def weight(self, row: Layer) -> Callable[[str], Any]:
-        def weights_of(role: str) -> Any:
-            name = row.weight(role)
-            dtype = row.outputs[0].dtype
-            return trt.Weights(dtype_called(dtype)) if name is None else self.weight_of(name)
-
-        return weights_of
+    def weight(self, row: Layer, role: str) -> Any:
+        name = row.weight(role)
+        return trt.Weights(dtype_called(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Set the attributes that differ from the new layer's."""
