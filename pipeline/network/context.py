@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import PipelineError
-from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight
+from pipeline.network.handle import codes_of
 from pipeline.network.marks import Marks
 from pipeline.recipes import held
 from pipeline.records.wording import kind_of
