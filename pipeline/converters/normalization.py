@@ -52,24 +52,17 @@ def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> b
     return not isinstance(channels, torch.SymInt) or Rejection(reason)
 
 
-@converts(aten.group_norm.default, validator=channels_are_static)
+@converts(aten.group_norm.default, aten.native_group_norm.default, validator=channels_are_static)
 def group_norm(
-    net: Net, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float
-) -> ITensor:
+    net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float, num_groups: int = 0, group: int = 0
+) -> ITensor | tuple[ITensor | None, ...]:
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
-    bool cudnn_enabled=True) -> Tensor"""
-    return impl.group_norm(net, base.tensor(net, input), num_groups, weight, bias, eps)
-
-
-@converts(aten.native_group_norm.default, validator=channels_are_static)
-def native_group_norm(
-    net: Net, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float
-) -> tuple[ITensor | None, ...]:
-    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group,
-    float eps) -> (Tensor, Tensor, Tensor)"""
-    input = base.tensor(net, input)
-    result = impl.group_norm(net, input, group, weight, bias, eps)
-    return result, *_statistics(net, impl.by_group(net, input, group), [2], eps, False)
+    bool cudnn_enabled=True) -> Tensor; native_group_norm(…, int group, float eps) -> (Tensor, Tensor, Tensor)"""
+    input, groups = base.tensor(net, input), num_groups or group
+    result = impl.group_norm(net, input, groups, weight, bias, eps)
+    if isinstance(net.node.meta["val"], torch.Tensor):
+        return result
+    return result, *_statistics(net, impl.by_group(net, input, groups), [2], eps, False)
 
 
 @converts(aten._native_batch_norm_legit.no_stats, validator=channels_are_static)
