@@ -139,8 +139,7 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """Return a tensor's quantized values and the scales of its blocks along the last dim: E8M0, or E4M3 if ``scale``,
-    the scale of all scales, is present."""
+    """Return quantized values and the scales of blocks of the last dim: E8M0, or E4M3 to be scaled by ``scale``."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]

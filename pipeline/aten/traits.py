@@ -19,8 +19,7 @@ from pipeline.aten.types import Target
 
 
 class Does(enum.Enum):
-    """The kinds of operators. ``value`` describes a kind in words; "its elements" are those of the operator's first
-    argument."""
+    """The kinds of operators, in words; "its elements" are those of the operator's first argument."""
 
     COPIES = "returns its elements unchanged"
     DECLARES = "returns its elements unchanged, and declares a fact about them"

@@ -39,8 +39,7 @@ UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
 
 
 def _made(op: Any, make: Any) -> Any:
-    """Declare that an operator makes a tensor of the dtype and on the device of its first argument. Only its shape is
-    read, so it is not an input of the engine."""
+    """Declare that an operator makes a tensor like its first argument, of which an engine needs only the shape."""
 
     @register_torch_trt_decomposition(op)
     def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:

@@ -31,8 +31,7 @@ MOST = (1 << 31) - 1
 @register_torch_trt_decomposition(aten.index_fill.int_Scalar)
 @register_torch_trt_decomposition(aten.index_fill.int_Tensor)
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Argument) -> Tensor:
-    """index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor. Indices count from either
-    end."""
+    """Indices count from either end."""
     row = self.reshape(1) if self.dim() == 0 else self
     fill = (
         value.to(self.dtype)

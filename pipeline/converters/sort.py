@@ -98,8 +98,7 @@ def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Search by bisection: the position grows by powers of two, the largest first, while the element before it is
-    before the value."""
+    """Search by bisection: the position grows by powers of two while the element before it is before the value."""
     length = ascending.shape[-1]
     place = torch.zeros_like(values, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):

@@ -105,8 +105,7 @@ def _sine(x: Tensor) -> Tensor:
 
 
 def _log_gamma(x: Tensor) -> Tensor:
-    """Return lgamma(x) for x above 0: Stirling's series from 3; below, the polynomial, after one step of the recurrence
-    below 1."""
+    """Return lgamma(x) for x above 0: Stirling's series from 3; below, the polynomial, below 1 by the recurrence."""
     low = x < 1
     near = torch.where(low, x + 1, x)
     first, second = torch.where(low, x, x - 1), torch.where(low, x - 1, x - 2)

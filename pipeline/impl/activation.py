@@ -49,8 +49,7 @@ def _behind_matmul(net: Net, x: ITensor) -> ITensor:
 
 @block
 def behind_matmul(net: Net, x: ITensor) -> ITensor:
-    """Separate a matmul with a bias from a ReLU or GELU by a barrier: RTX 1.6.1 fuses the three into a kernel that does
-    not exist on an H100."""
+    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses them to a kernel an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 

@@ -309,8 +309,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Return 0, 1, 2 … along a dim; cached. It is a layer for a static size too: TensorRT recognizes no causal mask
-    made of a constant."""
+    """Return 0, 1, 2 … along a dim; cached. A layer counts, since TensorRT sees no causal mask in a constant."""
 
     def counted() -> ITensor:
         layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)

@@ -29,8 +29,7 @@ def operation(expr: Any) -> Operation:
 
 
 def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """Solve a size that is linear in a symbol for it; raise ``NetworkError`` if there is none. The size becomes a
-    symbol that can be read."""
+    """Solve a size that is linear in a symbol, which makes it a readable one; `NetworkError` if there is none."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else line_of(size, symbol.name)
