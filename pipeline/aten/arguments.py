@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -42,7 +42,13 @@ def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -
     return values
 
 
-def argument(node: torch.fx.Node, name: str) -> Any:
-    """Return the node's argument of this name in the schema; its default if the call omits it."""
+_NEEDED: Final = object()
+
+
+def argument(node: torch.fx.Node, name: str, absent: object = _NEEDED) -> Any:
+    """Return the node's argument of this name in the schema; its default if the call omits it. ``absent``: the value
+    if the operator has no such argument."""
     names = [n for n, _, _ in _schema(node.target)]
+    if absent is not _NEEDED and name not in names:
+        return absent
     return bind(node.target, node.args, node.kwargs)[names.index(name)]

@@ -17,7 +17,6 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.layouts import ANY_LAYOUT
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.errors import PipelineError
 from pipeline.records.wording import kind_of
@@ -46,8 +45,7 @@ _FUNCTIONS: Final = {
 
 
 def qualified_name(target: object) -> str:
-    """Return ``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for
-    functions."""
+    """Return ``aten.permute.default`` for an operator overload; ``operator.getitem`` for a function."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     module = getattr(target, "__module__", "")
@@ -101,8 +99,7 @@ def _raise_if_too_large(too_large: bool) -> None:
 
 
 def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Return the function restricted to numbers: it raises TypeError for strings and lists, which it would concatenate
-    or repeat."""
+    """Return the function restricted to numbers: strings and lists, which it would concatenate, are a TypeError."""
 
     @wraps(function)
     def call(*args: Argument) -> Argument:
@@ -139,6 +136,32 @@ def _resize_padded(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.T
     return torch.cat([flat, flat.new_zeros(count - flat.numel())]).reshape(tuple(size))
 
 
+def _as_strided(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """Return ``x.contiguous().as_strided(size, stride, storage_offset)`` in new memory."""
+    x = x.contiguous()
+    return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
+
+
+def _as_strided_scatter(
+    x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """Return ``x.contiguous().as_strided_scatter(src, size, stride, storage_offset)``."""
+    x = x.contiguous()
+    return torch.as_strided_scatter(x, src, size, stride, x.storage_offset() + (storage_offset or 0))
+
+
+_ANY_LAYOUT: Final[Mapping[Target, Target]] = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+    **dict.fromkeys((aten.as_strided.default, aten.as_strided_copy.default), _as_strided),
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}
+"""The function that computes the same for any layout. Values of a program have any: engines return contiguous tensors,
+whatever the layout in the example. So programs contain ``as_strided`` of contiguous tensors only
+(`pipeline.capture.as_strided`)."""
+
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
 _NEW: Final[Mapping[Argument, Argument]] = {
     op: _zero_filled(op)
@@ -152,10 +175,5 @@ _ON_NUMBERS: Final[Mapping[Argument, Argument]] = {
     round: _numbers_only(_round_limited),
     operator.getitem: _getitem,
 }
-RUNS: Final[Mapping[Argument, Argument]] = {
-    **ANY_LAYOUT,
-    **_ON_NUMBERS,
-    **_NEW,
-    aten.resize.default: _resize_padded,
-}
+RUNS: Final[Mapping[Argument, Argument]] = {**_ANY_LAYOUT, **_ON_NUMBERS, **_NEW, aten.resize.default: _resize_padded}
 """The function that runs instead of each operator or function."""

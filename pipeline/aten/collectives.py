@@ -8,6 +8,8 @@ from typing import Final
 
 import torch
 
+from pipeline.aten.arguments import argument
+
 SPACE: Final = "_c10d_functional"
 """The namespace of collectives as operators. A file may call them only if `load` allows it: they send its tensors."""
 PURE_COLLECTIVES: Final = frozenset(
@@ -51,10 +53,5 @@ def follows_the_last(node: torch.fx.Node) -> bool:
 
 def groups_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """Return the names of the groups of ranks that the collectives among nodes join, in order."""
-    found = [name for node in nodes if is_collective(node) and (name := _group(node))]
-    return tuple(dict.fromkeys(found))
-
-
-def _group(node: torch.fx.Node) -> str:
-    named = zip(node.target._schema.arguments, node.args, strict=False)  # type: ignore[union-attr]
-    return next((str(value) for argument, value in named if argument.name == "group_name"), "")
+    found = (argument(node, "group_name", "") for node in nodes if is_collective(node))
+    return tuple(dict.fromkeys(str(name) for name in found if name))

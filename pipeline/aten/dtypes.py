@@ -86,8 +86,7 @@ class Misfit:
 
 
 def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
-    """Yield the values whose dtype eager refuses in a call. Of arguments that must share a dtype, yield each that
-    differs."""
+    """Yield the values whose dtype eager refuses in a call; each that differs of those that must share one."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")
@@ -98,27 +97,15 @@ def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
             yield Misfit(value, dtype, short(other[2]), f"takes {one} and {other[0]} of one dtype")
     words, *only = ONLY.get(name, ("",))
     for one, value, dtype in (row for name in only for row in _tensors_of_argument(node, name)):
-        if not _TAKES[words](dtype) and not _tensors_are_cast(node):
+        if not _TAKES[words](dtype) and argument(node, "dtype", None) is None:  # else the tensors are cast
             yield Misfit(value, dtype, words, f"takes {one} of {words}")
 
 
 def _tensors_of_argument(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
     """Return the tensors of one argument of a call: the argument's name, the node and its dtype."""
-    if name not in _argument_names(node):
-        return []
-    values = [v for v in tree_leaves(argument(node, name)) if isinstance(v, torch.fx.Node)]
+    values = [v for v in tree_leaves(argument(node, name, None)) if isinstance(v, torch.fx.Node)]
     fakes = [(v, v.meta.get("val")) for v in values]
     return [(name, v, fake.dtype) for v, fake in fakes if isinstance(fake, torch.Tensor)]
-
-
-def _tensors_are_cast(node: torch.fx.Node) -> bool:
-    """Return whether the call states the dtype to compute in, like ``softmax(x, dtype=…)``."""
-    return "dtype" in _argument_names(node) and argument(node, "dtype") is not None
-
-
-def _argument_names(node: torch.fx.Node) -> list[str]:
-    """Return the names of an operator's arguments."""
-    return [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
 
 
 def short(dtype: torch.dtype) -> str:

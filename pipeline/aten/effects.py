@@ -91,10 +91,8 @@ TYPES: Final = re.compile(
 
 
 def refusal(target: object, spaces: Iterable[str] = ()) -> str:
-    """Return the reason why a program from a file may not call an operator; empty if it may.
-
-    spaces: namespaces of other libraries whose operators the caller allows.
-    """
+    """Return the reason why a program from a file may not call an operator; empty if it may. ``spaces``: namespaces of
+    other libraries whose operators the caller allows."""
     if not isinstance(target, OpOverload):
         return "is not an operator of torch"
     if target.namespace not in SPACES:
@@ -105,8 +103,7 @@ def refusal(target: object, spaces: Iterable[str] = ()) -> str:
 
 @cache
 def decided(op: OpOverload[..., Any]) -> str | None:
-    """Return the reason why the rules refuse an operator of ATen, prims or ours; empty if they allow it, None if no
-    rule applies."""
+    """Return the reason why the rules refuse an operator; empty if they allow it, None if no rule applies."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"

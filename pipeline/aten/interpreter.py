@@ -41,10 +41,8 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators as a function of its placeholders' values, in order.
-
-    template: constants, in the slots after the inputs'. returned: the slot of the results.
-    """
+    """A graph of operators as a function of its placeholders' values, in order. ``template``: constants, in the slots
+    after the inputs'. ``returned``: the slot of the results."""
 
     count: int
     template: tuple[Argument, ...]
@@ -77,7 +75,6 @@ class Interpreter:
 
 
 def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
-    """Return a function that picks the values of these slots."""
     if len(places) > 1:
         return itemgetter(*places)
     return (lambda slots: (slots[places[0]],)) if places else lambda slots: ()
@@ -85,9 +82,7 @@ def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Ar
 
 class Builder:
     """Build an interpreter: inputs first, then constants and calls in any order. Values are named after their nodes.
-
-    argument: returns the replacement for a constant argument, such as a device.
-    """
+    ``argument`` returns the replacement for a constant argument, such as a device."""
 
     def __init__(self, inputs: Iterable[str], argument: Change = _unchanged) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
@@ -131,34 +126,21 @@ class Builder:
         """Return the slot of an argument; a container of values is built by a separate step."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
-        if not _holds_nodes(value):
+        nodes: list[torch.fx.Node] = []
+        map_arg(value, nodes.append)
+        if not nodes:
             return self._place(map_aggregate(value, self.argument))
         if isinstance(value, slice):
             return self._step(slice, (value.start, value.stop, value.step), {})
         if isinstance(value, Mapping):
             keys = tuple(value)
             return self._step(lambda *parts: dict(zip(keys, parts, strict=True)), tuple(value.values()), {})
-        return self._step(_tuple if isinstance(value, tuple) else _list, tuple(value), {})
-
-
-def _holds_nodes(value: Argument) -> bool:
-    found: list[Argument] = []
-    map_arg(value, found.append)
-    return bool(found)
-
-
-def _tuple(*parts: object) -> tuple[object, ...]:
-    return parts
-
-
-def _list(*parts: object) -> list[object]:
-    return list(parts)
+        kind = tuple if isinstance(value, tuple) else list
+        return self._step(lambda *parts: kind(parts), tuple(value), {})
 
 
 def interpreter_of(
-    graph: torch.fx.Graph,
-    attribute: Callable[[str], object],
-    argument: Change = _unchanged,
+    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _unchanged
 ) -> Interpreter:
     """Return a graph as a function. ``attribute`` returns the tensor or the other graph's interpreter at a path."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
@@ -173,11 +155,8 @@ def interpreter_of(
 
 
 def held_by(module: torch.nn.Module, path: str) -> Argument:
-    """Return the tensor or module at a path below a module; other Python attributes are not reachable.
-
-    Raises:
-        AttributeError: there is no tensor or module at the path.
-    """
+    """Return the tensor or module at a path below a module; other Python attributes are not reachable: an
+    AttributeError, as where there is none."""
     *parents, name = path.split(".")
     for parent in parents:
         found = module._modules.get(parent)
@@ -191,8 +170,7 @@ def held_by(module: torch.nn.Module, path: str) -> Argument:
 
 
 def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Argument], argument: Change) -> Interpreter:
-    """Return a control-flow operator's graph and its nested graphs as a function; ``tensor`` maps each of its
-    tensors."""
+    """Return a control-flow operator's graph, with nested ones, as a function; ``tensor`` maps its tensors."""
 
     def attribute(path: str) -> object:
         value = held_by(module, path)

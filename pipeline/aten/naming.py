@@ -16,8 +16,7 @@ def origin(meta: Mapping[str, object]) -> dict[str, Any]:
 
 
 def module_path(node: torch.fx.Node) -> str:
-    """Return the path of the module whose forward created the node (``encoder.layers.0.linear1``); empty for the
-    root."""
+    """Return the path of the module that created the node (``encoder.layers.0.linear1``); empty for the root."""
     return path_of(node.meta)
 
 
@@ -36,7 +35,7 @@ def module_stack(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the path and class of each module whose forward encloses a node with this ``meta``, outermost first."""
     entries = (entry for entry in (meta.get("nn_module_stack") or {}).values() if isinstance(entry, tuple))
     stack = ((_path(str(entry[0])), entry[1]) for entry in entries)
-    return tuple((path, kind if isinstance(kind, str) else _class_name(kind)) for path, kind in stack)
+    return tuple((path, k if isinstance(k, str) else f"{k.__module__}.{k.__qualname__}") for path, k in stack)
 
 
 def stack_of(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
@@ -44,10 +43,6 @@ def stack_of(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
     parts = path.split(".") if path else []
     paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts) + 1))]
     return {"nn_module_stack": {each: (each, classes[each]) for each in paths if each in classes}}
-
-
-def _class_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def layer_name(node: torch.fx.Node) -> str:

@@ -31,8 +31,7 @@ def moves(node: torch.fx.Node) -> bool:
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Return whether an operator costs almost nothing wherever it runs; ``sources``: include those that create tensors
-    from sizes."""
+    """Return whether an operator costs almost nothing anywhere; ``sources``: also one that creates a tensor."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 
@@ -47,8 +46,7 @@ def drops_nothing(node: torch.fx.Node) -> bool:
     """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    names = {a.name for a in node.target._schema.arguments} & {"dropout_p", "train", "training"}
-    return any(not argument(node, name) for name in names)
+    return not all(argument(node, name, True) for name in ("dropout_p", "train", "training"))
 
 
 def mutates(node: torch.fx.Node) -> bool:
@@ -99,7 +97,8 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
         return "reads data"
     if name in BY_POSITIONS and not _indexes_by_mask(args):
         return "reads or writes at indices that may be valid only in this branch"
-    if name in _DIVIDES and _divides_by_integer_data(args, value):
+    by_data = name in _DIVIDES and isinstance(args[1], torch.fx.Node | torch.Tensor)
+    if by_data and isinstance(value, torch.Tensor) and not value.is_floating_point():
         return "divides by integers that may be 0 if another branch is taken"
     return ""
 
@@ -112,12 +111,6 @@ def _indexes_by_mask(args: Argument) -> bool:
 
 
 def _is_inference_dropout(target: Target, args: Argument) -> bool:
-    """Return whether a dropout is in inference mode."""
     names = [argument.name for argument in target._schema.arguments]
     at = names.index("train") if "train" in names else len(args)
     return len(args) > at and args[at] is False
-
-
-def _divides_by_integer_data(args: Argument, value: object) -> bool:
-    by_data = isinstance(args[1], torch.fx.Node | torch.Tensor)
-    return by_data and isinstance(value, torch.Tensor) and not value.is_floating_point()

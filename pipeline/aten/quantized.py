@@ -50,17 +50,8 @@ TYPES: Final = MappingProxyType(
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of FP4 by index; adding 8 to the index negates the value."""
 
-_library = torch.library.Library("pipeline", "FRAGMENT")
-_library.define("quantize(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor")
-_library.define("dequantize(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor")
-_library.define("fake_quantize(Tensor input, Tensor scale, str type, int[] block) -> Tensor")
-_library.define("fake_quantize_blocks(Tensor input, Tensor? scale, str type, int size) -> Tensor")
-_library.define("block_codes(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)")
-_library.define("centered(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor")
-_library.define("pack(Tensor input, str type) -> Tensor")
-
 operators: Final[Argument] = torch.ops.pipeline
-"""The operators: their schemas are above, their meaning below."""
+"""The operators: their meaning and their schemas are below."""
 
 
 def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
@@ -102,8 +93,7 @@ def numbers(codes: Tensor, type: str) -> Tensor:
 
 
 def pack(input: Tensor, type: str) -> Tensor:
-    """Pack 4-bit values along the last dim, two a byte, the first in the low bits. ValueError if a value needs more
-    bits."""
+    """Pack 4-bit values along the last dim, the first in the low bits. ValueError if a value needs more bits."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
         raise ValueError("a quantized weight does not fit in int4 [-8, 7]; recompile with these weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
@@ -149,8 +139,7 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """Return a tensor's quantized values and the scales of its blocks along the last dim: E8M0, or E4M3 if ``scale``,
-    the scale of all scales, is present."""
+    """Return quantized values and the scales of blocks of the last dim: E8M0, or E4M3 to be scaled by ``scale``."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
@@ -177,7 +166,7 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     return result.to(torch.int8)
 
 
-def _fake_codes(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
+def _fake_codes(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
@@ -206,15 +195,18 @@ def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=torch.int8)
 
 
-for _name, _meaning, _fake in (
-    ("quantize", quantize, _fake_codes),
-    ("dequantize", dequantize, _fake_numbers),
-    ("fake_quantize", fake_quantize, _fake_same),
-    ("fake_quantize_blocks", fake_quantize_blocks, _fake_same),
-    ("block_codes", block_codes, _fake_blocks),
-    ("centered", centered, _fake_centered),
-    ("pack", pack, _fake_packed),
+_library = torch.library.Library("pipeline", "FRAGMENT")
+for _meaning, _fake, _schema in (
+    (quantize, _fake_codes, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
+    (dequantize, _fake_numbers, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
+    (fake_quantize, _fake_same, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
+    (fake_quantize_blocks, _fake_same, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
+    (block_codes, _fake_blocks, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
+    (centered, _fake_centered, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
+    (pack, _fake_packed, "(Tensor input, str type) -> Tensor"),
 ):
+    _name = _meaning.__name__
+    _library.define(f"{_name}{_schema}")
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _meaning, _device)
     torch.library.register_fake(f"pipeline::{_name}", _fake, lib=_library)

@@ -17,8 +17,7 @@ Implementation: TypeAlias = Callable[..., Any]
 
 
 class ConverterPriority(enum.Enum):
-    """The order in which converters are tried: HIGH before STANDARD; the newest HIGH first, the oldest STANDARD
-    first."""
+    """The order in which converters are tried: HIGH (newest first) before STANDARD (oldest first)."""
 
     HIGH = "high"
     STANDARD = "standard"
@@ -111,8 +110,7 @@ class Choice:
     priority: ConverterPriority = ConverterPriority.STANDARD
 
     def entry(self) -> Entry:
-        """Return the value of `registry[node]`: the implementation, its calling convention, its declared
-        capabilities."""
+        """Return the value of `registry[node]`: implementation, calling convention, declared capabilities."""
         flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
         return self.support.converter_implementation, self.convention, flags
 

@@ -19,8 +19,7 @@ from pipeline.aten.types import Target
 
 
 class Does(enum.Enum):
-    """The kinds of operators. ``value`` describes a kind in words; "its elements" are those of the operator's first
-    argument."""
+    """The kinds of operators, in words; "its elements" are those of the operator's first argument."""
 
     COPIES = "returns its elements unchanged"
     DECLARES = "returns its elements unchanged, and declares a fact about them"
@@ -200,8 +199,7 @@ def _packet(name: str) -> Any:
 
 
 def is_view(target: object) -> bool:
-    """Return whether an operator returns a view: by its schema, the result shares memory with an argument it does not
-    write."""
+    """Return whether an operator's result, by its schema, shares memory with an argument it does not write."""
     returns = target._schema.returns if isinstance(target, OpOverload) else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 

@@ -17,9 +17,8 @@ from pipeline.build.memory import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, room_for, serialize
 from pipeline.errors import BuildError
-from pipeline.network.codes import PACKED
 from pipeline.network.description import Network, Weight, describe
-from pipeline.network.handle import NetworkHandle
+from pipeline.network.handle import PACKED, NetworkHandle
 from pipeline.network.replay import ReplayError, replay
 from pipeline.trt import Log, dtype_called, trt
 

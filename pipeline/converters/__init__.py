@@ -22,30 +22,17 @@ import torch
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 
-_MECHANISM: Final = frozenset(
-    {
-        *(
-            "binding",
-            "user_registrations",
-            "converter_utils",
-            "declare",
-            "decompositions",
-            "index_signs",
-            "lookup",
-            "registry",
-            "result_types",
-            "support",
-        ),
-        *("types", "unsupported"),
-    }
-)
+_MECHANISM: Final = """
+    binding converter_utils declare decompositions index_signs lookup registry support types unsupported
+    user_registrations
+"""
+"""The modules of this package that declare no converters."""
 
 
 def families() -> tuple[ModuleType, ...]:
-    """Return the modules of this package that declare converters, sorted by name. A PyTorch that was built without
-    torch.distributed has no collectives."""
+    """Return the modules that declare converters, by name; collectives only if torch.distributed is available."""
     absent = () if torch.distributed.is_available() else ("collectives",)
-    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in {*_MECHANISM, *absent})
+    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in {*_MECHANISM.split(), *absent})
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
 
 

@@ -46,13 +46,8 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 def _is_long(node: torch.fx.Node) -> bool:
     """Return whether an attention is in halves and has many queries and keys in the captured example."""
     query, key = (argument(node, name).meta["val"] for name in ("query", "key"))
-    return query.dtype in HALVES and all(_hint(x.shape[-2]) >= LONG for x in (query, key))
-
-
-def _hint(size: int | torch.SymInt) -> int:
-    """Return the size in the example; 0 if it depends on data."""
-    found = size if isinstance(size, int) else size.node.hint
-    return 0 if found is None else int(found)
+    lengths = [x.shape[-2] if isinstance(x.shape[-2], int) else x.shape[-2].node.hint for x in (query, key)]
+    return query.dtype in HALVES and all(n is not None and n >= LONG for n in lengths)  # None depends on data
 
 
 def _case(node: torch.fx.Node) -> Case:
@@ -82,12 +77,6 @@ def is_open(mask: Any) -> bool:
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK
-
-
-@converts(OPEN_MASK)
-def open_mask(net: Net, mask: Value) -> Value:
-    """pipeline::open_mask(Tensor mask) -> Tensor"""
-    return mask
 
 
 @converts(aten.scaled_dot_product_attention.default, validator=attends_only)

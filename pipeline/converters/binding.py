@@ -1,16 +1,20 @@
 """Define ``converts``, which declares one of our converters: a function of a ``Net`` and of the operator's arguments by
-name."""
+name; read a node's result type from its fake tensor, and cast results of building blocks to it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeAlias
+
+import torch
 
 from pipeline.aten.arguments import bind, names_of
 from pipeline.aten.support import Target, Validator
 from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
 from pipeline.network.context import ConversionContext
 from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
@@ -21,9 +25,7 @@ Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
 
 
 def converts(
-    *targets: Target | Mapping[Any, Any],
-    validator: Validator | None = None,
-    requires_output_allocator: bool = False,
+    *targets: Target | Mapping[Any, Any], validator: Validator | None = None, requires_output_allocator: bool = False
 ) -> Callable[[Converter], Converter]:
     """Declare a function as the converter of these operators, of static and dynamic shapes.
 
@@ -63,8 +65,7 @@ def converts(
 
 
 def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """Return the function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are computed
-    once, not at each call."""
+    """Return a converter of `(ctx, target, args, kwargs, name)`, with the arguments' positions computed once."""
     known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -79,8 +80,7 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
 
 
 def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
-    """Return the positions of a function's parameters, after the network and the row, among the operator's
-    arguments."""
+    """Return the places of a function's parameters, after the network and the row, among the operator's."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
@@ -94,3 +94,27 @@ def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
             f"arguments ({has}): name the parameter as the schema does, or give it a default"
         )
     return tuple((p.name, names.index(p.name)) for p in wanted if p.name in names), False
+
+
+def result_of(net: Net) -> torch.Tensor:
+    """Return the fake tensor of the node's result, the first if there are several."""
+    value = net.node.meta["val"]
+    first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
+    return first
+
+
+def as_result(net: Net, x: ITensor) -> ITensor:
+    """Return ``x`` in the dtype of the node's result; bytes wrap."""
+    dtype = result_of(net).dtype
+    return base.byte(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
+
+
+def by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
+    """Turn a table from rows to operators into one from operators to rows."""
+    return {target: row for row, targets in table.items() for target in targets}
+
+
+def by_row(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
+    """Convert an operator by its row of a table: a building block and its arguments before the operands."""
+    block, *operation = row
+    return as_result(net, block(net, *operation, *operands))

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, converts, result_of
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
@@ -20,52 +20,27 @@ from pipeline.network.net import Net
 prims = torch.ops.prims
 
 
-def _converted(net: Net, x: Any) -> Any:
-    """Return ``x`` in the dtype of the node's result; bytes stay unchanged."""
-    value = base.tensor(net, x)
-    if result_of(net).dtype == torch.uint8 and _is_byte(net):
-        return value
-    return as_result(net, value)
-
-
-def _is_byte(net: Net) -> bool:
-    """Return whether the node's argument is a tensor of bytes already."""
-    given: torch.Tensor = net.node.all_input_nodes[-1].meta["val"]
-    return given.dtype == torch.uint8
-
-
-@converts(aten._to_copy.default)
-def to_copy(net: Net, input: Value) -> ITensor:
-    """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor"""
-    return _converted(net, input)
-
-
-@converts(prims.convert_element_type.default)
-def convert_element_type(net: Net, a: Value) -> ITensor:
-    """prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
-    return _converted(net, a)
+@converts(aten._to_copy.default, prims.convert_element_type.default)
+def to_copy(net: Net, *operands: Value) -> ITensor:
+    """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
+    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. Bytes stay unchanged."""
+    value, byte = base.tensor(net, operands[0]), torch.uint8
+    is_byte = result_of(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
+    return value if is_byte else as_result(net, value)
 
 
 @converts(
-    aten.alias.default,
-    aten.alias_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.detach_copy.default,
-    aten.lift.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
+    *(aten.alias.default, aten.alias_copy.default, aten.clone.default, aten.detach.default, aten.detach_copy.default),
+    *(aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, OPEN_MASK),
 )
-def identity(net: Net, input: Value) -> ITensor:
-    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
-    return input
+def identity(net: Net, *operands: Value) -> Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor; pipeline::open_mask(Tensor mask) -> Tensor"""
+    return operands[0]
 
 
 @register_torch_trt_decomposition(aten.copy.default)
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
-    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
-
-    Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
+    """Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
 

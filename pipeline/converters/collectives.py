@@ -13,13 +13,12 @@ from pipeline.aten.collectives import BETWEEN_ENGINES, follows_the_last, groups_
 from pipeline.aten.support import Rejection
 from pipeline.converters.binding import converts
 from pipeline.impl import base
-from pipeline.impl import collectives as impl
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.context import NetworkError
 from pipeline.network.net import Net
 from pipeline.runtime.ranks import backend_of, ranks_of
 from pipeline.settings import CompilationSettings
-from pipeline.trt import CAPABILITIES, LIBRARY
+from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 ops = torch.ops._c10d_functional
 
@@ -49,7 +48,6 @@ def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejectio
 
 
 def _has_layer(node: Node) -> bool | Rejection:
-    """Check what TensorRT's layer takes."""
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
@@ -71,23 +69,23 @@ def waits_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejecti
     return Rejection(BETWEEN_ENGINES)
 
 
-@converts(ALL_REDUCE, validator=runs_in_engine)
-def all_reduce(net: Net, input: Value, reduce_op: str, group_name: str) -> ITensor:
-    """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor"""
-    ranks = len(ranks_of(group_name))
-    return impl.collective(net, base.tensor(net, input), "ALL_REDUCE", REDUCTIONS[reduce_op.lower()], ranks)
+@converts(
+    {ALL_REDUCE: "ALL_REDUCE", ALL_GATHER: "ALL_GATHER", REDUCE_SCATTER: "REDUCE_SCATTER"}, validator=runs_in_engine
+)
+def collective(
+    net: Net, operation: str, input: Value, group_name: str, reduce_op: str = "", group_size: int | None = None
+) -> ITensor:
+    """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor;
+    reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor
 
-
-@converts(ALL_GATHER, validator=runs_in_engine)
-def all_gather_into_tensor(net: Net, input: Value, group_size: int) -> ITensor:
-    """all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor"""
-    return impl.collective(net, base.tensor(net, input), "ALL_GATHER", "NONE", group_size)
-
-
-@converts(REDUCE_SCATTER, validator=runs_in_engine)
-def reduce_scatter_tensor(net: Net, input: Value, reduce_op: str, group_size: int) -> ITensor:
-    """reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor"""
-    return impl.collective(net, base.tensor(net, input), "REDUCE_SCATTER", REDUCTIONS[reduce_op.lower()], group_size)
+    The layer names no ranks: an engine gets the communicator of one process group, so that all ranks have equal plans.
+    """
+    reduction = REDUCTIONS[reduce_op.lower()] if reduce_op else "NONE"
+    kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
+    layer = net.add("dist_collective", base.tensor(net, input), *kinds, -1, None)
+    layer.metadata = f"{operation} {reduction}"
+    layer.num_ranks = len(ranks_of(group_name)) if group_size is None else group_size
+    return layer.get_output(0)
 
 
 @converts(WAIT, validator=waits_in_engine)

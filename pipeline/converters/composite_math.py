@@ -1,14 +1,16 @@
 """Decompose to operators that have converters: elementwise functions without a TensorRT layer, losses that torch
-decomposes wrongly, distances between vectors, and sums of products."""
+decomposes wrongly, distances between vectors, sums of products, and overlap-add."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.aten.types import Argument, aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -16,7 +18,6 @@ from pipeline.converters.decompositions import register_torch_trt_decomposition
 
 @register_torch_trt_decomposition(aten.hypot.default)
 def hypot(self: Tensor, other: Tensor) -> Tensor:
-    """hypot(Tensor self, Tensor other) -> Tensor"""
     dtype = torch.promote_types(self.dtype, other.dtype)
     a, b = (x.to(torch.float32 if dtype.itemsize == 2 else dtype).abs() for x in (self, other))
     most = torch.maximum(a, b)
@@ -27,13 +28,11 @@ def hypot(self: Tensor, other: Tensor) -> Tensor:
 
 @register_torch_trt_decomposition(aten.ldexp.Tensor)
 def ldexp(self: Tensor, other: Tensor) -> Tensor:
-    """ldexp.Tensor(Tensor self, Tensor other) -> Tensor"""
     return self * torch.pow(2.0, other)
 
 
 @register_torch_trt_decomposition(aten.angle.default)
 def angle(self: Tensor) -> Any:
-    """angle(Tensor self) -> Tensor"""
     if self.is_complex():
         return NotImplemented
     result = torch.where(self < 0, math.pi, 0.0)
@@ -49,8 +48,6 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    """rrelu_with_noise_functional(Tensor self, Tensor noise, Scalar lower=0.125, Scalar upper=0.333…,
-    bool training=False, Generator? generator=None) -> (Tensor, Tensor noise_out)"""
     return NotImplemented if training else (aten.leaky_relu(self, (lower + upper) / 2), noise.clone())
 
 
@@ -58,8 +55,6 @@ def rrelu(
 def as_strided_scatter(
     self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
-    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None)
-    -> Tensor"""
     if not all(isinstance(s, int) for s in (*self.shape, *size, *stride, storage_offset or 0)):
         return NotImplemented
     at = torch.zeros((), dtype=torch.int64, device=self.device) + (storage_offset or 0)
@@ -74,7 +69,6 @@ MEAN = 1
 
 @register_torch_trt_decomposition(aten.multilabel_margin_loss.default)
 def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Argument:
-    """multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"""
     return multilabel_margin_loss_forward(self, target, reduction)[0]
 
 
@@ -114,19 +108,16 @@ def _norm(difference: Tensor, p: float) -> Tensor:
 
 @register_torch_trt_decomposition(aten._cdist_forward.default)
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
-    """_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"""
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
 @register_torch_trt_decomposition(aten._euclidean_dist.default)
 def euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
-    """_euclidean_dist(Tensor x1, Tensor x2) -> Tensor"""
     return cdist(x1, x2, 2.0, None)
 
 
 @register_torch_trt_decomposition(aten._pdist_forward.default)
 def pdist(self: Tensor, p: float = 2.0) -> Tensor:
-    """_pdist_forward(Tensor self, float p=2) -> Tensor"""
     rows = self.shape[0]
     first, second = torch.triu_indices(rows, rows, 1, device=self.device).unbind(0)
     return _norm(self.index_select(0, first) - self.index_select(0, second), p)
@@ -143,24 +134,35 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim,
-    int unroll_dim=1) -> Tensor"""
-    a, b, c = (_expanded(x, dims) for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3)))
+    a, b, c = (reduce(torch.unsqueeze, dims, x) for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3)))
     product = a * b * c
     return product.sum(list(sumdim)) if sumdim else product
 
 
-def _expanded(x: Tensor, dims: Sequence[int]) -> Tensor:
-    for dim in dims:
-        x = x.unsqueeze(dim)
-    return x
-
-
 @register_torch_trt_decomposition(aten.addbmm.default)
 def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     if not (self.is_floating_point() or self.is_complex()):
         beta, alpha = int(beta), int(alpha)  # as eager does for integers
     product = batch1.transpose(0, 1).flatten(1) @ batch2.flatten(0, 1)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (self if beta == 1 else self * beta)
+
+
+@register_torch_trt_decomposition(aten.unfold_backward.default)
+def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
+    """unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor
+
+    The last step of ``istft``. Windows are cut into pieces as long as a step. Pieces at the same position in their
+    windows do not overlap: they form a row, and the rows, one per piece of a window, are added. torch's decomposition
+    adds one element of the windows at a time.
+    """
+    if not input_sizes:
+        return grad_in.squeeze(0)
+    dim %= len(input_sizes)
+    pieces = -(-size // step)
+    windows = pad(grad_in.movedim(dim, -2), (0, pieces * step - size))
+    *others, count, _ = windows.shape
+    windows = windows.reshape(*others, count, pieces, step)
+    rows = [windows.select(-2, piece).reshape(*others, count * step) for piece in range(pieces)]
+    total = reduce(torch.add, (pad(row, (i * step, (pieces - i) * step)) for i, row in enumerate(rows)))
+    return total.narrow(-1, 0, input_sizes[dim]).movedim(-1, dim).expand(input_sizes)

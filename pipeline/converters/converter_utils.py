@@ -49,7 +49,11 @@ def get_trt_tensor(
         dtype: to cast to: torch's, TensorRT's or numpy's; None for its own (int64 and float32 for numbers).
         min_rank: the least rank of the result; leading dims of size 1 are added.
     """
-    return base.tensor(ctx, name, input_val, _torch_dtype(dtype), rank=min_rank)
+    if isinstance(dtype, trt.DataType):
+        dtype = to_torch(dtype)
+    elif dtype is not None and not isinstance(dtype, torch.dtype):
+        dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    return base.tensor(ctx, name, input_val, dtype, rank=min_rank)
 
 
 def cast_trt_tensor(ctx: ConversionContext, input_val: Any, dtype: Any, name: str, *_: Any) -> trt.ITensor:
@@ -65,9 +69,3 @@ def set_layer_name(layer: trt.ILayer, target: Any, name: str, *_: Any) -> None:
 def get_positive_dim(dim: int | Sequence[int], dim_size: int) -> int | tuple[int, ...]:
     """Return negative dims as non-negative dims of a tensor of rank ``dim_size``."""
     return base.axis(dim, dim_size) if isinstance(dim, int) else tuple(base.axis(d, dim_size) for d in dim)
-
-
-def _torch_dtype(dtype: Any) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    return to_torch(dtype) if isinstance(dtype, trt.DataType) else torch.from_numpy(np.empty(0, dtype)).dtype

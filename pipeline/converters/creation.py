@@ -8,10 +8,9 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, converts, result_of
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, shape
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import result_sizes
@@ -25,49 +24,39 @@ def full(net: Net, fill_value: Value) -> ITensor:
     return shape.full(net, result_sizes(net), fill_value, result_of(net).dtype)
 
 
-@register_torch_trt_decomposition(aten.full_like.default)
-@register_torch_trt_decomposition(aten.fill.Scalar)
-def full_like(self: torch.Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    """full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor;
-    fill.Scalar(Tensor self, Scalar value) -> Tensor
+LIKE = {
+    aten.full_like.default: aten.full.default,
+    aten.fill.Scalar: aten.full.default,
+    aten.empty_like.default: aten.empty.memory_format,
+}
+NEW = {
+    aten.new_full.default: aten.full.default,
+    aten.new_empty.default: aten.empty.memory_format,
+    aten.new_empty_strided.default: aten.empty_strided.default,
+}
+UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
+"""Options of these operators that do not affect a result."""
 
-    Only the shape of ``self`` is read, here and below, so it is not an input of the engine."""
-    return aten.full.default(self.shape, fill_value, dtype=dtype or self.dtype, device=self.device)
+
+def _made(op: Any, make: Any) -> Any:
+    """Declare that an operator makes a tensor like its first argument, of which an engine needs only the shape."""
+
+    @register_torch_trt_decomposition(op)
+    def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+        size = (self.shape,) if op in LIKE else ()
+        given = {name: value for name, value in options.items() if name not in UNUSED}
+        return make(*size, *args, **given, dtype=dtype or self.dtype, device=self.device)
+
+    return decompose
+
+
+DECOMPOSITIONS = [_made(*row) for row in (LIKE | NEW).items()]
 
 
 @register_torch_trt_decomposition(aten.fill.Tensor)
 def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
-    """fill.Tensor(Tensor self, Tensor value) -> Tensor"""
     value = value if value.dtype == self.dtype else value.to(self.dtype)
     return value.expand(self.shape) if self.dim() else value.clone()
-
-
-@register_torch_trt_decomposition(aten.new_full.default)
-def new_full(
-    self: torch.Tensor, size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **options: Any
-) -> Any:
-    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
-    return aten.full.default(size, fill_value, dtype=dtype or self.dtype, device=self.device)
-
-
-@register_torch_trt_decomposition(aten.empty_like.default)
-def empty_like(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    """empty_like(Tensor self, *, ScalarType? dtype=None, …) -> Tensor"""
-    return aten.empty.memory_format(self.shape, dtype=dtype or self.dtype, device=self.device)
-
-
-@register_torch_trt_decomposition(aten.new_empty.default)
-def new_empty(self: torch.Tensor, size: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    """new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor"""
-    return aten.empty.memory_format(size, dtype=dtype or self.dtype, device=self.device)
-
-
-@register_torch_trt_decomposition(aten.new_empty_strided.default)
-def new_empty_strided(
-    self: torch.Tensor, size: Any, stride: Any, *, dtype: torch.dtype | None = None, **options: Any
-) -> Any:
-    """new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, …) -> Tensor"""
-    return aten.empty_strided.default(size, stride, dtype=dtype or self.dtype, device=self.device)
 
 
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)

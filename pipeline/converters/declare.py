@@ -69,8 +69,7 @@ def _check_converter(function: object) -> None:
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """Return the declarations attached to a function; they name that function even if `functools.wraps` copied them to
-    it."""
+    """Return a function's declarations; they name it even if `functools.wraps` copied them to it."""
     if not callable(function) or (carried := attached(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.on(function) for declaration in carried)
@@ -154,35 +153,21 @@ def attached(function: object, attribute: str) -> tuple[Any, ...] | None:
 
 
 def gather(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
-    """Collect the functions with attached records that modules define: by module name, then in the order of definition.
-
-    Functions in a module's lists, tuples and dicts count, those imported from another module do not.
-    """
-    for module in sorted({*map(_checked, modules)}, key=lambda module: module.__name__):
+    """Collect the functions with attached records that modules define, also in lists, tuples and dicts, but not those
+    imported from another module: by module name, then in the order of definition."""
+    modules = [*modules]
+    if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
+        raise TypeError(f"of() takes modules, not {wrong[0]!r}; functions are given to register()")
+    for module in sorted({*modules}, key=lambda module: module.__name__):
         for value in _values(module):
-            if attached(value, attribute) is not None and _defined_in(module, value):
+            by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
+            if attached(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
                 yield value
-
-
-def _checked(module: object) -> ModuleType:
-    if not isinstance(module, ModuleType):
-        raise TypeError(f"of() takes modules, not {module!r}; functions are given to register()")
-    return module
 
 
 def _values(module: ModuleType) -> Iterator[Any]:
     for name, value in list(vars(module).items()):
-        if name.startswith("__"):
-            continue
-        if isinstance(value, list | tuple):
-            yield from value
-        elif isinstance(value, dict):
-            yield from list(value.values())
-        else:
-            yield value
-
-
-def _defined_in(module: ModuleType, function: Any) -> bool:
-    """Return whether a module defines a function, itself or through another module's factory."""
-    made = "<locals>" in getattr(function, "__qualname__", "<locals>")
-    return made or getattr(function, "__module__", None) == module.__name__
+        if isinstance(value, dict) and not name.startswith("__"):
+            value = [*value.values()]
+        if not name.startswith("__"):
+            yield from value if isinstance(value, list | tuple) else [value]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
 
-import attrs
 import torch
 import torch._decomp
 from torch._ops import OpOverload, OpOverloadPacket
@@ -21,13 +20,7 @@ Decomposition: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 ATTRIBUTE: Final = "__decomposition_declarations__"
-
-
-@attrs.frozen
-class DecompositionDeclaration:
-    """The record that a function is a decomposition of this operator."""
-
-    key: Op = attrs.field(validator=attrs.validators.instance_of(OpOverload))
+"""The attribute of a function with the operators that it decomposes."""
 
 
 def register_torch_trt_decomposition(
@@ -39,7 +32,7 @@ def register_torch_trt_decomposition(
     `registry` is a dict of the caller's, to which the function is added too (`DecompositionTable(registry)` converts it
     to a table). A table is immutable: its method `register` returns one with the function.
     """
-    declarations = tuple(map(DecompositionDeclaration, _operators(op)))
+    operators = _operators(op)
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
             f"registry is a dict, which gets the function, not {registry!r}: tables never change; "
@@ -48,10 +41,10 @@ def register_torch_trt_decomposition(
 
     def declare(function: F) -> F:
         table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
-        for declaration in declarations:
-            if table.setdefault(declaration.key, function) is not function:
-                raise ValueError(f"{declaration.key} has a decomposition in the registry already; take it out first")
-        return attach(function, ATTRIBUTE, declarations)
+        for each in operators:
+            if table.setdefault(each, function) is not function:
+                raise ValueError(f"{each} has a decomposition in the registry already; take it out first")
+        return attach(function, ATTRIBUTE, operators)
 
     return declare
 
@@ -63,8 +56,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
     @classmethod
     def of(cls, *modules: ModuleType) -> DecompositionTable:
-        """Collect the decompositions that modules declare; the order of the modules does not matter. `ValueError` for
-        two of one operator."""
+        """Collect the decompositions that modules declare, in any order. `ValueError` for two of one operator."""
         found: dict[Op, Decomposition] = {}
         for op, function in _pairs(gather(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
@@ -130,7 +122,6 @@ def chosen(
 
 
 def _torch_decomposes(op: Op) -> bool:
-    """Return whether torch decomposes an operator: by a decomposition, or as a composite."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
 
@@ -149,7 +140,7 @@ def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decompositi
     for function in functions:
         if (declared := attached(function, ATTRIBUTE)) is None:
             raise TypeError(f"{function!r} declares no decomposition; use @register_torch_trt_decomposition(op)")
-        yield from ((declaration.key, function) for declaration in declared)
+        yield from ((op, function) for op in declared)
 
 
 NOT_CORE: Final = """
@@ -202,12 +193,12 @@ def _named(names: str) -> frozenset[Op]:
     return frozenset(by_name[name] for name in names.split() if name in by_name)
 
 
-def _core() -> frozenset[Op]:
-    """Return the operators, composites aside, that torch decomposes to core ATen; the graph is already functional
-    then."""
-    core = torch._decomp._core_aten_decompositions_post_autograd()
-    return frozenset(op for op in core if isinstance(op, OpOverload) and not op._schema.is_mutable)
-
+_CORE: Final = frozenset(
+    op
+    for op in torch._decomp._core_aten_decompositions_post_autograd()
+    if isinstance(op, OpOverload) and not op._schema.is_mutable
+)
+"""The operators, composites aside, that torch decomposes to core ATen; the graph is already functional then."""
 
 _WHOLE: Final = (
     "TensorRT has a layer for it, which takes every case",
@@ -220,7 +211,7 @@ torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
 torch_whole_decompositions: Final = _named(" ".join(DISABLED[why] for why in _WHOLE))
 """The operators among them whose decomposition is right, and is used if it leads to a user's converter."""
 
-torch_enabled_decompositions: Final = (_core() | _named(NOT_CORE)) - torch_disabled_decompositions
+torch_enabled_decompositions: Final = (_CORE | _named(NOT_CORE)) - torch_disabled_decompositions
 """Operators that torch decomposes for us if no converter accepts the node."""
 
 

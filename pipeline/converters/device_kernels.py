@@ -20,13 +20,14 @@ from pipeline.shapes.environment import shape_of
 Ints = list[int]
 
 
-def _declared(name: str, function: Callable[..., Any], overload: str = "default") -> Callable[..., Any]:
-    """Return a decomposition of the operator of this name, with its schema as docstring."""
-    op = getattr(getattr(aten, name), overload)
+def _declared(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decomposition of the operator of this name; an attention that drops something is not decomposed."""
+    op = getattr(aten, name).default
 
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
-        return function(**{a.name: given.get(a.name, a.default_value) for a in op._schema.arguments})
+        given = {a.name: given.get(a.name, a.default_value) for a in op._schema.arguments}
+        return NotImplemented if given.pop("dropout_p", 0) else function(**given)
 
     decomposition.__name__, decomposition.__doc__ = name.lstrip("_"), str(op._schema)
     return register_torch_trt_decomposition(op)(decomposition)
@@ -37,7 +38,7 @@ def _convolution(
     weight: Tensor,
     stride: Ints,
     padding: Ints,
-    dilation: Ints,
+    dilation: Ints | None = None,
     groups: int = 1,
     bias: Tensor | None = None,
     output_padding: Ints | None = None,
@@ -45,26 +46,14 @@ def _convolution(
     **of_the_kernel: Any,
 ) -> Tensor:
     """Compute a convolution: the kernel's other arguments do not affect the result."""
-    output_padding = output_padding or [0] * (weight.dim() - 2)
+    dilation, output_padding = dilation or [1] * len(stride), output_padding or [0] * (weight.dim() - 2)
     rest = (bias, stride, padding, dilation, transposed, output_padding, groups)
     result: Tensor = aten.convolution(self, weight, *rest)
     return result
 
 
-def _transposed(**given: Any) -> Tensor:
-    return _convolution(**given, transposed=True)
-
-
 def _depthwise(self: Tensor, **given: Any) -> Tensor:
     return _convolution(self, **given, groups=self.shape[1])
-
-
-def _undilated(**given: Any) -> Tensor:
-    return _convolution(**given, dilation=[1] * len(given["stride"]))
-
-
-def _with_relu(**given: Any) -> Tensor:
-    return torch.relu(_convolution(**given))
 
 
 def _added_with_relu(z: Tensor, alpha: float | None, **given: Any) -> Tensor:
@@ -75,16 +64,16 @@ CONVOLUTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_convolution": lambda input, **given: _convolution(input, **given),
     "cudnn_convolution": _convolution,
     "mkldnn_convolution": _convolution,
-    "cudnn_convolution_relu": _with_relu,
+    "cudnn_convolution_relu": lambda **given: torch.relu(_convolution(**given)),
     "cudnn_convolution_add_relu": _added_with_relu,
-    "cudnn_convolution_transpose": _transposed,
+    "cudnn_convolution_transpose": partial(_convolution, transposed=True),
     "_conv_depthwise2d": _depthwise,
     "conv_depthwise3d": _depthwise,
     "slow_conv_dilated2d": _convolution,
     "slow_conv_dilated3d": _convolution,
-    "slow_conv_transpose2d": _transposed,
-    "slow_conv_transpose3d": _transposed,
-    "_slow_conv2d_forward": _undilated,
+    "slow_conv_transpose2d": partial(_convolution, transposed=True),
+    "slow_conv_transpose3d": partial(_convolution, transposed=True),
+    "_slow_conv2d_forward": _convolution,
 }
 
 
@@ -155,15 +144,6 @@ def _gru_cell(
     return (hx - n) * z + n, None
 
 
-def _packed_bytes(self: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:
-    return torch.mm(self, mat2.to(self.dtype).t()) * scales
-
-
-def _affine_grid(theta: Tensor, **size: int) -> Tensor:
-    grid: Tensor = aten.affine_grid_generator(theta, list(size.values()), True)
-    return grid
-
-
 def _lstm_step(
     input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
 ) -> Any:
@@ -183,9 +163,9 @@ OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "_cudnn_rnn": _recurrent,
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell": _gru_cell,
-    "_weight_int8pack_mm": _packed_bytes,
+    "_weight_int8pack_mm": lambda self, mat2, scales: torch.mm(self, mat2.to(self.dtype).t()) * scales,
     "cudnn_grid_sampler": lambda self, grid: aten.grid_sampler(self, grid, 0, 0, True),
-    "cudnn_affine_grid_generator": _affine_grid,
+    "cudnn_affine_grid_generator": lambda theta, **size: aten.affine_grid_generator(theta, list(size.values()), True),
 }
 
 
@@ -207,13 +187,9 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
     if query.shape[1] != key.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = (query.float() * factor) @ key.float().transpose(-1, -2)
-    return torch.logsumexp(scores if bias is None else scores + _additive_mask(bias), -1)
-
-
-def _additive_mask(bias: Tensor) -> Tensor:
-    """Return a mask as numbers to add: minus infinity where a bool mask is False."""
-    added: Tensor = torch.where(bias, 0.0, -math.inf) if bias.dtype == torch.bool else bias
-    return added
+    if bias is not None:
+        scores = scores + (torch.where(bias, 0.0, -math.inf) if bias.dtype == torch.bool else bias)
+    return torch.logsumexp(scores, -1)
 
 
 def _window(query: Tensor, key: Tensor, shift: Any, left: int | None, right: int | None) -> Tensor:
@@ -272,20 +248,18 @@ def _efficient_attention(attn_bias: Tensor | None, is_causal: bool, **given: Any
     return *_efficient(bias=attn_bias, causal=is_causal, **given), None, None
 
 
-def _cudnn_attention(**given: Any) -> Any:
-    result, sums, *sizes = _sized_attention(**given)
-    return result, sums[..., None], *sizes
-
-
-def _overrideable_attention(**given: Any) -> Any:
-    return _sized_attention(**given) if given["query"].dim() == 4 else NotImplemented
-
-
-def _sized_attention(
+def _overrideable_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, is_causal: bool, scale: float | None, **_: Any
 ) -> Any:
+    if query.dim() != 4:
+        return NotImplemented
     result, sums = _attention_and_logsumexp(query, key, value, attn_bias, is_causal, scale)
     return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
+
+
+def _cudnn_attention(**given: Any) -> Any:
+    result, sums, *sizes = _overrideable_attention(**given)
+    return result, sums[..., None], *sizes
 
 
 def _flash_forward(
@@ -340,12 +314,6 @@ NO_MASK, UPPER_LEFT, LOWER_RIGHT = range(3)
 IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debug_mask", "num_splits"}
 """Arguments of kernels that do not affect the result; others are for sequences of several lengths, say, and refused."""
 
-
-def _undropped(attention: Callable[..., Any], dropout_p: float, **given: Any) -> Any:
-    """Compute an attention, if it drops nothing."""
-    return NotImplemented if dropout_p else attention(**given)
-
-
 ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention": _flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu": _on_cpu,
@@ -358,10 +326,4 @@ ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
 """Attention by one device's kernel is scaled dot product attention, and the log-sum-exp if it is read. Results that
 only a backward pass reads are None."""
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    **CONVOLUTIONS,
-    **OTHERS,
-    **{name: partial(_undropped, form) for name, form in ATTENTIONS.items()},
-}
-
-DECOMPOSITIONS: Final = [_declared(name, function) for name, function in KERNELS.items()]
+DECOMPOSITIONS: Final = [_declared(*row) for row in (CONVOLUTIONS | OTHERS | ATTENTIONS).items()]

@@ -9,9 +9,8 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, by_operator, by_row, converts, result_of
 from pipeline.converters.declare import Rejection
-from pipeline.converters.result_types import as_result, by_operator, by_row, result_of
 from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
@@ -44,6 +43,17 @@ TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise.clamp,): (aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor),
 }
 
+SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
+    (elementwise_bits.shift, left): (
+        *(packet.Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor),
+        *(python.Tensor, python.Scalar),
+    )
+    for left, packet, python in (
+        (True, aten.bitwise_left_shift, aten.__lshift__),
+        (False, aten.bitwise_right_shift, aten.__rshift__),
+    )
+}
+
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -68,7 +78,7 @@ def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     return list(map(wrapped, values, metas))
 
 
-@converts(by_operator(TABLE))
+@converts(by_operator(TABLE), by_operator(SHIFTS))
 def of_two(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Call an elementwise function with the operator's arguments."""
     return by_row(net, row, among_bytes(net, operands))
@@ -89,33 +99,8 @@ def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
 
 
 BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.bitwise, "AND"): (
-        aten.bitwise_and.Tensor,
-        aten.bitwise_and.Scalar,
-        aten.bitwise_and.Scalar_Tensor,
-    ),
-    (elementwise_bits.bitwise, "OR"): (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor),
-    (elementwise_bits.bitwise, "XOR"): (
-        aten.bitwise_xor.Tensor,
-        aten.bitwise_xor.Scalar,
-        aten.bitwise_xor.Scalar_Tensor,
-    ),
-}
-SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.shift, True): (
-        aten.bitwise_left_shift.Tensor,
-        aten.bitwise_left_shift.Tensor_Scalar,
-        aten.bitwise_left_shift.Scalar_Tensor,
-        aten.__lshift__.Tensor,
-        aten.__lshift__.Scalar,
-    ),
-    (elementwise_bits.shift, False): (
-        aten.bitwise_right_shift.Tensor,
-        aten.bitwise_right_shift.Tensor_Scalar,
-        aten.bitwise_right_shift.Scalar_Tensor,
-        aten.__rshift__.Tensor,
-        aten.__rshift__.Scalar,
-    ),
+    (elementwise_bits.bitwise, name): (packet.Tensor, packet.Scalar, packet.Scalar_Tensor)
+    for name, packet in (("AND", aten.bitwise_and), ("OR", aten.bitwise_or), ("XOR", aten.bitwise_xor))
 }
 
 
@@ -132,9 +117,3 @@ def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 def bitwise(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
     return by_row(net, row, operands)
-
-
-@converts(by_operator(SHIFTS))
-def shift(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return by_row(net, row, among_bytes(net, operands))

@@ -34,20 +34,9 @@ def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
 
 
 @converts(
-    aten.sym_size.int,
-    aten.sym_numel.default,
-    aten.sym_stride.int,
-    aten.sym_storage_offset.default,
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.floordiv,
-    operator.mod,
-    operator.neg,
-    operator.pow,
-    operator.truediv,
-    torch.sym_max,
-    torch.sym_min,
+    *(aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default),
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow),
+    *(operator.truediv, torch.sym_max, torch.sym_min),
     validator=_is_int,
 )
 def size(net: Net) -> Any:

@@ -26,6 +26,8 @@ from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY
 
+INTEGERS = (torch.int32, torch.int64)
+
 
 @converts(aten.embedding.default)
 def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
@@ -67,26 +69,26 @@ def embedding_bag(
 
 def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Indices are integers, or one mask of which the program knows how many elements it picks."""
-    dtypes = _dtypes(node)
-    masks = [(each, dtype) for each, dtype in dtypes if dtype not in (torch.int32, torch.int64)]
+    masks = [(place, each.dtype) for place, each in _tensors(node) if each.dtype not in INTEGERS]
     if not masks:
         return True
-    if len(dtypes) == 1 and _is_mask(node) and not free_unbacked_symbols(node.meta["val"]):
+    if _is_mask(node) and not free_unbacked_symbols(node.meta["val"]):
         return has_running_sums(node, settings)
+    place, dtype = masks[0]
     return Rejection(
-        "{} is a mask ({}): the shape of the result depends on its values".format(*masks[0]),
+        f"{argument(node, 'indices')[place]} is a mask ({dtype}): the shape of the result depends on its values",
         "torch.where, or masked_fill, keeps the shape",
     )
 
 
-def _dtypes(node: torch.fx.Node) -> list[tuple[object, torch.dtype]]:
-    """Return the indices that are not None, with their dtypes."""
-    given = (each for each in argument(node, "indices") if each is not None)
-    return [(each, (each.meta["val"] if isinstance(each, torch.fx.Node) else each).dtype) for each in given]
+def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
+    """Return the index tensors, each with its position."""
+    given = enumerate(argument(node, "indices"))
+    return [(i, each.meta["val"] if isinstance(each, torch.fx.Node) else each) for i, each in given if each is not None]
 
 
 def _is_mask(node: torch.fx.Node) -> bool:
-    return [dtype for _, dtype in _dtypes(node)] == [torch.bool]
+    return [each.dtype for _, each in _tensors(node)] == [torch.bool]
 
 
 @converts(aten.index.Tensor, validator=_counted)
@@ -95,7 +97,7 @@ def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     elements that a mask selects is the program's."""
     x = base.tensor(net, input)
     if _is_mask(net.node):
-        dim = next(i for i, each in enumerate(indices) if each is not None)
+        [(dim, _)] = _tensors(net.node)
         return index_masks.picked(net, x, indices[dim], dim, result_sizes(net)[dim])
     return _index.index(net, x, indices, counted(argument(net.node, "indices")))
 
@@ -115,27 +117,16 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
     return _index.gather(net, input, index, dim)
 
 
-INTEGERS = (torch.int32, torch.int64)
-
-
-def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
-    """Return the index tensors, each with its position."""
-    given = argument(node, "indices")
-    return [(i, each.meta["val"]) for i, each in enumerate(given) if each is not None]
-
-
 def _writable(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Integer indices, or one mask; to accumulate, every index is compared with every place, in 2**31 - 1 elements at
     most."""
     tensors, x = _tensors(node), argument(node, "self").meta["val"]
-    if all(t.dtype in INTEGERS for _, t in tensors):
-        return _countable(node, x, tensors) if argument(node, "accumulate") else True
-    if len(tensors) > 1:
-        return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
-    return True
-
-
-def _countable(node: torch.fx.Node, x: torch.Tensor, tensors: list[tuple[int, torch.Tensor]]) -> bool | Rejection:
+    if not all(t.dtype in INTEGERS for _, t in tensors):
+        if len(tensors) > 1:
+            return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
+        return True
+    if not argument(node, "accumulate"):
+        return True
     if x.dim() - len(tensors) > 6:
         return Rejection("accumulates into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
     return compared(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
@@ -143,7 +134,6 @@ def _countable(node: torch.fx.Node, x: torch.Tensor, tensors: list[tuple[int, to
 
 @register_torch_trt_decomposition(aten.put.default)
 def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
-    """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
     row: torch.Tensor = aten.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
     return row.reshape(x.shape)
 
@@ -159,16 +149,10 @@ def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: V
     return _index_put.index_put(net, input, indices, values, accumulate, signs)
 
 
-@converts(aten.tril.default)
-def tril(net: Net, input: Value, diagonal: int) -> ITensor:
+@converts({aten.tril.default: True, aten.triu.default: False})
+def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
-    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=True)
-
-
-@converts(aten.triu.default)
-def triu(net: Net, input: Value, diagonal: int) -> ITensor:
-    """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
-    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=False)
+    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower)
 
 
 def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

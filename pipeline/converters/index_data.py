@@ -15,7 +15,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.index import index
+from pipeline.impl.index import index, take
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
@@ -47,16 +47,10 @@ def nonzero(net: Net, input: Value) -> ITensor:
     return base.permute(net, found, [1, 0])
 
 
-@converts(aten.nonzero_numpy.default, validator=runs_nonzero, requires_output_allocator=True)
-def nonzero_numpy(net: Net, input: Value) -> list[Any]:
-    """nonzero_numpy(Tensor self) -> Tensor[]. The coordinates in each dim."""
-    return _coordinates(net, base.tensor(net, input, rank=1))
-
-
-@converts(aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
-def where(net: Net, condition: Value) -> list[Any]:
-    """where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
-    return _coordinates(net, base.tensor(net, condition, rank=1))
+@converts(aten.nonzero_numpy.default, aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
+def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
+    """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
+    return _coordinates(net, base.tensor(net, operands[0], rank=1))
 
 
 @converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
@@ -75,13 +69,8 @@ def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> IT
 def _coordinates(net: Net, mask: Any) -> list[Any]:
     """Return, for each dim of a mask, the coordinates at which it is true."""
     found = _nonzero(net, mask)
-    return [base.squeeze(net, coordinates(net, found, i), [0]) for i in range(base.rank(mask))]
-
-
-def coordinates(net: Net, found: Any, dim: int) -> Any:
-    """Return the coordinates of one dim."""
-    layer = net.add("gather", found, base.constant(net, torch.tensor([dim])), 0)
-    return layer.get_output(0)
+    rows = (take(net, found, torch.tensor([dim]), 0) for dim in range(base.rank(mask)))
+    return [base.squeeze(net, row, [0]) for row in rows]
 
 
 @converts(aten.masked_select.default, validator=runs_nonzero, requires_output_allocator=True)
@@ -118,9 +107,9 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
         return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor")
     for user in node.users:
-        if user.target in CHECKS:
-            continue
-        if not _reads(user, node):
+        places = {i for i, given in enumerate(user.args) if given is node}
+        reads = places and not user.kwargs and places <= {*READERS.get(user.target, ())}
+        if user.target not in CHECKS and not reads:
             why = f"and {user.name} needs its value to be known"
             return Rejection(
                 f"{node.name} is read by Python from what {_producer(node)} makes, {why}",
@@ -135,12 +124,6 @@ def _producer(node: torch.fx.Node) -> str:
     while moves(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]
     return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
-
-
-def _reads(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether a user of an int also accepts a tensor in its place."""
-    places = [i for i, given in enumerate(user.args) if given is node]
-    return bool(places) and not user.kwargs and set(places) <= set(READERS.get(user.target, ()))
 
 
 @converts(aten._local_scalar_dense.default, aten.item.default, validator=_names_an_element)

@@ -33,22 +33,16 @@ def not_negative(value: Any, depth: int = DEEP) -> bool:
         return statically_known_true(known >= 0)
     if isinstance(known, torch.Tensor) and known.dtype in (torch.bool, torch.uint8):
         return True
-    kind = does(value.args[0].target) if _is_piece(value) else does(value.target)  # type: ignore[union-attr]
+    source = value.args[0] if value.target is operator.getitem else value
+    kind = does(source.target) if isinstance(source, torch.fx.Node) else None
     if kind in PART:
         return not_negative(value.args[0], depth - 1)
     rule = RULES.get(value.target, _is_safe_cast if kind is Does.CASTS else None)
     return kind is Does.PLACES or (rule is not None and rule(value, depth - 1))
 
 
-def _is_piece(node: torch.fx.Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
-
-
 def _arange(node: torch.fx.Node, depth: int) -> bool:
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    start = argument(node, "start") if "start" in names else 0
-    step = argument(node, "step") if "step" in names else 1
-    return not_negative(start, depth) and not_negative(step, depth)
+    return not_negative(argument(node, "start", 0), depth) and not_negative(argument(node, "step", 1), depth)
 
 
 def _both_not_negative(node: torch.fx.Node, depth: int) -> bool:

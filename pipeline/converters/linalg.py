@@ -22,13 +22,11 @@ LARGEST: Final = 8
 
 
 def _is_large(a: Tensor) -> bool:
-    rows = a.shape[-1]
-    return not isinstance(rows, int) or not 0 < rows <= LARGEST
+    return not isinstance(a.shape[-1], int) or not 0 < a.shape[-1] <= LARGEST
 
 
 def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
-    """Return a mask of the row of [..., n, 1] with the largest magnitude, the first of equal ones; NaN counts as
-    infinite."""
+    """Return a mask of the row of [..., n, 1] with the (first) largest magnitude; NaN counts as infinite."""
     size = torch.where(free, torch.where(column.isnan(), torch.inf, column.abs()), -1.0)
     others = size.transpose(-2, -1)
     is_first = torch.ones(column.shape[-2], column.shape[-2], dtype=torch.bool, device=column.device).triu()
@@ -75,7 +73,6 @@ def _first_failure(fails: Tensor) -> Tensor:
 
 @register_torch_trt_decomposition(aten.linalg_inv_ex.default)
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - the operator's own name
-    """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
     if _is_large(A):
         return NotImplemented
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -85,8 +82,6 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - 
 
 @register_torch_trt_decomposition(aten._linalg_solve_ex.default)
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> object:  # noqa: N803
-    """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False)
-    -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)"""
     if _is_large(A):
         return NotImplemented
     is_vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
@@ -101,7 +96,6 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 
 @register_torch_trt_decomposition(aten._linalg_det.default)
 def det(A: Tensor) -> object:  # noqa: N803
-    """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)"""
     if _is_large(A):
         return NotImplemented
     pivots, order, _ = _eliminated(A)
@@ -110,7 +104,6 @@ def det(A: Tensor) -> object:  # noqa: N803
 
 @register_torch_trt_decomposition(aten._linalg_slogdet.default)
 def slogdet(A: Tensor) -> object:  # noqa: N803
-    """_linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet, Tensor LU, Tensor pivots)"""
     if _is_large(A):
         return NotImplemented
     pivots, order, _ = _eliminated(A)
@@ -119,7 +112,6 @@ def slogdet(A: Tensor) -> object:  # noqa: N803
 
 @register_torch_trt_decomposition(aten.linalg_cholesky_ex.default)
 def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False) -> object:
-    """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
     if _is_large(self):
         return NotImplemented
     rest, columns, squares = self.mT if upper else self, list[Tensor](), list[Tensor]()
@@ -140,10 +132,8 @@ def _substituted(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False)
         at = size - 1 - k if upper else k
         row = b[..., -1:, :] if upper else b[..., :1, :]
         row = row if unitriangular else row / a[..., at : at + 1, at : at + 1]
-        others, b = (
-            (a[..., :at, at : at + 1], b[..., :-1, :]) if upper else (a[..., at + 1 :, at : at + 1], b[..., 1:, :])
-        )
-        b = b - others * row
+        others = a[..., :at, at : at + 1] if upper else a[..., at + 1 :, at : at + 1]
+        b = (b[..., :-1, :] if upper else b[..., 1:, :]) - others * row
         rows.append(row)
     return torch.cat(rows[::-1] if upper else rows, -2)
 
@@ -157,8 +147,6 @@ def solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> object:
-    """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False)
-    -> Tensor"""
     if _is_large(self):
         return NotImplemented
     a, b, upper = (self, B, upper) if left else (self.mT, B.mT, not upper)
@@ -169,7 +157,6 @@ def solve_triangular(
 
 @register_torch_trt_decomposition(aten.cholesky_solve.default)
 def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> object:
-    """cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"""
     if _is_large(input2):
         return NotImplemented
     batch = torch.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
@@ -179,7 +166,6 @@ def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> object:
 
 @register_torch_trt_decomposition(aten.cholesky_inverse.default)
 def cholesky_inverse(self: Tensor, upper: bool = False) -> object:
-    """cholesky_inverse(Tensor self, bool upper=False) -> Tensor"""
     if _is_large(self):
         return NotImplemented
     one = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,15 +14,7 @@ from torch._ops import OpOverloadPacket
 from torch.fx import Node
 
 from pipeline.aten.naming import path_of
-from pipeline.aten.support import (
-    Choice,
-    ConverterSupport,
-    Declaration,
-    Entry,
-    Rejection,
-    Target,
-    function_name,
-)
+from pipeline.aten.support import Choice, ConverterSupport, Declaration, Entry, Rejection, Target, function_name
 from pipeline.converters.declare import targets_of
 from pipeline.converters.unsupported import reason
 from pipeline.frozen import FrozenDict
@@ -61,15 +52,11 @@ class Lookup(Mapping[Any, Entry]):
 
     __slots__ = ()
 
-    @property
-    @abc.abstractmethod
-    def settings(self) -> CompilationSettings:
-        """The settings for lookups of nodes."""
+    settings: CompilationSettings
+    """The settings for lookups of nodes."""
 
-    @property
-    @abc.abstractmethod
-    def candidates(self) -> Candidates:
-        """For each target its declarations, in the order in which they are tried."""
+    candidates: Candidates
+    """For each target its declarations, in the order in which they are tried."""
 
     def __getitem__(self, key: Node | Target) -> Entry:
         if isinstance(key, Node):
@@ -111,7 +98,10 @@ class Lookup(Mapping[Any, Entry]):
             if rejection is None:
                 return _choice(candidate)
             reasons[rejection] = None
-        return Refusal(tuple(reasons) or (_undeclared(node.target),))
+        if not reasons:
+            name, why = qualified_name(node.target), reason(node.target)
+            return Refusal((Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}"),))
+        return Refusal(tuple(reasons))
 
     def others(self, node: Node) -> tuple[Choice, ...]:
         """Return the candidates after the first one that also accept the node."""
@@ -132,8 +122,7 @@ class Lookup(Mapping[Any, Entry]):
     def get_all_converters_with_target(
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
-        """Return the candidates of a target in order, validated or not; with registry info, also the number per
-        module."""
+        """Return a target's candidates in order, validated or not; with registry info, also the number per module."""
         converters = tuple(declaration.support for declaration in self._candidates_of(target))
         return (converters, _origins(converters)) if return_registry_info else converters
 
@@ -171,11 +160,6 @@ class BoundRegistry(Lookup):
         return f"{self.registry!r}.bind({self.settings!r})"
 
 
-def _undeclared(target: Any) -> Rejection:
-    name, why = qualified_name(target), reason(target)
-    return Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}")
-
-
 def _choice(candidate: Declaration) -> Choice:
     return Choice(candidate.support, candidate.convention, candidate.priority)
 
@@ -186,8 +170,7 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
 
 
 def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
-    """Return whether the user's settings exclude a node with this target and ``meta`` from engines, by its operator or
-    its module."""
+    """Return whether the user's settings keep this operator, or the module in ``meta``, out of engines."""
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops
@@ -201,13 +184,8 @@ def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSet
     if static is not None:
         return static
     verdict = _verdict(support, node, settings) if support.capability_validator else None
-    return _unallocated(support) if verdict is None else verdict
-
-
-def _unallocated(support: ConverterSupport) -> Rejection | None:
-    """Return the reason why an output of data-dependent size cannot be in engines; None if it can."""
-    if CAPABILITIES.nonzero or not support.requires_output_allocator:
-        return None
+    if verdict is not None or CAPABILITIES.nonzero or not support.requires_output_allocator:
+        return verdict
     return Rejection(
         f"the result has a data-dependent size, which the converter {support.name} leaves to an output allocator, and "
         f"{CAPABILITIES.flavour} has no layer that needs one"
@@ -288,13 +266,12 @@ def _symbolic(value: Any, what: str) -> Iterator[str]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    elif isinstance(value, slice):
+        value = [value.start, value.stop, value.step]
     if isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, slice):
-        yield from _leaves((value.start, value.stop, value.step))
     else:
         yield value

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -42,8 +41,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
 
 
 def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
-    """Return the factors of a matmul, its arguments from ``first`` on; transposed ones are wrapped by
-    `impl.transposed`."""
+    """Return a matmul's factors, its arguments from ``first`` on, the transposed ones behind `impl.transposed`."""
     node = net.node
     if node is None or does(node.target) is not Does.MULTIPLIES:
         return [*factors]
@@ -51,16 +49,11 @@ def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     return [impl.transposed(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
-def _source(node: object) -> object:
-    """Return the node behind reshapes, casts and repetitions."""
-    while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
-        node = node.args[0]
-    return node
-
-
 def _are_weights(product: torch.fx.Node | None) -> bool:
     """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
-    node = _source(product.args[0]) if product is not None and product.args else None
+    node: object = product.args[0] if product is not None and product.args else None
+    while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
+        node = node.args[0]
     return isinstance(node, torch.fx.Node) and does(node.target) is Does.SOFTENS
 
 
@@ -103,11 +96,10 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     inner = tuple(x for x in left if x in right and x not in out)
     rows = tuple(x for x in out if x in left and x not in right)
     columns = tuple(x for x in out if x in right and x not in left)
-    shape = [sizes[x] for x in batch]
-    a = _matrices(a, left, batch, rows, inner, shape, sizes)
-    b = _matrices(b, right, batch, inner, columns, shape, sizes)
+    a = _matrices(a, left, batch, rows, inner, sizes)
+    b = _matrices(b, right, batch, inner, columns, sizes)
     product = torch.matmul(a, b) if inner else a * b
-    product = product.reshape([*shape, *(sizes[x] for x in (*rows, *columns))])
+    product = product.reshape([sizes[x] for x in (*batch, *rows, *columns)])
     return _ordered(product, (*batch, *rows, *columns), out)
 
 
@@ -146,20 +138,14 @@ def _summed(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Lett
 
 
 def _matrices(
-    x: Tensor,
-    letters: Letters,
-    batch: Letters,
-    rows: Letters,
-    columns: Letters,
-    shape: list[Any],
-    sizes: dict[str, Any],
+    x: Tensor, letters: Letters, batch: Letters, rows: Letters, columns: Letters, sizes: dict[str, Any]
 ) -> Tensor:
-    """Return a tensor as [*batch, rows, columns]; rows and columns are flattened to one dim each, of size 1 if there
-    are none."""
+    """Return a tensor as [*batch, rows, columns], the last two flattened, of size 1 if there are none."""
     x = _ordered(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x
-    return x.reshape([*shape, *(prod(sizes[letter] for letter in group) for group in (rows, columns))])
+    flat = (math.prod(sizes[letter] for letter in group) for group in (rows, columns))
+    return x.reshape([*(sizes[letter] for letter in batch), *flat])
 
 
 def _ordered(x: Tensor, letters: Letters, wanted: Letters) -> Tensor:
@@ -178,8 +164,7 @@ MOST: Final = 1 << 36
 
 
 def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
-    """Return whether PyTorch computes the grouped matmul with matrices of this shape faster, for every number of rows
-    that engines are tuned for."""
+    """Return whether PyTorch computes the grouped matmul faster for every number of rows of the profiles."""
     return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
 
 
@@ -190,11 +175,7 @@ def known_as(target: Any) -> Any:
 
 @register_torch_trt_decomposition(aten._grouped_mm.default)
 def grouped_mm(
-    self: torch.Tensor,
-    mat2: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    self: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Any:
     """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
 
@@ -208,22 +189,12 @@ def grouped_mm(
     groups = torch.arange(mat2.shape[0], device=self.device)
     rows = torch.arange(self.shape[0], device=self.device)
     of_row = (rows[:, None] >= offs[None, :]).sum(1)
-    of_group = of_row[:, None] == groups[None, :]
-    if isinstance(self.shape[0], int) and self.shape[0] < mat2.shape[0]:
-        result = _by_row(self, mat2, of_row)
-    else:
-        result = _by_group(self, mat2, of_group)
+    chosen = of_row[:, None] == groups[None, :]
+    if isinstance(self.shape[0], int) and self.shape[0] < mat2.shape[0]:  # each row by a copy of its matrix
+        last = mat2.shape[0] - 1
+        own = mat2.index_select(0, of_row.clamp(max=last))
+        result = torch.where((of_row <= last)[:, None], torch.bmm(self[:, None], own)[:, 0], 0.0)
+    else:  # one matmul: each row, padded with zeros to its group's position, by all matrices stacked
+        spread = torch.where(chosen[:, :, None], self[:, None], 0.0)
+        result = torch.mm(spread.flatten(1), mat2.flatten(0, 1))
     return result if out_dtype is None else result.to(out_dtype)
-
-
-def _by_row(x: torch.Tensor, matrices: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Multiply each row by a copy of its matrix."""
-    last = matrices.shape[0] - 1
-    own = matrices.index_select(0, group.clamp(max=last))
-    return torch.where((group <= last)[:, None], torch.bmm(x[:, None], own)[:, 0], 0.0)
-
-
-def _by_group(x: torch.Tensor, matrices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Compute one matmul: each row, padded with zeros to its group's position, by all matrices stacked."""
-    spread = torch.where(chosen[:, :, None], x[:, None], 0.0)
-    return torch.mm(spread.flatten(1), matrices.flatten(0, 1))

@@ -32,25 +32,17 @@ def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool
     return tuple(base.cast(net, value, dtype) for value in values)
 
 
-@converts(aten.layer_norm.default)
+@converts(aten.layer_norm.default, aten.native_layer_norm.default)
 def layer_norm(
     net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> ITensor:
+) -> ITensor | tuple[ITensor | None, ...]:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
-    bool cudnn_enable=True) -> Tensor"""
-    return impl.layer_norm(net, base.tensor(net, input), len(normalized_shape), weight, bias, eps)
-
-
-@converts(aten.native_layer_norm.default)
-def native_layer_norm(
-    net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> tuple[ITensor | None, ...]:
-    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
-    -> (Tensor, Tensor, Tensor)"""
+    bool cudnn_enable=True) -> Tensor; native_layer_norm(…) -> (Tensor, Tensor, Tensor)"""
     input, count = base.tensor(net, input), len(normalized_shape)
-    axes = range(base.rank(input) - count, base.rank(input))
     result = impl.layer_norm(net, input, count, weight, bias, eps)
-    return result, *_statistics(net, input, axes, eps, True)
+    if isinstance(net.node.meta["val"], torch.Tensor):
+        return result
+    return result, *_statistics(net, input, range(base.rank(input) - count, base.rank(input)), eps, True)
 
 
 def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -60,24 +52,17 @@ def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> b
     return not isinstance(channels, torch.SymInt) or Rejection(reason)
 
 
-@converts(aten.group_norm.default, validator=channels_are_static)
+@converts(aten.group_norm.default, aten.native_group_norm.default, validator=channels_are_static)
 def group_norm(
-    net: Net, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float
-) -> ITensor:
+    net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float, num_groups: int = 0, group: int = 0
+) -> ITensor | tuple[ITensor | None, ...]:
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
-    bool cudnn_enabled=True) -> Tensor"""
-    return impl.group_norm(net, base.tensor(net, input), num_groups, weight, bias, eps)
-
-
-@converts(aten.native_group_norm.default, validator=channels_are_static)
-def native_group_norm(
-    net: Net, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float
-) -> tuple[ITensor | None, ...]:
-    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group,
-    float eps) -> (Tensor, Tensor, Tensor)"""
-    input = base.tensor(net, input)
-    result = impl.group_norm(net, input, group, weight, bias, eps)
-    return result, *_statistics(net, impl.by_group(net, input, group), [2], eps, False)
+    bool cudnn_enabled=True) -> Tensor; native_group_norm(…, int group, float eps) -> (Tensor, Tensor, Tensor)"""
+    input, groups = base.tensor(net, input), num_groups or group
+    result = impl.group_norm(net, input, groups, weight, bias, eps)
+    if isinstance(net.node.meta["val"], torch.Tensor):
+        return result
+    return result, *_statistics(net, impl.by_group(net, input, groups), [2], eps, False)
 
 
 @converts(aten._native_batch_norm_legit.no_stats, validator=channels_are_static)
@@ -148,8 +133,6 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Tensor:
-    """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training,
-    float momentum, float eps, bool cudnn_enabled) -> Tensor"""
     if training or running_mean is None or running_var is None:
         return native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[0]
     return _inference(x, weight, bias, running_mean, running_var, eps)
@@ -160,8 +143,6 @@ def batch_norm(
 def native_batch_norm(
     x: Tensor, weight: Opt, bias: Opt, running_mean: Opt, running_var: Opt, training: bool, momentum: float, eps: float
 ) -> Statistics:
-    """native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
-    bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     if training or running_mean is None or running_var is None:
         affine = _vector(weight), _vector(bias)
         result: Statistics = aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
@@ -172,8 +153,7 @@ def native_batch_norm(
 
 
 def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the statistics that accompany a result computed from running ones: empty on the CPU, the running ones on a
-    GPU."""
+    """Return the statistics beside a result of running ones: empty on the CPU, the running ones on a GPU."""
     if x.device.type == "cpu":
         return x.new_zeros((0,)), x.new_zeros((0,))
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -184,8 +164,6 @@ def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple
 def batch_norm_no_training(
     x: Tensor, weight: Opt, bias: Opt, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
 ) -> Statistics:
-    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
-    Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
@@ -200,9 +178,6 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
-    Tensor running_var, bool training, float momentum, float eps)
-    -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
     results = native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     dtype = torch.promote_types(x.dtype, torch.float32)
     mean, running_mean, running_var = (each.to(dtype) for each in (results[1], running_mean, running_var))

@@ -1,7 +1,8 @@
-"""Convert pooling with windows of one size."""
+"""Convert pooling: with windows of one size, and adaptive, of any input size to a given output size."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,20 +14,19 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool import gathered_argmax, gathered_max
-from pipeline.impl.pool_windows import Windows
-from pipeline.impl.reduce import all_dims, reduce
+from pipeline.impl.pool import gathered_argmax, gathered_max, gathered_mean
+from pipeline.impl.pool_windows import Windows, adaptive_places
+from pipeline.impl.reduce import all_dims, extremum, reduce
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import expression
+from pipeline.trt import trt
 
 MAX: dict[Any, int] = {
-    aten.max_pool1d.default: 1,
-    aten.max_pool2d.default: 2,
-    aten.max_pool3d.default: 3,
-    aten.max_pool2d_with_indices.default: 2,
-    aten.max_pool3d_with_indices.default: 3,
+    **{getattr(aten, f"max_pool{rank}d").default: rank for rank in (1, 2, 3)},
+    **{getattr(aten, f"max_pool{rank}d_with_indices").default: rank for rank in (2, 3)},
 }
-AVERAGE: dict[Any, int] = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+AVERAGE: dict[Any, int] = {getattr(aten, f"avg_pool{rank}d").default: rank for rank in (1, 2, 3)}
 
 
 def _windows(node: torch.fx.Node, rank: int) -> Windows:
@@ -34,16 +34,13 @@ def _windows(node: torch.fx.Node, rank: int) -> Windows:
     number is rounded up only if that makes a difference."""
 
     def each(name: str, default: list[int]) -> list[int]:
-        value = list(argument(node, name)) or default
+        value = list(argument(node, name, default)) or default
         return value * (rank if len(value) == 1 else 1)
 
-    made = node.meta["val"]
-    result = made if isinstance(made, torch.Tensor) else made[0]
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     kernel = each("kernel_size", [])
     shape, stride = argument(node, "self").meta["val"].shape[-rank:], each("stride", kernel)
     sizes = [_known(s) for s in shape]
-    padding, dilation = each("padding", [0]), each("dilation", [1]) if "dilation" in names else [1] * rank
+    padding, dilation = each("padding", [0]), each("dilation", [1])
     rows = zip(kernel, sizes, padding, dilation, strict=True)
     ends = (s + 2 * p - d * (k - 1) - 1 for k, s, p, d in zip(kernel, shape, padding, dilation, strict=True))
     even = all(statically_known_true(end % step == 0) for end, step in zip(ends, stride, strict=True))
@@ -53,9 +50,15 @@ def _windows(node: torch.fx.Node, rank: int) -> Windows:
         padding,
         dilation,
         sizes,
-        [_known(s) for s in result.shape[-rank:]],
+        [_known(s) for s in _result(node).shape[-rank:]],
         bool(argument(node, "ceil_mode")) and not even,
     )
+
+
+def _result(node: torch.fx.Node) -> torch.Tensor:
+    made = node.meta["val"]
+    result: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
+    return result
 
 
 def _known(size: int | torch.SymInt) -> int | None:
@@ -69,12 +72,6 @@ def _dynamic(node: torch.fx.Node, why: str) -> Rejection:
     return Rejection(f"dim {dim} of the input is {shape[dim]}; {why} needs static sizes")
 
 
-def _rounds_safely(windows: Windows) -> bool:
-    """Return whether rounding up never creates a window beyond the input, which eager would omit."""
-    rows = zip(windows.kernel, windows.stride, windows.padding, windows.dilation, strict=True)
-    return all(d * (k - 1) + 1 >= s + p for k, s, p, d in rows)
-
-
 def _max_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT's layer has no dilation, integers or indices: those are gathered, which needs static sizes."""
     windows = _windows(node, MAX[node.target])
@@ -86,7 +83,10 @@ def _max_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
         return _dynamic(node, "pooling of integers")
     if indices_are_read(node):
         return _dynamic(node, "pooling with indices")
-    return not windows.ceil_mode or _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
+    rows = zip(windows.kernel, windows.stride, windows.padding, windows.dilation, strict=True)
+    if windows.ceil_mode and any(d * (k - 1) + 1 < s + p for k, s, p, d in rows):
+        return _dynamic(node, "this ceil_mode")  # a window may lie beyond the input, which eager would omit
+    return True
 
 
 @converts(MAX, validator=_max_limits)
@@ -112,8 +112,7 @@ def indices_are_read(node: torch.fx.Node) -> bool:
 def _takes_all(node: torch.fx.Node, windows: Windows) -> bool:
     """Return whether each dim has a single window that covers it, for any size in its range."""
     sizes = argument(node, "self").meta["val"].shape[-len(windows.kernel) :]
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    divided = "divisor_override" in names and argument(node, "divisor_override") is not None
+    divided = argument(node, "divisor_override", None) is not None
     return not (divided or any(windows.padding)) and all(
         statically_known_true(size <= k) for size, k in zip(sizes, windows.kernel, strict=True)
     )
@@ -143,3 +142,98 @@ def avg_pool(
         mean = reduce(net, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
         return base.cast(net, mean, base.dtype_of(x))
     return pool.avg_pool(net, x, windows, count_include_pad, divisor_override)
+
+
+ADAPTIVE_AVERAGE: dict[Any, int] = {
+    **{getattr(aten, f"adaptive_avg_pool{rank}d").default: rank for rank in (1, 2, 3)},
+    **{getattr(aten, f"_adaptive_avg_pool{rank}d").default: rank for rank in (2, 3)},
+}
+ADAPTIVE_MAX: dict[Any, int] = {getattr(aten, f"adaptive_max_pool{rank}d").default: rank for rank in (1, 2, 3)}
+RANKS = ADAPTIVE_AVERAGE | ADAPTIVE_MAX
+
+Sizes = tuple[list[Any], list[Any]]
+"""The sizes of the pooled dims before and after: ints or expressions."""
+
+
+def _sizes(node: torch.fx.Node, rank: int) -> Sizes:
+    before = argument(node, "self").meta["val"].shape[-rank:]
+    return [expression(s) for s in before], [expression(s) for s in _result(node).shape[-rank:]]
+
+
+def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Windows of a dynamic dim are known only if there is one, or one for each element."""
+    x, rank = argument(node, "self").meta["val"], RANKS[node.target]
+    for dim, (before, after) in enumerate(zip(*_sizes(node, rank), strict=True), x.dim() - rank):
+        if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
+            return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
+        if not isinstance(before, int) and indices_are_read(node):
+            return Rejection(f"dim {dim} of the input is {before}; pooling with indices needs a static size")
+    return True
+
+
+def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Return the windows of each dim; None if each element is one window."""
+    return [None if b == a else adaptive_places(b, a) for b, a in zip(before, after, strict=True)]
+
+
+def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    return all(a in (1, b) for b, a in zip(before, after, strict=True))
+
+
+def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
+    """Return equal windows, if each input size is a multiple of the output size; else None."""
+    if not all(
+        isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
+    ):
+        return None
+    kernel = [b // a for b, a in zip(before, after, strict=True)]
+    ones = [1] * len(kernel)
+    return Windows(kernel, kernel, [0] * len(kernel), ones, list(before), list(after))
+
+
+def _global_pool(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
+    """Reduce the dims that have more than one element, if each dim has a single window."""
+    first = base.rank(x) - len(sizes[0])
+    dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
+    if not dims:
+        return x
+    if operation == trt.ReduceOperation.MAX:
+        return extremum(net, "MAX", x, dims, True)
+    wide = base.cast(net, x, torch.float32)
+    reduced = net.add("reduce", wide, operation, base.axes_mask(dims, base.rank(x)), True).get_output(0)
+    return base.cast(net, reduced, base.dtype_of(x))
+
+
+def _without_dynamic(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
+    """Return ``x`` with the dynamic dims, which have a single window, reduced; and the sizes of the others."""
+    rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
+    before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
+    return _global_pool(net, x, operation, (dynamic, one)), (before, after)
+
+
+@converts(ADAPTIVE_AVERAGE, validator=pooled_dims_are_static)
+def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
+    """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
+    x, sizes = base.tensor(net, input), _sizes(net.node, rank)
+    if _one_window(*sizes):
+        return _global_pool(net, x, trt.ReduceOperation.AVG, sizes)
+    if (windows := _regular(*sizes)) is not None:
+        return pool.avg_pool(net, x, windows, False, None)
+    wide = base.cast(net, x, torch.float32)
+    wide, sizes = _without_dynamic(net, wide, trt.ReduceOperation.AVG, sizes)
+    return base.cast(net, gathered_mean(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
+
+
+@converts(ADAPTIVE_MAX, validator=pooled_dims_are_static)
+def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITensor | None]:
+    """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
+    x, sizes = base.tensor(net, input), _sizes(net.node, rank)
+    if indices_are_read(net.node):
+        places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
+        return gathered_argmax(net, x, places, sizes[0])
+    if _one_window(*sizes):
+        return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
+    if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
+        return pool.max_pool(net, x, windows), None
+    x, sizes = _without_dynamic(net, x, trt.ReduceOperation.MAX, sizes)
+    return gathered_max(net, x, _windows_per_dim(*sizes)), None

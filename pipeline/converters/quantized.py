@@ -29,21 +29,14 @@ def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejecti
         return Rejection(
             f"{LIBRARY} builds no quantized network", "install one that does: pip install 'tensorrt-rtx>=1.6.1'"
         )
-    return _has_type(argument(node, "type"), settings)
-
-
-def _has_type(type: str, settings: CompilationSettings) -> bool | Rejection:
-    older = [c for c in settings.compute_capabilities if c[:1].isdigit() and _number(c) < FP4_FROM]
-    if type == "fp4" and (older or not settings.compute_capabilities):
+    numbered = (c for c in settings.compute_capabilities if c[:1].isdigit())
+    older = [c for c in numbered if tuple(int(part) for part in c.split(".") if part.isdigit()) < FP4_FROM]
+    if argument(node, "type") == "fp4" and (older or not settings.compute_capabilities):
         wanted = f"{', '.join(older)} is requested" if older else "engines are built for older GPUs by default"
         return Rejection(
             f"FP4 needs a GPU of compute capability 12.0, and {wanted}", 'pass compute_capabilities=("12.0",)'
         )
     return True
-
-
-def _number(capability: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in capability.split(".") if part.isdigit())
 
 
 def dequantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -93,11 +86,9 @@ def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
         return Rejection(f"the rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
-    return (
-        _has_dtype(node) and builds(node, settings)
-        if value.shape[-1] % size == 0
-        else Rejection(f"blocks of {size} do not divide the last dim, {value.shape[-1]}")
-    )
+    if value.shape[-1] % size:
+        return Rejection(f"blocks of {size} do not divide the last dim, {value.shape[-1]}")
+    return _has_dtype(node) and builds(node, settings)
 
 
 @converts(operators.dequantize.default, validator=dequantizes)

@@ -4,7 +4,7 @@ value cache, written at positions that a tensor holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -17,13 +17,13 @@ from pipeline.aten.types import Target, aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
-from pipeline.impl import cache as rows
 from pipeline.impl import linear_attention as attention
 from pipeline.impl import recurrent as impl
 from pipeline.impl import selective_scan as scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import compare
 from pipeline.impl.index import iota
+from pipeline.impl.scatter import cache_update
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -41,15 +41,6 @@ def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     return not drops or Rejection(
         "dropout draws random numbers: an engine would draw other numbers than eager", "call model.eval() first"
     )
-
-
-def _weights(params: Sequence[Value], has_biases: bool, projected: bool) -> Iterator[impl.Weights]:
-    """Yield the weights for each layer and direction: input, hidden, biases of both, projection."""
-    count = 2 + 2 * has_biases + projected
-    for at in range(0, len(params), count):
-        own = params[at : at + count]
-        biases = (own[2], own[3]) if has_biases else (None, None)
-        yield impl.Weights(own[0], own[1], biases, own[-1] if projected else None)
 
 
 @converts(CELLS, validator=drops_nothing)
@@ -75,21 +66,18 @@ def recurrent(
 def _states_and_weights(
     hx: Value, params: Sequence[Value], has_biases: bool
 ) -> tuple[Sequence[Value], list[impl.Weights]]:
-    """Return the initial states and the weights."""
+    """Return the initial states, and the weights of each layer and direction."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
-    return states, list(_weights(params, has_biases, projected))
+    count, weights = 2 + 2 * has_biases + projected, []
+    for at in range(0, len(params), count):
+        own = params[at : at + count]
+        biases = (own[2], own[3]) if has_biases else (None, None)
+        weights.append(impl.Weights(own[0], own[1], biases, own[-1] if projected else None))
+    return states, weights
 
 
-PACKED: Final[Mapping[Target, impl.Cell]] = {
-    LAYERS[aten.lstm.data]: impl.LSTM,
-    LAYERS[aten.gru.data]: impl.GRU,
-    LAYERS[aten.rnn_tanh.data]: impl.RNN_TANH,
-    LAYERS[aten.rnn_relu.data]: impl.RNN_RELU,
-}
-
-
-@converts(PACKED, validator=drops_nothing)
+@converts({LAYERS[layer.overloadpacket.data]: cell for layer, cell in CELLS.items()}, validator=drops_nothing)
 def packed(
     net: Net,
     cell: impl.Cell,
@@ -109,25 +97,10 @@ def packed(
     return impl.recurrent(net, cell, input, states, weights, bidirectional, compare(net, "LESS", steps, ends))
 
 
-@converts(LINEAR_ATTENTION)
-def linear_attention(
-    net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
-) -> tuple[ITensor, ITensor]:
-    """pipeline::linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? beta, Tensor state)
-    -> (Tensor, Tensor)"""
-    return attention.linear_attention(net, query, key, value, decay, beta, state)
-
-
-@converts(SELECTIVE_SCAN)
-def selective_scan(
-    net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
-) -> tuple[ITensor, ITensor]:
+@converts(
+    {LINEAR_ATTENTION: attention.linear_attention, SELECTIVE_SCAN: scan.selective_scan, CACHE_UPDATE: cache_update}
+)
+def of_states(net: Net, block: Callable[..., Value], *operands: Value) -> Value:
     """pipeline::selective_scan(Tensor input, Tensor step, Tensor a, Tensor b, Tensor c, Tensor state)
-    -> (Tensor, Tensor)"""
-    return scan.selective_scan(net, input, step, a, b, c, state)
-
-
-@converts(CACHE_UPDATE)
-def cache_update(net: Net, cache: Value, update: Value, starts: Value) -> ITensor:
-    """cache_update(Tensor cache, Tensor update, Tensor starts) -> Tensor"""
-    return rows.update(net, cache, update, starts)
+    -> (Tensor, Tensor). The operators of `pipeline.aten` pass their arguments on as they are."""
+    return block(net, *operands)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import as_result, by_row, converts, result_of
 from pipeline.converters.declare import Rejection
-from pipeline.converters.result_types import as_result, result_of
 from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
@@ -20,26 +20,17 @@ Dims = Sequence[int] | int | None
 Test = Callable[[Net, Value, Dims, bool], ITensor]
 
 TOTALS = {
-    aten.sum.default: "SUM",
-    aten.sum.dim_IntList: "SUM",
-    aten.mean.default: "AVG",
-    aten.mean.dim: "AVG",
-    aten.prod.default: "PROD",
-    aten.prod.dim_int: "PROD",
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), "SUM"),
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), "AVG"),
+    **dict.fromkeys((aten.prod.default, aten.prod.dim_int), "PROD"),
 }
 EXTREMA = {
-    aten.amax.default: "MAX",
-    aten.amin.default: "MIN",
-    aten.max.default: "MAX",
-    aten.min.default: "MIN",
+    **dict.fromkeys((aten.amax.default, aten.max.default), "MAX"),
+    **dict.fromkeys((aten.amin.default, aten.min.default), "MIN"),
 }
 TESTS = {
-    aten.any.default: reduce.any_of,
-    aten.any.dim: reduce.any_of,
-    aten.any.dims: reduce.any_of,
-    aten.all.default: reduce.all_of,
-    aten.all.dim: reduce.all_of,
-    aten.all.dims: reduce.all_of,
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), reduce.any_of),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), reduce.all_of),
 }
 DEVIATIONS = {
     aten.var.correction: ("variance",),
@@ -96,42 +87,24 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
     return as_result(net, reduce.vector_norm(net, input, ord, dim, keepdim))
 
 
-@converts(aten.logsumexp.default)
-def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> ITensor:
-    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
-    return as_result(net, reduce.log_sum_exp(net, input, dim, keepdim))
+@converts(
+    {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
+)
+def logsumexp(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; logcumsumexp(Tensor self, int dim) -> Tensor"""
+    return by_row(net, row, operands)
 
 
-@converts(aten.cumsum.default)
-def cumsum(net: Net, input: Value, dim: int) -> ITensor:
+@converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
+def scan(net: Net, block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    dtype = result_of(net).dtype
-    return as_result(net, reduce_scan.cumulative_sum(net, input, dim, dtype))
+    return as_result(net, block(net, input, dim, result_of(net).dtype))
 
 
-@converts(aten.cumprod.default)
-def cumprod(net: Net, input: Value, dim: int) -> ITensor:
-    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    dtype = result_of(net).dtype
-    return as_result(net, reduce_scan.cumulative_product(net, input, dim, dtype))
-
-
-@converts(aten.logcumsumexp.default)
-def logcumsumexp(net: Net, input: Value, dim: int) -> ITensor:
-    """logcumsumexp(Tensor self, int dim) -> Tensor"""
-    return as_result(net, reduce_scan.cumulative_log_sum_exp(net, input, dim))
-
-
-@converts(aten.cummax.default)
-def cummax(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
+@converts({aten.cummax.default: True, aten.cummin.default: False})
+def cumulative_extremum(net: Net, largest: bool, input: Value, dim: int) -> tuple[ITensor, ITensor]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return reduce_scan.cumulative_extremum(net, True, input, dim)
-
-
-@converts(aten.cummin.default)
-def cummin(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
-    """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return reduce_scan.cumulative_extremum(net, False, input, dim)
+    return reduce_scan.cumulative_extremum(net, largest, input, dim)
 
 
 def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

@@ -57,7 +57,6 @@ _HOW: Final = (
     "register(f) takes functions with @dynamo_tensorrt_converter, ConverterRegistry.of(module) what a module declares, "
     "ConverterRegistry.from_legacy({target: f}) plain functions"
 )
-_DEFAULT_SETTINGS: Final = CompilationSettings()
 
 
 def _by_priority(declarations: Iterable[Declaration]) -> Candidates:
@@ -87,6 +86,7 @@ class ConverterRegistry(Lookup):
     """
 
     candidates: Candidates = attrs.field(alias="declarations", converter=_by_priority, factory=tuple)
+    settings: CompilationSettings = attrs.field(init=False, default=CompilationSettings())
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
@@ -109,11 +109,6 @@ class ConverterRegistry(Lookup):
             Declaration(target, ConverterSupport(converters[key]), convention=CallingConvention.LEGACY)
             for target, key in keys.items()
         )
-
-    @property
-    def settings(self) -> CompilationSettings:
-        """Return the default settings; `bind` sets others."""
-        return _DEFAULT_SETTINGS
 
     def bind(self, settings: CompilationSettings) -> BoundRegistry:
         """Return a view of the registry whose lookups use the given settings."""

@@ -3,12 +3,13 @@ images only."""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from pipeline.aten.arguments import argument
+from pipeline.aten.arguments import argument, names_of
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -22,56 +23,40 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
 MODES = {
-    aten.upsample_nearest1d: "nearest",
-    aten.upsample_nearest2d: "nearest",
-    aten.upsample_nearest3d: "nearest",
-    aten._upsample_nearest_exact1d: "nearest-exact",
-    aten._upsample_nearest_exact2d: "nearest-exact",
-    aten._upsample_nearest_exact3d: "nearest-exact",
-    aten.upsample_linear1d: "linear",
-    aten.upsample_bilinear2d: "linear",
-    aten.upsample_trilinear3d: "linear",
-    aten.upsample_bicubic2d: "cubic",
-    aten._upsample_bilinear2d_aa: "linear",
-    aten._upsample_bicubic2d_aa: "cubic",
+    "nearest": "upsample_nearest1d upsample_nearest2d upsample_nearest3d",
+    "nearest-exact": "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
+    "linear": "upsample_linear1d upsample_bilinear2d upsample_trilinear3d _upsample_bilinear2d_aa",
+    "cubic": "upsample_bicubic2d _upsample_bicubic2d_aa",
 }
 TARGETS: dict[Any, str] = {
     getattr(packet, overload): mode
-    for packet, mode in MODES.items()
+    for mode, names in MODES.items()
+    for packet in (getattr(aten, name) for name in names.split())
     for overload in ("default", "vec")
     if overload in packet.overloads()
 }
 
 
 def _parameters(node: torch.fx.Node, mode: str) -> Resize:
-    """Return the parameters of a node's resize."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    aligned = "align_corners" in names and bool(argument(node, "align_corners"))
-    return Resize(mode, aligned, "_aa" in str(node.target))
+    return Resize(mode, bool(argument(node, "align_corners", False)), "_aa" in str(node.target))
 
 
 def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
     """Return the scale of each resized dim in the call; None if only the sizes count."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = names_of(node.target)
     if "scale_factors" in names:
         return list(argument(node, "scale_factors") or [None] * rank)
     given = [argument(node, n) for n in names if n.startswith("scales")]
     return [s if s is not None and s > 0 else None for s in given]
 
 
-def _sizes(node: torch.fx.Node) -> tuple[list[Any], list[Any]]:
-    """Return the sizes of the resized dims before and after: ints or expressions."""
-    result, x = node.meta["val"], node.all_input_nodes[0].meta["val"]
-    return [expression(s) for s in x.shape[2:]], [expression(s) for s in result.shape[2:]]
-
-
 Row = tuple[Any, Any, float | None]
-"""A dim: its size before and after, and its scale."""
+"""A dim: its size before and after (an int or an expression), and its scale."""
 
 
 def _rows(node: torch.fx.Node) -> list[Row]:
-    before, after = _sizes(node)
-    return list(zip(before, after, _scales(node, len(before)), strict=True))
+    before, after = (x.meta["val"].shape[2:] for x in (node.all_input_nodes[0], node))
+    return list(zip(map(expression, before), map(expression, after), _scales(node, len(before)), strict=True))
 
 
 def _static(row: Row) -> bool:
@@ -179,8 +164,6 @@ BORDER, REFLECTION = 1, 2
 def grid_sampler_3d(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners)
-    -> Tensor"""
     sizes = list(input.shape[:1:-1])  # width, height, depth: the order of the grid's coordinates
     points = grid.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else grid
     places = [
@@ -192,12 +175,8 @@ def grid_sampler_3d(
     corners = torch.arange(8, device=input.device).reshape(8, 1, 1, 1)
     raised = [p.unsqueeze(1) for p in places]
     at = [p.floor() + (corners >> axis & 1) for axis, p in enumerate(raised)]
-    weight = _product([1 - (p - a).abs() for p, a in zip(raised, at, strict=True)])
+    weight = reduce(torch.mul, (1 - (p - a).abs() for p, a in zip(raised, at, strict=True)))
     return (_elements_at(input, at, sizes) * weight.unsqueeze(1)).sum(2).to(input.dtype)
-
-
-def _product(factors: list[Tensor]) -> Tensor:
-    return factors[0] * factors[1] * factors[2]
 
 
 def _element_positions(x: Tensor, size: int, align_corners: bool) -> Tensor:

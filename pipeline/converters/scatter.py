@@ -31,8 +31,7 @@ MOST = (1 << 31) - 1
 @register_torch_trt_decomposition(aten.index_fill.int_Scalar)
 @register_torch_trt_decomposition(aten.index_fill.int_Tensor)
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Argument) -> Tensor:
-    """index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor. Indices count from either
-    end."""
+    """Indices count from either end."""
     row = self.reshape(1) if self.dim() == 0 else self
     fill = (
         value.to(self.dtype)
@@ -70,10 +69,7 @@ def _reducible(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
 
 
 @converts(
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-    aten.scatter.reduce,
-    aten.scatter.value_reduce,
+    *(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce),
     validator=_reducible,
 )
 def scatter_reduce(
@@ -93,8 +89,7 @@ def scatter_reduce(
 
 
 def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reduction: str, include_self: bool) -> Any:
-    """Reduce with index and source padded to the size of ``x`` in the other dims; the padding's indices match no
-    position."""
+    """Reduce with index and source padded to the size of ``x`` in other dims, by indices that match no position."""
     sizes, own = base.known_sizes(net, base.tensor(net, x, rank=1)), base.rank(x)
     index = base.tensor(net, index, rank=1)
     given = base.known_sizes(net, index)
@@ -134,9 +129,7 @@ def index_reduce(
 
 @register_torch_trt_decomposition(aten.select_scatter.default)
 def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
-    """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
-
-    Handle a dim of size 1: all elements are overwritten, so ``self`` is not read."""
+    """Handle a dim of size 1: all elements are overwritten, so ``self`` is not read."""
     return src.unsqueeze(dim).to(self.dtype, copy=True) if shape_of(self)[dim] == 1 else NotImplemented
 
 
@@ -144,18 +137,13 @@ def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argu
 def whole_slice_scatter(
     self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Argument:
-    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
-    -> Tensor
-
-    Handle a slice of everything."""
+    """Handle a slice of everything."""
     return src.to(self.dtype, copy=True) if shape_of(src) == shape_of(self) else NotImplemented
 
 
 @register_torch_trt_decomposition(aten.diagonal_scatter.default)
 def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
-    """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
-
-    Handle matrices of one element."""
+    """Handle matrices of one element."""
     sizes = shape_of(self)
     if (sizes[dim1], sizes[dim2], shape_of(src)[-1]) != (1, 1, 1):
         return NotImplemented

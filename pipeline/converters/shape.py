@@ -1,4 +1,4 @@
-"""Convert operators that join, split and repeat tensors, and slices: parts of a tensor, in order, in steps, or
+"""Convert operators that join, split, repeat and pad tensors, and slices: parts of a tensor, in order, in steps, or
 backwards."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl import slice as _slice
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.index import iota, take, take_one
 from pipeline.impl.shape import concatenate, product, result_sizes, sizes_of, total
 from pipeline.impl.shape import repeat as _repeat
@@ -44,12 +44,8 @@ def stack(net: Net, tensors: Sequence[Value], dim: int) -> ITensor:
 
 
 @converts(
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-    aten.chunk.default,
+    *(aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default),
+    *(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten.chunk.default),
 )
 def split(net: Net, input: Value, dim: int) -> list[ITensor]:
     """split_with_sizes(Tensor self, SymInt[] split_sizes, int dim=0) -> Tensor[]"""
@@ -139,7 +135,6 @@ def as_strided(
 
 
 def _row(net: Net, x: Any) -> Any:
-    """Return all elements flattened."""
     x = base.tensor(net, x)
     return base.reshape(net, x, [product(base.known_sizes(net, x))])
 
@@ -157,3 +152,29 @@ def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
     part = narrow(net, _row(net, input), 0, 0, product(size))
     return base.reshape(net, part, size)
+
+
+PADDINGS = {
+    **dict.fromkeys((getattr(aten, f"reflection_pad{n}d").default for n in (1, 2, 3)), "reflect"),
+    **dict.fromkeys((getattr(aten, f"replication_pad{n}d").default for n in (1, 2, 3)), "replicate"),
+    aten._pad_circular.default: "circular",
+    aten.constant_pad_nd.default: "constant",
+    aten.pad.default: "",
+}
+
+
+@converts(PADDINGS)
+def pad(
+    net: Net,
+    fixed: str,
+    input: Value,
+    pad: Sequence[Size] = (),
+    padding: Sequence[Size] = (),
+    mode: str = "",
+    value: float | None = None,
+) -> ITensor:
+    """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor;
+    constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor;
+    reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
+    x, amounts, value = base.tensor(net, input), pad or padding, 0 if value is None else value
+    return _slice.pad(net, x, amounts, result_sizes(net), fixed or mode, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 import torch
@@ -42,14 +43,8 @@ def topk(net: Net, input: Value, k: int, dim: int, largest: bool) -> tuple[ITens
     return _sort.topk(net, input, k, dim, largest)
 
 
-@converts(aten.sort.default, validator=length_up_to_3840)
-def sort(net: Net, input: Value, dim: int, descending: bool) -> tuple[ITensor | None, ...]:
-    """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
-    return _sort.sort(net, input, dim, descending, stable=False)
-
-
-@converts(aten.sort.stable, validator=length_up_to_3840)
-def sort_stable(net: Net, input: Value, stable: bool | None, dim: int, descending: bool) -> tuple[ITensor | None, ...]:
+@converts(aten.sort.default, aten.sort.stable, validator=length_up_to_3840)
+def sort(net: Net, input: Value, dim: int, descending: bool, stable: bool | None = False) -> tuple[ITensor, ITensor]:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor, Tensor)"""
     return _sort.sort(net, input, dim, descending, bool(stable))
 
@@ -74,24 +69,26 @@ LONGEST: Final = (1 << 31) - 1
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Tensor)
+@register_torch_trt_decomposition(aten.searchsorted.Scalar)
 def searchsorted(
     sorted_sequence: Tensor,
-    self: Tensor,
+    self: Argument,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False,
-    str? side=None, Tensor? sorter=None) -> Tensor"""
+    self = self if isinstance(self, Tensor) else sorted_sequence.new_full((), self)
     ascending = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
     right, length = right or side == "right", ascending.shape[-1]
     if ascending.is_floating_point():
         found = _binary_search_like_eager(ascending, self, right)
+    elif isinstance(length, int) and length > COMPARED:
+        found = _binary_search(ascending, self, right)
     else:
-        few = not isinstance(length, int) or length <= COMPARED
-        found = (_compared if few else _binary_search)(ascending, self, right)
+        rows = ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending
+        found = _is_before(rows, self.unsqueeze(-1), right).sum(-1)
     return found.to(torch.int32) if out_int32 else found
 
 
@@ -100,15 +97,8 @@ def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
-def _compared(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    return _is_before(ascending.unsqueeze(-2) if ascending.dim() > 1 else ascending, values.unsqueeze(-1), right).sum(
-        -1
-    )
-
-
 def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Search by bisection: the position grows by powers of two, the largest first, while the element before it is
-    before the value."""
+    """Search by bisection: the position grows by powers of two while the element before it is before the value."""
     length = ascending.shape[-1]
     place = torch.zeros_like(values, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):
@@ -144,28 +134,14 @@ def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) ->
     return place
 
 
-@register_torch_trt_decomposition(aten.searchsorted.Scalar)
-def searchsorted_scalar(sorted_sequence: Tensor, self: Argument, **options: Argument) -> Tensor:
-    """searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False,
-    str? side=None, Tensor? sorter=None) -> Tensor"""
-    return searchsorted(sorted_sequence, sorted_sequence.new_full((), self), **options)
-
-
 @register_torch_trt_decomposition(aten.bucketize.Tensor)
-def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
-    return searchsorted(boundaries, self, out_int32=out_int32, right=right)
-
-
 @register_torch_trt_decomposition(aten.bucketize.Scalar)
-def bucketize_scalar(self: Argument, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
-    return searchsorted_scalar(boundaries, self, out_int32=out_int32, right=right)
+def bucketize(self: Argument, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return searchsorted(boundaries, self, out_int32=out_int32, right=right)
 
 
 @register_torch_trt_decomposition(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Argument:
-    """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
     if output_size is None:
         return NotImplemented
     places = torch.arange(output_size, device=repeats.device)
@@ -174,7 +150,6 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Arg
 
 @register_torch_trt_decomposition(aten.kthvalue.default)
 def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
     if self.dim() == 0:
         return values, indices
@@ -182,9 +157,8 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
     return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
 
 
-def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
-    """Return the lower of the two middle values and its index. NaN, which sorts last, is the median unless it is
-    ignored."""
+def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) -> tuple[Tensor, Tensor]:
+    """Return the lower of the two middle values. NaN, which sorts last, is the median unless it is ignored."""
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
@@ -200,37 +174,20 @@ def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
     return middle.clamp(min=0)
 
 
-def _median_of_all(self: Tensor, ignore_nan: bool) -> Argument:
+def _median_of_all(self: Tensor, *, ignore_nan: bool) -> Argument:
     """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
     row = self.reshape(-1)
     length = row.shape[0]
     if not self.is_floating_point() and isinstance(length, int) and length == 0:
         return NotImplemented
     if not self.is_floating_point() or (isinstance(length, int) and length > 0):
-        return _median(row, 0, False, ignore_nan)[0]
+        return _median(row, 0, ignore_nan=ignore_nan)[0]
     values, _ = aten.sort.stable(torch.cat((row, row.new_full((1,), math.nan))), stable=True, dim=0)
     return values.gather(0, _middle(length, row.isnan().sum(0, keepdim=True), ignore_nan)).squeeze(0)
 
 
-@register_torch_trt_decomposition(aten.median.dim)
-def median(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    return _median(self, dim, keepdim, ignore_nan=False)
-
-
-@register_torch_trt_decomposition(aten.nanmedian.dim)
-def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    return _median(self, dim, keepdim, ignore_nan=True)
-
-
-@register_torch_trt_decomposition(aten.median.default)
-def median_of_all(self: Tensor) -> Argument:
-    """median(Tensor self) -> Tensor"""
-    return _median_of_all(self, ignore_nan=False)
-
-
-@register_torch_trt_decomposition(aten.nanmedian.default)
-def nanmedian_of_all(self: Tensor) -> Argument:
-    """nanmedian(Tensor self) -> Tensor"""
-    return _median_of_all(self, ignore_nan=True)
+DECOMPOSITIONS: Final = [
+    register_torch_trt_decomposition(op)(partial(function, ignore_nan=op.overloadpacket is aten.nanmedian))
+    for function, overload in ((_median, "dim"), (_median_of_all, "default"))
+    for op in (getattr(aten.median, overload), getattr(aten.nanmedian, overload))
+]

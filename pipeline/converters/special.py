@@ -74,7 +74,6 @@ def _bell(x: Tensor) -> Tensor:
 @register_torch_trt_decomposition(aten.erfc.default)
 @_in_float
 def erfc(self: Tensor) -> Tensor:
-    """erfc(Tensor self) -> Tensor"""
     x = self.abs().clamp(max=11.0)
     tail = _bell(x) * _scaled_erfc(x)
     return torch.where(self < 0, 2 - tail, tail)
@@ -83,7 +82,6 @@ def erfc(self: Tensor) -> Tensor:
 @register_torch_trt_decomposition(aten.special_erfcx.default)
 @_in_float
 def erfcx(self: Tensor) -> Tensor:
-    """special_erfcx(Tensor self) -> Tensor"""
     size = self.abs()
     far = size > 1e4
     scaled = torch.where(far, 1 / (math.sqrt(math.pi) * size), _scaled_erfc(torch.where(far, 1e4, size)))
@@ -93,7 +91,6 @@ def erfcx(self: Tensor) -> Tensor:
 @register_torch_trt_decomposition(aten.erfinv.default)
 @_in_float
 def erfinv(self: Tensor) -> Tensor:
-    """erfinv(Tensor self) -> Tensor"""
     w = -((1 - self) * (1 + self)).log()
     centre, tail = _polynomial(w - 2.5, ERFINV_CENTRE), _polynomial(w.sqrt() - 3, ERFINV_TAIL)
     inverse = self * torch.where(w < 5, centre, tail)
@@ -108,8 +105,7 @@ def _sine(x: Tensor) -> Tensor:
 
 
 def _log_gamma(x: Tensor) -> Tensor:
-    """Return lgamma(x) for x above 0: Stirling's series from 3; below, the polynomial, after one step of the recurrence
-    below 1."""
+    """Return lgamma(x) for x above 0: Stirling's series from 3; below, the polynomial, below 1 by the recurrence."""
     low = x < 1
     near = torch.where(low, x + 1, x)
     first, second = torch.where(low, x, x - 1), torch.where(low, x - 1, x - 2)
@@ -125,7 +121,6 @@ def _log_gamma(x: Tensor) -> Tensor:
 @register_torch_trt_decomposition(aten.lgamma.default)
 @_in_float
 def lgamma(self: Tensor) -> Tensor:
-    """lgamma(Tensor self) -> Tensor"""
     size = self.abs()
     above = _log_gamma(size)
     below = (math.pi / _sine(self).abs()).log() - size.log() - above
@@ -140,7 +135,6 @@ STEPS: Final = 6
 @register_torch_trt_decomposition(aten.digamma.default)
 @_in_float
 def digamma(self: Tensor) -> Tensor:
-    """digamma(Tensor self) -> Tensor"""
     x = torch.where(self > 0, self, 1 - self)
     steps = reduce(torch.add, (1 / (x + k) for k in range(STEPS)))
     inverse = 1 / (x + STEPS)

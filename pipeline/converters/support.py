@@ -24,10 +24,8 @@ def get_graph_converter_support(
     *,
     registry: ConverterRegistry | None = None,
 ) -> tuple[int, int]:
-    """Return the number of a graph's operator calls that a converter accepts, and the number of calls.
-
-    `registry` is `pipeline.converters.DYNAMO_CONVERTERS` if not given.
-    """
+    """Return the number of a graph's operator calls that a converter accepts, and the number of calls. `registry` is
+    `pipeline.converters.DYNAMO_CONVERTERS` if not given."""
     if not isinstance(gm, torch.fx.GraphModule):
         graph = "pipeline.capture(model, args).graph_module is one"
         raise TypeError(f"get_graph_converter_support takes a torch.fx.GraphModule, not {kind_of(gm)}: {graph}")

@@ -34,13 +34,19 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     size can be a TRTTensor), or else a tensor to an np.ndarray; else it raises a `TypeError`. The decorator may stand
     above or below the declaring ones.
     """
-    wanted = {_key(key): _allowed(key, allowed) for key, allowed in types.items()}
+    for key, allowed in types.items():
+        if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
+            raise TypeError(f"enforce_tensor_types: {key!r} is neither a position in args nor a name in kwargs")
+        if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
+            raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
+
+    types = dict(types)
 
     def decorate(converter: F) -> F:
         @functools.wraps(converter)
         def checked(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
             given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-            for key, allowed in wanted.items():
+            for key, allowed in types.items():
                 if given.get(key) is not None:
                     given[key] = _enforced(ctx, target, name, key, given[key], allowed, promote)
             positional = tuple(given[position] for position in range(len(args)))
@@ -49,18 +55,6 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
         return cast(F, checked)
 
     return decorate
-
-
-def _key(key: object) -> int | str:
-    if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
-        raise TypeError(f"enforce_tensor_types: {key!r} is neither a position in args nor a name in kwargs")
-    return key
-
-
-def _allowed(key: object, allowed: object) -> Types:
-    if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
-        raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
-    return allowed
 
 
 def _enforced(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
@@ -86,18 +80,14 @@ def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
     """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
     tensor and its array share memory, so that weights created from the array can be refitted."""
     if goal is np.ndarray and isinstance(value, torch.Tensor):
-        return _array(value)
+        if value.dtype == torch.bfloat16:
+            raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
+        return value.detach().numpy()
     if goal is np.ndarray:
         return np.asarray(_tensor(value))
     if goal is torch.Tensor:
         return _tensor(value)
     return tensor(ctx, name, _tensor(value) if isinstance(value, np.ndarray) else value)
-
-
-def _array(value: torch.Tensor) -> Any:
-    if value.dtype == torch.bfloat16:
-        raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
-    return value.detach().numpy()
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -8,29 +8,18 @@ from typing import Any
 import torch
 
 from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.result_types import as_result, by_row
+from pipeline.converters.binding import as_result, by_row, converts
 from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
+REAL = "exp log sqrt sin cos tan sinh cosh asin acos atan asinh acosh atanh"
+"""Functions of floats that TensorRT calls by the same name."""
+
 TABLE: Mapping[Any, tuple[Any, ...]] = {
-    aten.exp.default: (unary.real, "EXP"),
-    aten.log.default: (unary.real, "LOG"),
-    aten.sqrt.default: (unary.real, "SQRT"),
+    **{getattr(aten, name).default: (unary.real, name.upper()) for name in REAL.split()},
     aten.reciprocal.default: (unary.real, "RECIP"),
-    aten.sin.default: (unary.real, "SIN"),
-    aten.cos.default: (unary.real, "COS"),
-    aten.tan.default: (unary.real, "TAN"),
-    aten.sinh.default: (unary.real, "SINH"),
-    aten.cosh.default: (unary.real, "COSH"),
-    aten.asin.default: (unary.real, "ASIN"),
-    aten.acos.default: (unary.real, "ACOS"),
-    aten.atan.default: (unary.real, "ATAN"),
-    aten.asinh.default: (unary.real, "ASINH"),
-    aten.acosh.default: (unary.real, "ACOSH"),
-    aten.atanh.default: (unary.real, "ATANH"),
     aten.erf.default: (activation.erf,),
     aten.abs.default: (unary.signed, "ABS"),
     aten.neg.default: (unary.signed, "NEG"),
@@ -53,12 +42,6 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 }
 
 
-@converts(TABLE)
-def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Call a function of one tensor with the operator's arguments."""
-    return by_row(net, row, operands)
-
-
 ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
     aten.sigmoid.default: (activation.tailed, "SIGMOID"),
     aten.tanh.default: (activation.tanh,),
@@ -78,9 +61,9 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 }
 
 
-@converts(ACTIVATIONS)
-def activated(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Call an activation function with the operator's arguments."""
+@converts(TABLE, ACTIVATIONS)
+def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Call a function of one tensor with the operator's arguments."""
     return by_row(net, row, operands)
 
 

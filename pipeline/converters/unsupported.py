@@ -14,121 +14,58 @@ aten = torch.ops.aten
 
 _CHANCE = "it draws random numbers: an engine would draw others than eager does"
 
+_NAMES: Final = {
+    _CHANCE: """
+        rand rand_like randn randn_like randint randint.low randint_like randperm bernoulli bernoulli.p multinomial
+        normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor normal_functional uniform exponential geometric
+        poisson rrelu_with_noise_functional
+    """,
+    f"with dropout {_CHANCE}": """
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_fused_attention_overrideable
+    """,
+    "with dropout, or with sequences packed into one, whose lengths are data, TensorRT has no attention": """
+        _flash_attention_forward _efficient_attention_forward
+    """,
+    "its weights are packed as a kernel of one kind of GPU reads them": """
+        _weight_int4pack_mm _mixed_dtypes_linear _cslt_sparse_mm
+    """,
+    "sequences of several lengths are packed into one": "_cudnn_rnn",
+    "TensorRT multiplies no matrices of ints": "_int_mm",
+    "how many steps it takes is data": "_ctc_loss _ctc_loss.Tensor _cudnn_ctc_loss _cudnn_ctc_loss.Tensor",
+    "TensorRT has no layer for it, and none that could make it to the last digits": """
+        polygamma i0 special_i1 igamma igammac special_ndtri special_zeta
+    """,
+    "an engine's Fourier transforms are products with matrices, of a length that has no prime factor above 256, or "
+    "varies up to 1024": "_fft_c2c _fft_c2r _fft_r2c",
+    "TensorRT has no layer that sees the sign of NaN": "copysign.Tensor copysign.Scalar signbit",
+    "TensorRT has no layer that sees the bits of a float": "nextafter",
+    "TensorRT has no layer that counts equal elements": "mode",
+    "how many elements there are is data": """
+        argwhere _unique2 unique_dim unique_consecutive unique_dim_consecutive bincount
+    """,
+    "without an output_size, how many elements there are is data": """
+        repeat_interleave.Tensor repeat_interleave.self_Tensor
+    """,
+    "TensorRT has no layer for it, and how many steps it takes is data": """
+        gcd lcm _linalg_eigh _linalg_svd linalg_eig linalg_lstsq linalg_lu_factor_ex linalg_qr
+    """,
+    "TensorRT has no layer for it, and an engine takes the steps for real matrices of at most 8 rows": """
+        _linalg_det _linalg_slogdet _linalg_solve_ex cholesky_inverse cholesky_solve linalg_cholesky_ex linalg_inv_ex
+        linalg_solve_triangular
+    """,
+}
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
 REASONS: Final[dict[Any, str]] = {
     CACHE_WRITE: "where it writes is seen only when it runs: PyTorch writes these rows, TensorRT would copy all",
-    **dict.fromkeys(
-        (
-            aten.rand.default,
-            aten.rand_like.default,
-            aten.randn.default,
-            aten.randn_like.default,
-            aten.randint.default,
-            aten.randint.low,
-            aten.randint_like.default,
-            aten.randperm.default,
-            aten.bernoulli.default,
-            aten.bernoulli.p,
-            aten.multinomial.default,
-            aten.normal.Tensor_Tensor,
-            aten.normal.Tensor_float,
-            aten.normal.float_Tensor,
-            aten.normal_functional.default,
-            aten.uniform.default,
-            aten.exponential.default,
-            aten.geometric.default,
-            aten.poisson.default,
-            aten.rrelu_with_noise_functional.default,
-        ),
-        _CHANCE,
-    ),
-    **dict.fromkeys(
-        (
-            aten._scaled_dot_product_flash_attention.default,
-            aten._scaled_dot_product_flash_attention_for_cpu.default,
-            aten._scaled_dot_product_efficient_attention.default,
-            aten._scaled_dot_product_cudnn_attention.default,
-            aten._scaled_dot_product_fused_attention_overrideable.default,
-        ),
-        f"with dropout {_CHANCE}",
-    ),
-    **dict.fromkeys(
-        (aten._flash_attention_forward.default, aten._efficient_attention_forward.default),
-        "with dropout, or with sequences packed into one, whose lengths are data, TensorRT has no attention",
-    ),
-    **dict.fromkeys(
-        (aten._weight_int4pack_mm.default, aten._mixed_dtypes_linear.default, aten._cslt_sparse_mm.default),
-        "its weights are packed as a kernel of one kind of GPU reads them",
-    ),
-    aten._cudnn_rnn.default: "sequences of several lengths are packed into one",
-    aten._int_mm.default: "TensorRT multiplies no matrices of ints",
-    **dict.fromkeys(
-        (aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.default, aten._cudnn_ctc_loss.Tensor),
-        "how many steps it takes is data",
-    ),
-    **dict.fromkeys(
-        (
-            aten.polygamma.default,
-            aten.i0.default,
-            aten.special_i1.default,
-            aten.igamma.default,
-            aten.igammac.default,
-            aten.special_ndtri.default,
-            aten.special_zeta.default,
-        ),
-        "TensorRT has no layer for it, and none that could make it to the last digits",
-    ),
-    **dict.fromkeys(
-        (aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default),
-        "an engine's Fourier transforms are products with matrices, of a length that has no prime factor above 256, or "
-        "varies up to 1024",
-    ),
-    **dict.fromkeys(
-        (aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),
-        "TensorRT has no layer that sees the sign of NaN",
-    ),
-    aten.nextafter.default: "TensorRT has no layer that sees the bits of a float",
-    aten.mode.default: "TensorRT has no layer that counts equal elements",
-    **dict.fromkeys(
-        (
-            aten.argwhere.default,
-            aten._unique2.default,
-            aten.unique_dim.default,
-            aten.unique_consecutive.default,
-            aten.unique_dim_consecutive.default,
-            aten.bincount.default,
-        ),
-        "how many elements there are is data",
-    ),
-    **dict.fromkeys(
-        (aten.repeat_interleave.Tensor, aten.repeat_interleave.self_Tensor),
-        "without an output_size, how many elements there are is data",
-    ),
-    **dict.fromkeys(
-        (
-            aten.gcd.default,
-            aten.lcm.default,
-            aten._linalg_eigh.default,
-            aten._linalg_svd.default,
-            aten.linalg_eig.default,
-            aten.linalg_lstsq.default,
-            aten.linalg_lu_factor_ex.default,
-            aten.linalg_qr.default,
-        ),
-        "TensorRT has no layer for it, and how many steps it takes is data",
-    ),
-    **dict.fromkeys(
-        (
-            aten._linalg_det.default,
-            aten._linalg_slogdet.default,
-            aten._linalg_solve_ex.default,
-            aten.cholesky_inverse.default,
-            aten.cholesky_solve.default,
-            aten.linalg_cholesky_ex.default,
-            aten.linalg_inv_ex.default,
-            aten.linalg_solve_triangular.default,
-        ),
-        "TensorRT has no layer for it, and an engine takes the steps for real matrices of at most 8 rows",
-    ),
+    **{_operator(name): why for why, names in _NAMES.items() for name in names.split()},
 }
 """The reasons by operator."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final
 
 from attrs import field, frozen
+from toolz import groupby
 from torch.fx import Node
 
 from pipeline.aten.support import Choice, ConverterPriority, Declaration, Target
@@ -49,11 +51,8 @@ class Claims:
     @cached_property
     def high(self) -> dict[Target, tuple[Declaration, ...]]:
         """The user's HIGH converters by operator."""
-        found: dict[Target, tuple[Declaration, ...]] = {}
-        for declaration in self.declarations:
-            if declaration.priority is ConverterPriority.HIGH:
-                found[declaration.key] = (*found.get(declaration.key, ()), declaration)
-        return found
+        high = [d for d in self.declarations if d.priority is ConverterPriority.HIGH]
+        return {target: tuple(found) for target, found in groupby(attrgetter("key"), high).items()}
 
     @cached_property
     def targets(self) -> frozenset[Target]:

@@ -3,8 +3,8 @@ tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -19,12 +19,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @converts(
-    aten.view.default,
-    aten.reshape.default,
-    aten._reshape_copy.default,
-    aten._unsafe_view.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
+    *(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default),
+    *(aten.flatten.using_ints, aten.unflatten.int),
 )
 def reshape(net: Net, input: Value) -> ITensor:
     """view(Tensor self, SymInt[] size) -> Tensor"""
@@ -106,12 +102,4 @@ COPIES = {
 """The view equal to each copying view: nothing is written in place."""
 
 
-def _view(copy: Any, view: Any) -> Callable[..., Any]:
-    @register_torch_trt_decomposition(copy)
-    def decompose(*args: Any, **kwargs: Any) -> Any:
-        return view(*args, **kwargs)
-
-    return decompose
-
-
-DECOMPOSITIONS = [_view(copy, view) for copy, view in COPIES.items()]
+DECOMPOSITIONS = [register_torch_trt_decomposition(copy)(partial(view)) for copy, view in COPIES.items()]

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.preserved_composites import CELLS, RECURRENT
 from pipeline.aten.types import aten
-from pipeline.converters.overlap_add import unfold_backward
+from pipeline.converters.composite_math import unfold_backward
 from pipeline.export_fixes import (
     branches,
     example_guards,

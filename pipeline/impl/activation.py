@@ -28,8 +28,7 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
-    """Apply an activation with a small tail: bfloat16 in float32, rounded once, since RTX 1.4's layers lose the tail (0
-    for 6.6e-36)."""
+    """Apply an activation with a small tail: bfloat16 in float32, since RTX 1.4's layers lose the tail (6.6e-36)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype
@@ -50,8 +49,7 @@ def _behind_matmul(net: Net, x: ITensor) -> ITensor:
 
 @block
 def behind_matmul(net: Net, x: ITensor) -> ITensor:
-    """Separate a matmul with a bias from a ReLU or GELU by a barrier: RTX 1.6.1 fuses the three into a kernel that does
-    not exist on an H100."""
+    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses them to a kernel an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 

@@ -139,8 +139,7 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 
 @fact
 def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether grouped query heads with many keys run faster in separate kernels: there may be a single query, or
-    there is no fused kernel."""
+    """Return whether grouped heads with many keys run faster in separate kernels: for one query, or unfused."""
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
@@ -186,7 +185,8 @@ def _attention_by_rows(
     rows = base.reshape(net, query, [*grouped, width])
     by_head = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
     even = length == 1 and not by_head
-    rows = _even(net, rows) if even else rows
+    if even and base.dims(rows)[2] % 2:  # TensorRT-RTX would pad to an even number of rows in two extra kernels
+        rows = sampled(net, rows, [2], [0], [base.dims(rows)[2] + 1], mode="FILL")
     if length == 1:
         scores = base.permute(net, transposed(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
     else:
@@ -200,12 +200,6 @@ def _attention_by_rows(
     result = matmul(net, weights, value, empty=False)
     result = narrow(net, result, 2, 0, heads // own) if even else result
     return base.reshape(net, result, [batch, heads, length, base.dims(value)[-1]])
-
-
-def _even(net: Net, rows: ITensor) -> ITensor:
-    """Pad to an even number of rows, which TensorRT-RTX would do in two extra kernels."""
-    count = base.dims(rows)[2]
-    return rows if count % 2 == 0 else sampled(net, rows, [2], [0], [count + 1], mode="FILL")
 
 
 @block
@@ -231,12 +225,12 @@ def first_row(net: Net, x: ITensor) -> ITensor:
 
 def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
     """Return what a mask adds to scores, in float32; cached."""
-    known = net.ctx.mask_numbers
-    if id(mask) not in known:
+
+    def added() -> ITensor:
         bools = base.dtype_of(mask) == torch.bool
-        added = where(net, mask, 0.0, float("-inf"), dtype) if bools else mask
-        known[id(mask)] = base.cast(net, added, torch.float32), mask
-    return known[id(mask)][0]
+        return base.cast(net, where(net, mask, 0.0, float("-inf"), dtype) if bools else mask, torch.float32)
+
+    return net.ctx.once("additive mask", mask, added)
 
 
 @block
@@ -315,21 +309,17 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Return 0, 1, 2 … along a dim; cached."""
-    key = (size if isinstance(size, int) else id(size), rank, dim)
-    if key not in net.ctx.counted:
-        net.ctx.counted[key] = _count(net, size, rank, dim), size
-    return net.ctx.counted[key][0]
+    """Return 0, 1, 2 … along a dim; cached. A layer counts, since TensorRT sees no causal mask in a constant."""
 
+    def counted() -> ITensor:
+        layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
+        if not isinstance(size, int):
+            layer.set_input(0, base.size_tensor(net, size))
+        layer.set_input(1, base.constant(net, 0, torch.int64))
+        layer.set_input(2, base.constant(net, np.array([1], dtype=np.int64)))
+        return base.unsqueeze(net, layer.get_output(0), [i for i in range(rank) if i != dim])
 
-def _count(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Return 0, 1, 2 … from a layer, also for a static size: TensorRT recognizes no causal mask made of a constant."""
-    layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
-    if not isinstance(size, int):
-        layer.set_input(0, base.size_tensor(net, size))
-    layer.set_input(1, base.constant(net, 0, torch.int64))
-    layer.set_input(2, base.constant(net, np.array([1], dtype=np.int64)))
-    return base.unsqueeze(net, layer.get_output(0), [i for i in range(rank) if i != dim])
+    return net.ctx.once("count", size, counted, rank, dim)
 
 
 @fact
@@ -342,10 +332,8 @@ def lets_all_attend(net: Net, mask: Value | None) -> bool:
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """Replace the NaN of rows whose keys are all masked by 0."""
-    known = net.ctx.masks_with_some
-    if id(mask) not in known:
-        known[id(mask)] = _has_any(net, mask), mask
-    return where(net, known[id(mask)][0], result, 0.0, base.dtype_of(result))
+    some = net.ctx.once("some keys", mask, lambda: _has_any(net, mask))
+    return where(net, some, result, 0.0, base.dtype_of(result))
 
 
 def _has_any(net: Net, mask: ITensor) -> ITensor:

@@ -22,8 +22,7 @@ from pipeline.trt import trt
 
 @block
 def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return the arguments of a node, positional and by name. Inputs that its marks name are first expanded to the
-    result's shape."""
+    """Return a node's arguments, positional and by name; inputs that its marks name get the result's shape."""
     names = {name for mark in net.ctx.marks.of(node.name, "expanded") for name in mark.names}
     wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))
@@ -33,13 +32,15 @@ def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Va
 @block
 def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
     """Return the result of a node's converter, computed in a separate kernel if the node is marked so."""
-    return _unfused(net, value) if isinstance(value, trt.ITensor) and net.ctx.marks.of(node.name, "apart") else value
+    if not isinstance(value, trt.ITensor) or not net.ctx.marks.of(node.name, "apart"):
+        return value
+    row = base.unsqueeze(net, value, [0])  # a running sum along a dim of size 1 is never fused
+    return base.squeeze(net, cumulative_sum(net, row, 0, base.dtype_of(value)), [0])
 
 
 @block
 def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add `base.barrier` on a flat view, so that nothing is fused into the matmul or transposed convolution that
-    computes ``x``."""
+    """Add `base.barrier` on a flat view, so that nothing is fused into the kernel that computes ``x``."""
     if not applies(quirk):
         return x
     sizes = base.sizes(net, x)
@@ -59,8 +60,3 @@ def _repeated(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node)
         return value
     sizes = repeated(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])
-
-
-def _unfused(net: Net, value: ITensor) -> ITensor:
-    """Return the running sum along a new dim of size 1, which is never fused."""
-    return base.squeeze(net, cumulative_sum(net, base.unsqueeze(net, value, [0]), 0, base.dtype_of(value)), [0])

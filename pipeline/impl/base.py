@@ -30,19 +30,17 @@ INTEGERS: Final = "rounded-integers"
 
 @block
 def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """Return a constant of at least ``rank`` (leading dims of size 1); equal constants share a layer.
-
-    Numbers are stored in ``dtype``; tensors are cast by a layer, since a weight keeps the model's dtype.
-    """
+    """Return a constant of at least ``rank`` (leading dims of size 1); equal constants share a layer. Numbers are
+    stored in ``dtype``; tensors are cast by a layer, since a weight keeps the model's dtype."""
     given = isinstance(value, torch.Tensor)
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
     tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor
     shape = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
-    key, known = (id(value) if given else literal_name(tensor), shape), net.ctx.constant_layers
-    if key not in known:
-        layer = net.add("constant", shape, net.ctx.trt_weights(tensor))
-        known[key] = layer.get_output(0), value
-    output = known[key][0]
+
+    def layer() -> ITensor:
+        return net.add("constant", shape, net.ctx.trt_weights(tensor)).get_output(0)
+
+    output = net.ctx.once("constant", value if given else literal_name(tensor), layer, *shape)
     return output if dtype is None else cast(net, output, dtype)
 
 
@@ -133,8 +131,7 @@ def byte(net: Net, x: ITensor) -> ITensor:
 
 
 def dims(x: Value) -> tuple[int, ...]:
-    """Return the sizes of a tensor, -1 for dynamic ones. TensorRT infers shapes here: an invalid network raises an
-    error."""
+    """Return the sizes of a tensor, -1 for dynamic ones; an error if the network is invalid."""
     try:
         return tuple(x.shape)
     except ValueError:
@@ -205,10 +202,8 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     known = known_sizes(net, x)[dim]
     if isinstance(known, SymbolicInt):
         return _expression(net, known.expr)
-    key, known_tensors = (id(x), axis(dim, rank(x))), net.ctx.size_tensors
-    if key not in known_tensors:
-        known_tensors[key] = _slice1(net, _shape(net, x), axis(dim, rank(x))), x
-    return known_tensors[key][0]
+    dim = axis(dim, rank(x))
+    return net.ctx.once("size", x, lambda: _slice1(net, _shape(net, x), dim), dim)
 
 
 @fact
@@ -234,10 +229,7 @@ def sizes(net: Net, x: ITensor) -> list[Size]:
 
 
 def _shape(net: Net, x: ITensor) -> ITensor:
-    known = net.ctx.shape_tensors
-    if id(x) not in known:
-        known[id(x)] = cast(net, net.add("shape", x).get_output(0), torch.int64), x
-    return known[id(x)][0]
+    return net.ctx.once("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
 def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
@@ -276,10 +268,7 @@ def scalar_of(net: Net, value: Size) -> ITensor:
 
 def _expression(net: Net, expr: Any) -> ITensor:
     """Compute an expression from the shapes of the network's inputs; cached."""
-    known = net.ctx.expressions
-    if str(expr) not in known:
-        known[str(expr)] = _compute(net, expr)
-    return known[str(expr)]
+    return net.ctx.once("expression", str(expr), lambda: _compute(net, expr))
 
 
 def _compute(net: Net, expr: Any) -> ITensor:

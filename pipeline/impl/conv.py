@@ -30,7 +30,7 @@ def convolution(
     """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number stands for all spatial dims."""
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        conv = _layer(net, "convolution", x, weight, bias, _maps(weight, 0), flat)
+        conv = _layer(net, "convolution", x, weight, bias, base.dims(weight)[0], flat)
         _set_windows(conv, stride, padding, padding, dilation, groups, flat)
         return conv.get_output(0)
 
@@ -68,7 +68,7 @@ def deconvolution(
         extra = [max(0, -(p // s)) for p, s in zip(post, strides, strict=True)]
         x = padded(net, x, [0] * (rank + flat), [0] * flat + extra)
         post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
-        conv = _layer(net, "deconvolution", x, weight, bias, _maps(weight, 1) * groups, flat)
+        conv = _layer(net, "deconvolution", x, weight, bias, base.dims(weight)[1] * groups, flat)
         _set_windows(conv, strides, cut, post, dilations, groups, flat)
         return conv.get_output(0)
 
@@ -105,10 +105,6 @@ def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
     if added:
         net.ctx.squeezed[id(result)] = output, added, result  # for `base.cast`
     return result
-
-
-def _maps(weight: Value, dim: int) -> int:
-    return int(base.dims(weight)[dim])
 
 
 def _layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:

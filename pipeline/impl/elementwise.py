@@ -42,8 +42,7 @@ def layer(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype) -> I
 
 @block
 def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a operation b``, broadcast, in eager's common dtype unless ``dtype`` names another. ``operation`` is a name of
-    ``trt.ElementWiseOperation``."""
+    """``a operation b`` (of ``trt.ElementWiseOperation``), broadcast, in ``dtype`` or eager's common dtype."""
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
         return logical(net, LOGIC[operation], a, b)
@@ -73,8 +72,7 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
 
 @block
 def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
-    """``a + alpha * b``, or ``a - alpha * b``; halves in float32 where layers of halves would round more often than
-    eager."""
+    """``a + alpha * b``, or ``a - alpha * b``; in float32 where layers of halves would round more than eager."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
@@ -198,8 +196,7 @@ def bounded(net: Net, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
 
 @block
 def clamp(net: Net, x: Value, low: Value | None, high: Value | None) -> ITensor:
-    """Clamp between two bounds, of which the upper one wins; NaN stays, unlike in TensorRT's CLIP (NVIDIA issue
-    4773)."""
+    """Clamp between bounds, of which the upper one wins; NaN stays, unlike in CLIP (NVIDIA issue 4773)."""
     given = [bound for bound in (low, high) if bound is not None]
     dtype = base.result_type(x, *given)
     x = base.tensor(net, x, dtype)  # the common dtype of all three

@@ -31,8 +31,7 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Return a power with any exponent. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the
-    largest int for 0."""
+    """Return a power. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the largest int."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promoted(net, a, b, dtype=dtype)
@@ -174,8 +173,7 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor:
-    """Return ``a mod b`` for positive operands with a quotient below 2**24: the quotient times the divisor is
-    subtracted in parts that are exact in float32."""
+    """Return ``a mod b`` of positive operands: less the quotient, below 2**24, times b in exact parts."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
     for part in parts:
         for factor in _halves(net, times):

@@ -80,7 +80,8 @@ def shift(net: Net, left: bool, a: Value, b: Value) -> ITensor:
     dtype = base.result_type(a, b)
     x, y = promoted(net, a, b, dtype=dtype)
     bits = torch.iinfo(dtype).bits
-    beyond = _outside(net, y, bits)
+    low, high = layer(net, "LESS", y, 0, dtype), layer(net, "GREATER", y, bits - 1, dtype)
+    beyond = base.elementwise(net, "OR", low, high)
     count = where(net, beyond, bits - 1, y, dtype)
     if left:
         shifted = base.elementwise(net, "PROD", x, _power_of_two(net, count))
@@ -89,12 +90,6 @@ def shift(net: Net, left: bool, a: Value, b: Value) -> ITensor:
     for part in (first, base.elementwise(net, "SUB", count, first)):
         x = base.elementwise(net, "FLOOR_DIV", x, _power_of_two(net, part))
     return x
-
-
-def _outside(net: Net, count: ITensor, bits: int) -> ITensor:
-    low = layer(net, "LESS", count, 0, base.dtype_of(count))
-    high = layer(net, "GREATER", count, bits - 1, base.dtype_of(count))
-    return base.elementwise(net, "OR", low, high)
 
 
 def _power_of_two(net: Net, exponent: ITensor) -> ITensor:

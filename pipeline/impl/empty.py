@@ -44,24 +44,16 @@ def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor])
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))
-    sizes = [[*[1] * (rank - base.rank(value)), *_sizes(net, value)] for value in values]
-    return tuple(
-        _unfused(net, tensor, empty[0])
-        if isinstance(value, trt.ITensor) and (empty := [d for d in range(rank) if _is_over_empty(net, sizes, i, d)])
-        else tensor
-        for i, (value, tensor) in enumerate(zip(values, tensors, strict=True))
-    )
-
-
-def _sizes(net: Net, value: Value) -> list[Size]:
-    return base.known_sizes(net, value) if isinstance(value, trt.ITensor | torch.Tensor) else []
-
-
-def _is_over_empty(net: Net, sizes: Sequence[Sequence[Size]], which: int, dim: int) -> bool:
-    others = [each[dim] for i, each in enumerate(sizes) if i != which]
-    return sizes[which][dim] == 1 and any(
-        size is not None and size != 1 and may_leave_none(net, size) for size in others
-    )
+    sizes = [[1] * (rank - base.rank(v)) + (base.known_sizes(net, v) if base.rank(v) else []) for v in values]
+    results = [*tensors]
+    for i, value in enumerate(values):
+        others = [own for j, own in enumerate(sizes) if j != i]
+        for dim in range(rank) if isinstance(value, trt.ITensor) else ():
+            beside = (own[dim] for own in others if own[dim] not in (None, 1))
+            if sizes[i][dim] == 1 and any(may_leave_none(net, size) for size in beside):
+                results[i] = _unfused(net, tensors[i], dim)
+                break
+    return tuple(results)
 
 
 def _unfused(net: Net, x: ITensor, dim: int) -> ITensor:

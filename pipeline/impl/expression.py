@@ -17,8 +17,7 @@ Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 
 
 def operation(expr: Any) -> Operation:
-    """Return the operation that computes an expression other than a number or symbol; raise ``NetworkError`` if there
-    is none."""
+    """Return the operation that computes an expression; raise ``NetworkError`` if there is none."""
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)
@@ -30,8 +29,7 @@ def operation(expr: Any) -> Operation:
 
 
 def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """Solve a size that is linear in a symbol for it; raise ``NetworkError`` if there is none. The size becomes a
-    symbol that can be read."""
+    """Solve a size that is linear in a symbol, which makes it a readable one; `NetworkError` if there is none."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else line_of(size, symbol.name)

@@ -105,7 +105,10 @@ def _size_like(net: Net, size: Size, index: ITensor) -> ITensor:
 def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     """Combine broadcast indices into several dims to one index into the flattened dims."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
-        return _flat_literal(indices, sizes)
+        place = indices[0].long()
+        for index, size in zip(indices[1:], sizes[1:], strict=True):
+            place = place * size + index
+        return place
     dtype = torch.int64 if torch.int64 in map(base.dtype_of, indices) else torch.int32
     rank = max(map(base.rank, indices))
     result = base.tensor(net, indices[0], dtype, rank=rank)
@@ -115,19 +118,10 @@ def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     return result
 
 
-def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    result = indices[0].long()
-    for index, size in zip(indices[1:], sizes[1:], strict=True):
-        result = result * size + index
-    return result
-
-
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozenset[int] = frozenset()) -> ITensor:
-    """``x[indices]`` for integer index tensors and None. Indexed dims are merged and gathered.
-
-    counted: the positions of indices that are known to be non-negative.
-    """
+    """``x[indices]`` for integer index tensors and None: indexed dims are merged and gathered. ``counted``: the
+    positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
@@ -140,8 +134,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozen
 
 @block
 def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims; return the result and the merged dim: in their place if they are adjacent, else first, as in
-    eager."""
+    """Merge dims; return the result and the merged dim: in place if they are adjacent, else first, as in eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

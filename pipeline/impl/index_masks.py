@@ -46,8 +46,7 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """Return the elements of ``source`` in order where the mask is true, by a running count, and any values
-    elsewhere."""
+    """Return the elements of ``source`` in order where the mask is true, and any values elsewhere."""
     sizes = base.known_sizes(net, mask)
     length = product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])

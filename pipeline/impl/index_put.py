@@ -27,9 +27,7 @@ def index_put(
     counted: frozenset[int] = frozenset(),
 ) -> ITensor:
     """Return ``x`` after ``x[indices] = values``, or ``+=``; indexed dims are moved to the front and merged.
-
-    counted: the positions of indices that are known to be non-negative.
-    """
+    ``counted``: the positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(net, x, [*axes, *rest])
@@ -59,8 +57,7 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _source(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the dims of the indices followed by the others. In eager adjacent indices keep their place, and
-    others come first."""
+    """Expand values to the dims of the indices, then the others. In eager, adjacent indices keep their place."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *count, *others[place:]])
@@ -82,8 +79,7 @@ def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITe
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """Return ``x`` after ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on and one value for
-    all selected elements or for each."""
+    """Return ``x`` after ``x[mask] = values``, or ``+=``: a mask over dims from ``dim`` on, one value or one each."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)
@@ -91,8 +87,10 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
     place = base.rank(value) - trailing - 1
     if place >= 0 and base.dims(value)[place] != 1:
         value = _picked(net, x, mask, dim, value)
-    elif place >= 0:
-        value = _spread(net, value, place, covered)
+    elif place >= 0 and covered == 0:
+        value = base.squeeze(net, value, [place])
+    elif place >= 0:  # one dim becomes ``covered`` dims of size 1
+        value = base.unsqueeze(net, value, list(range(place, place + covered - 1)))
     mask = base.unsqueeze(net, mask, list(range(covered, covered + trailing)))
     if accumulate:
         value = _elementwise.binary(net, "SUM", x, value)
@@ -113,10 +111,3 @@ def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> I
     full = base.expand(net, values, [*others[:dim], count, *others[dim:]])
     rows = base.permute(net, full, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
     return base.permute(net, taken(net, mask, rows), [order.index(d) for d in range(rank)])
-
-
-def _spread(net: Net, value: ITensor, place: int, count: int) -> ITensor:
-    """Replace a dim of size 1 by ``count`` dims of size 1."""
-    if count == 0:
-        return base.squeeze(net, value, [place])
-    return base.unsqueeze(net, value, list(range(place, place + count - 1)))

@@ -21,11 +21,11 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
-from pipeline.impl.loops import State, in_float32, repeated
+from pipeline.impl.loops import State, chunked, in_float32, repeated
 from pipeline.impl.matmul import matmul
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
-from pipeline.impl.shape import as_size, bounds_of, expression, sampled
+from pipeline.impl.shape import as_size, bounds_of, expression
 from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 
@@ -53,8 +53,7 @@ class Tokens:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, H, L, V] and the last state [B, H, V, K] of
-    `aten.own_ops.linear_attention`."""
+    """Return the output [B, H, L, V] and the last state [B, H, V, K]; see `aten.own_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
@@ -67,17 +66,14 @@ def linear_attention(
     else:
         most = int(min(longest, CHUNK if by_head else CHANNEL_CHUNK))
         chunk = 1 << (most - 1).bit_length()
-        few = longest <= UNROLLED * chunk
-        results = _several(
-            net, tokens, state, as_size(FloorDiv((longest if few else length) + chunk - 1, chunk)), chunk
-        )
+        most_tokens = longest if longest <= UNROLLED * chunk else length
+        results = _several(net, tokens, state, as_size(FloorDiv(most_tokens + chunk - 1, chunk)), chunk)
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
-    """Process one token by elementwise products and float32 sums along the contiguous last dim, since TensorRT's
-    matmuls would round to TF32."""
+    """Process one token by products and float32 sums along the last dim, since matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
     value = _transposed(net, now.value)
     if now.beta is not None:
@@ -90,9 +86,9 @@ def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
 def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
     """Process tokens in ``count`` chunks, padded with tokens that change nothing."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
-    beta = None if tokens.beta is None else _chunks(net, tokens.beta, count, chunk)
+    beta = None if tokens.beta is None else chunked(net, tokens.beta, 2, count, chunk)
     query, key, value, decay = (
-        _chunks(net, x, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
+        chunked(net, x, 2, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
     )
     each = Tokens(query, key, value, decay, beta)
     since = cumulative_sum(net, each.decay, 3, torch.float32)
@@ -124,13 +120,11 @@ def _matmul(net: Net, a: ITensor, b: ITensor) -> ITensor:
 
 
 def _transposed(net: Net, x: ITensor) -> ITensor:
-    """Transpose the last two dims."""
     return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
 
 
 def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """Return the decayed score of each token [chunk, 1] for each token [1, chunk] at least ``lowest`` before it; 0 for
-    the others."""
+    """Return each token's decayed scores for the tokens at least ``lowest`` before it; 0 for the others."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
         left = _decay(net, since, _transposed(net, since), reads)
@@ -152,8 +146,7 @@ def _decay(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITenso
 def _solved(
     net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """Solve the delta rule's triangular system; return a chunk's values for a zero initial state, and the keys by which
-    they depend on the state."""
+    """Solve the delta rule: return values for a zero initial state, and the keys by which they depend on it."""
     key = binary(net, "PROD", each.key, beta)
     system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
     value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)
@@ -168,18 +161,10 @@ def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
     place = np.arange(size)
     while block < size:
         row, column = place[:, None] // block, place[None, :] // block
-        below = base.constant(net, ((row % 2 == 1) & (column == row - 1)), rank=base.rank(lower))
+        below = base.constant(net, (row % 2 == 1) & (column == row - 1), rank=base.rank(lower))
         between = where(net, below, lower, 0.0, torch.float32)
         if block > 1:
             between = _matmul(net, _matmul(net, inverse, between), inverse)
         inverse = binary(net, "SUB", inverse, between)
         block *= 2
     return inverse
-
-
-def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:
-    """Split [B, H, L, width] into [chunks, B, H, chunk, width], padded with zeros."""
-    batch, heads, _, width = base.known_sizes(net, x)
-    length = as_size(expression(count) * chunk)
-    x = sampled(net, x, [2], [0], [length], mode="FILL")
-    return base.permute(net, base.reshape(net, x, [batch, heads, count, chunk, width]), [2, 0, 1, 3, 4])

@@ -8,9 +8,9 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from pipeline.impl import base, slice
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.shape import concatenate
+from pipeline.impl.shape import as_size, concatenate, expression, sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -40,6 +40,15 @@ def repeated(
 def in_float32(net: Net, value: Value) -> ITensor:
     """Cast to float32, in which steps accumulate, and keep the known sizes."""
     return base.with_sizes(net, base.tensor(net, value, torch.float32), base.known_sizes(net, value))
+
+
+@block
+def chunked(net: Net, x: ITensor, dim: int, count: Size, chunk: int) -> ITensor:
+    """Split a dim into ``count`` chunks, a new first dim, padded with zeros."""
+    sizes = base.known_sizes(net, x)
+    x = sampled(net, x, [dim], [0], [as_size(expression(count) * chunk)], mode="FILL")
+    x = base.reshape(net, x, [*sizes[:dim], count, chunk, *sizes[dim + 1 :]])
+    return base.permute(net, x, [dim, *(i for i in range(len(sizes) + 1) if i != dim)])
 
 
 @block

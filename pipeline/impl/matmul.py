@@ -31,13 +31,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 
 
 def _accumulated(
-    net: Net,
-    a: Value,
-    b: Value,
-    *,
-    transpose_b: bool = False,
-    empty: bool = True,
-    outer: bool = True,
+    net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, outer: bool = True
 ) -> ITensor:
     """Return the matmul before its final rounding: in float32 if TensorRT would accumulate halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
@@ -62,16 +56,10 @@ def _accumulated(
         x, y = (sampled(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
     product = _layer(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
-        confused = _may_be_confused(net, product, base.dims(x)[dims[0]])
+        is_dynamic = -1 in (*base.dims(product)[-2:], base.dims(x)[dims[0]])  # so its kernel may be that of another
+        confused = is_dynamic and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
         product = barriers.flat(net, product, CONFUSED) if confused else product
     return base.cast(net, product, dtype)
-
-
-@fact
-def _may_be_confused(net: Net, product: ITensor, summed: int) -> bool:
-    """Return whether TensorRT may confuse a matmul's kernel with another's (`factors-of-matmuls`), since sizes are
-    dynamic. ``summed``: the size of the contracted dim."""
-    return -1 in (*base.dims(product)[-2:], summed) and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
 
 
 @fact
@@ -114,14 +102,10 @@ def _layer(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    return _rounded_apart(net, net.add("matrix_multiply", x, op_a, y, op_b).get_output(0))
-
-
-@fact
-def _rounded_apart(net: Net, product: ITensor) -> ITensor:
-    """Mark a float32 matmul whose kernel must not round it to halves, so that `base.cast` adds a barrier: RTX 1.4
-    refuses it in float16, and returns garbage in bfloat16 (`halves-behind-matmuls`), with two batch dims or more, and,
-    in float16, if an operand was computed in float32."""
+    """Add the layer. A float32 matmul whose kernel must not round it to halves is marked, so that `base.cast` adds a
+    barrier: RTX 1.4 refuses it in float16, and returns garbage in bfloat16 (`halves-behind-matmuls`), with two batch
+    dims or more, and, in float16, if an operand was computed in float32."""
+    product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
             net.ctx.rounded_apart[id(product)] = HALVES, base.ROUNDED, product
@@ -133,10 +117,8 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
 @block
 def transposed(net: Net, x: Value, name: str = "") -> Value:
     """Add a barrier to an operand or result of a matmul that is transposed. TensorRT-RTX computes such a matmul
-    transposed, and may use an operand's first batch for all (`transposed-matmuls`).
-
-    name: the operand or result by which the node may be marked; empty to protect it without a mark.
-    """
+    transposed, and may use an operand's first batch for all (`transposed-matmuls`). ``name``: the operand or result by
+    which the node may be marked; empty to protect it without a mark."""
     row = _transposed_row(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
@@ -167,11 +149,7 @@ def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> I
 
 
 def _outer(
-    net: Net,
-    a: tuple[Value, ITensor],
-    b: tuple[Value, ITensor],
-    op_a: trt.MatrixOperation,
-    op_b: trt.MatrixOperation,
+    net: Net, a: tuple[Value, ITensor], b: tuple[Value, ITensor], op_a: trt.MatrixOperation, op_b: trt.MatrixOperation
 ) -> ITensor:
     """Compute a matmul over a single element as an elementwise product of expanded operands. TensorRT's own broadcast
     goes wrong if the kernel of a reduction computes an operand (`broadcast-in-reductions`), which constants are not."""
@@ -195,10 +173,8 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """``x @ weight.T + bias``; TensorRT reads the weight transposed.
-
-    outer: a matmul over one element may be computed elementwise.
-    """
+    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: a matmul over one element may be
+    computed elementwise."""
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))

@@ -19,13 +19,7 @@ Shape = Sequence[int]
 
 @block
 def normalize(
-    net: Net,
-    x: ITensor,
-    axes: Sequence[int],
-    weight: Value | None,
-    bias: Value | None,
-    shape: Shape,
-    eps: float,
+    net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, shape: Shape, eps: float
 ) -> ITensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over axes; weight and bias have the given shape, or are None."""
     wide = base.cast(net, x, torch.float32)

@@ -15,6 +15,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic, is_nan, layer, where
+from pipeline.impl.index import take
 from pipeline.impl.pool_windows import Windows, padded
 from pipeline.impl.reduce import extremum, reduce
 from pipeline.network.net import Net
@@ -50,10 +51,8 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
         # the declared border counts; elements beyond it do not
         wide, padding = padded(net, wide, padding, padding), [0] * len(padding)
     padding = [0] * len(padding) if divisor else padding
-    if not count_include_pad and any(padding):
-        wide = base.barrier(
-            net, wide, "merged-averages"
-        )  # so that its input differs from that of an average that counts the border
+    if not count_include_pad and any(padding):  # its input must differ from that of an average that counts the border
+        wide = base.barrier(net, wide, "merged-averages")
     pool = _layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
     pool.average_count_excludes_padding = not (count_include_pad and any(padding))
     result = _result(net, pool, windows, base.rank(x))
@@ -64,7 +63,6 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
 
 
 def _last(x: ITensor, windows: Windows) -> list[int]:
-    """Return the pooled dims."""
     rank = base.rank(x)
     return list(range(rank - len(windows.kernel), rank))
 
@@ -98,7 +96,7 @@ def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITens
     """Return the maximum of each window of the last dims; None leaves a dim as it is."""
     result = base.cast(net, x, arithmetic(base.dtype_of(x)))
     for dim, rows in _by_dim(x, places):
-        result = extremum(net, "MAX", _elements(net, result, dim, rows), [dim + 1], False)
+        result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
@@ -107,16 +105,17 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
     """Return the mean of each window of the last dims, computed in float32."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _by_dim(x, places):
-        shares = _along(net, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
-        weighted = base.elementwise(net, "PROD", _elements(net, result, dim, rows), shares)
+        times = (rows[:, :, None] == rows[:, None, :]).sum(-1)  # repeated elements share one weight
+        weights = np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
+        shares = _along(net, weights, base.rank(x) + 1, (dim, dim + 1))
+        weighted = base.elementwise(net, "PROD", take(net, result, rows, dim), shares)
         result = reduce(net, "SUM", weighted, [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
 @block
 def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """Return the maximum of each window and its index in the flattened dims: of equal ones the first, of NaN the
-    last."""
+    """Return each window's maximum and its flattened index: of equal ones the first, of NaN the last."""
     value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):
@@ -136,17 +135,6 @@ def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Plac
     return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
 
 
-def _elements(net: Net, x: ITensor, dim: int, rows: Places) -> ITensor:
-    """Gather the elements of each window along a new dim after the windows' dim."""
-    return net.add("gather", x, base.constant(net, rows), dim).get_output(0)
-
-
-def _shares(rows: Places) -> Places:
-    """Return the weight of each element in the mean; repeated elements share one weight."""
-    times = (rows[:, :, None] == rows[:, None, :]).sum(-1)
-    return np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
-
-
 def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
     """Return a constant that extends along dims of a tensor of that rank."""
     shape = [1] * rank
@@ -160,11 +148,11 @@ def _candidate(
 ) -> tuple[ITensor, ITensor]:
     """Return one element of each window and its index."""
     picked = base.constant(net, places)
-    value = net.add("gather", x, picked, dim).get_output(0)
+    value = take(net, x, picked, dim)
     here = _along(net, places * step, base.rank(x), (dim,))
     if index is None:
         return value, here
-    before = net.add("gather", index, picked, dim).get_output(0) if base.dims(index)[dim] != 1 else index
+    before = take(net, index, picked, dim) if base.dims(index)[dim] != 1 else index
     return value, base.elementwise(net, "SUM", before, here)
 
 

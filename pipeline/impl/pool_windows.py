@@ -17,18 +17,12 @@ from pipeline.trt import trt
 
 
 @block
-def plus(net: Net, size: Size, more: int) -> Size:
-    return _combined(net, "SUM", size, more) if more else size
-
-
-@block
-def times(net: Net, size: Size, factor: int) -> Size:
-    return _combined(net, "PROD", size, factor) if factor != 1 else size
-
-
-def _combined(net: Net, operation: str, size: Size, number: int) -> Size:
+def combined(net: Net, operation: str, size: Size, number: int) -> Size:
+    """Return a size plus (``SUM``) or times (``PROD``) a number."""
     if isinstance(size, int):
         return size + number if operation == "SUM" else size * number
+    if number == {"SUM": 0, "PROD": 1}[operation]:
+        return size
     other = base.constant(net, np.array([number], dtype=np.int64))
     return base.elementwise(net, operation, base.size_tensor(net, size), other)
 
@@ -63,7 +57,7 @@ def padded(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: 
     leading = base.rank(x) - len(pre)
     before, after = [0] * leading + list(pre), [0] * leading + list(post)
     grown = [a + b for a, b in zip(before, after, strict=True)]
-    shape = [plus(net, s, g) for s, g in zip(base.sizes(net, x), grown, strict=True)]
+    shape = [combined(net, "SUM", s, g) for s, g in zip(base.sizes(net, x), grown, strict=True)]
     return window(net, x, [-b for b in before], shape, fill=fill)
 
 
@@ -75,7 +69,7 @@ def spread(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
     cells = base.unsqueeze(net, x, [leading + 2 * i + 1 for i in range(len(spacing))])
     pairs = [s for size, space in zip(sizes[leading:], spacing, strict=True) for s in (size, space)]
     cells = window(net, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
-    wide = [times(net, size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
+    wide = [combined(net, "PROD", size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
     return base.reshape(net, cells, [*sizes[:leading], *wide])
 
 

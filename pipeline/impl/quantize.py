@@ -102,8 +102,7 @@ def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with scales that the engine computes per block along the last dim: E8M0, or E4M3 times
-    ``scale``."""
+    """Quantize and dequantize with scales computed per block of the last dim: E8M0, or E4M3 times ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = dtype_called(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, dtype_called(NAMES[type]), of_scales)

@@ -31,9 +31,7 @@ class Weights:
 @frozen
 class Cell:
     """A step: maps (network, the input's part, state, weights) to the next state, whose first tensor is the output.
-
-    late_bias: the hidden state's bias cannot be added to the input's part.
-    """
+    ``late_bias``: the hidden state's bias cannot be added to the input's part."""
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False

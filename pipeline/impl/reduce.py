@@ -59,10 +59,8 @@ def _reduced(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim:
     result = _layer(net, adds, x, dims, keepdim)
     if operation != "AVG":
         return result
-    count = functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values())
-    return base.elementwise(
-        net, "DIV", result, base.reshape(net, base.cast(net, count, dtype), [1] * base.rank(result))
-    )
+    count = base.cast(net, functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values()), dtype)
+    return base.elementwise(net, "DIV", result, base.reshape(net, count, [1] * base.rank(result)))
 
 
 def _layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
@@ -148,8 +146,7 @@ def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Va
 
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
-    """Return the norm of an order over dims: for infinite order the largest or smallest magnitude, for order 0 the
-    number of nonzero elements."""
+    """Return the norm of an order; infinite: the largest or smallest magnitude, 0: the number of nonzero elements."""
     value, dims = absolute(net, widened(net, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
@@ -186,7 +183,7 @@ def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor
     column = base.reshape(net, base.tensor(net, x), [-1, 1])
     from_edge = compare_or_equal(net, "GREATER", column, edges[None, :-1].contiguous())
     beyond = compare(net, "GREATER", column, edges[None, -1:].contiguous())
-    counts = [_count(net, flags) for flags in (from_edge, beyond)]
+    counts = [reduce(net, "SUM", base.cast(net, x, torch.int32), [0], keepdim=False) for x in (from_edge, beyond)]
     later = concatenate(net, [sampled(net, counts[0], [0], [1], [bins - 1]), counts[1]], 0, torch.int32)
     return layer(net, "SUB", counts[0], later, torch.int32)
 
@@ -198,7 +195,3 @@ def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tens
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)
     return torch.tensor([first - (-b * width // bins) for b in range(bins + 1)], dtype=dtype)
-
-
-def _count(net: Net, flags: ITensor) -> ITensor:
-    return reduce(net, "SUM", base.cast(net, flags, torch.int32), [0], keepdim=False)

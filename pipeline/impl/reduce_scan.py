@@ -83,7 +83,6 @@ def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor
 
 
 def _indices(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
-    """Return each element's index along the dim."""
     rank = base.rank(x)
     if rank == 0:
         return base.tensor(net, 0, torch.int64)

@@ -14,6 +14,7 @@ from attrs import frozen
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
 from pipeline.impl.block_decorators import block
+from pipeline.impl.index import take
 from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -76,8 +77,7 @@ def _set_mode(layer: Any, how: Resize) -> None:
 
 @block
 def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
-    """Sample ``x`` [N, C, H, W] at the coordinates of ``grid`` [N, h, w, 2] in -1 … 1, in float32, since halves are too
-    coarse for coordinates."""
+    """Sample [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves are too coarse for coordinates."""
     wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
     layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]
@@ -112,8 +112,8 @@ def resize_by_taps(
 
 def _apply(net: Net, x: ITensor, dim: int, places: Array, weights: Array | None) -> ITensor:
     if weights is None:
-        return net.add("gather", x, base.constant(net, places[:, 0]), dim).get_output(0)
-    elements = net.add("gather", x, base.constant(net, places), dim).get_output(0)
+        return take(net, x, places[:, 0], dim)
+    elements = take(net, x, places, dim)
     shape = [1] * base.rank(elements)
     shape[dim : dim + 2] = weights.shape
     weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))

@@ -29,7 +29,7 @@ def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, given
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w and not _is_only(w, a, symbols) and not _is_given(w, a, symbols, given):
+        if a >= 0 and a != w and not _may_be(w, a, symbols, given):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
@@ -45,21 +45,12 @@ def _returned(value: object) -> str:
     return f"{found}: return its element" if isinstance(value, list | tuple) else found
 
 
-def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
-    """Return whether a dynamic size has only one value in its range."""
-    if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
+def _may_be(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
+    """Return whether a dynamic size may have a value: its only one, or an argument's if it depends on data."""
+    if isinstance(size, int):
         return False
-    given = bounds(size, symbols)
-    return given.min == given.max == value
-
-
-def _is_given(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
-    """Return whether a data-dependent size may have a value that is a size of an argument."""
-    if isinstance(size, int) or not free_unbacked_symbols(size):
-        return False
-    if not any(value in shape_of(tensor) for tensor in given):
-        return False
+    is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in given)
     if not all(s.name in symbols for s in size.free_symbols):
-        return True
+        return is_given
     possible = bounds(size, symbols)
-    return possible.min <= value <= possible.max
+    return possible.min == possible.max == value or (is_given and possible.min <= value <= possible.max)

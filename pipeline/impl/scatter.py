@@ -1,5 +1,5 @@
 """Scatter. TensorRT's layer writes each element once; if several writes may reach one element, indices are compared
-with every position, and the matching values are reduced."""
+with every position, and the matching values are reduced. Rows of a cache are written in place by a layer of its own."""
 
 from __future__ import annotations
 
@@ -18,32 +18,26 @@ from pipeline.impl.shape import bounds_of, expression, product, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.quirks import applies
-from pipeline.trt import trt
+from pipeline.trt import CAPABILITIES, trt
 
 
 @block
 def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITensor:
-    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger than ``index``, or
-    a number."""
+    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger, or a number."""
     if base.rank(x) == 0:
-        sizes: list[Size] = [1]
-        return base.reshape(net, scatter(net, *_vectors(net, x, dim, index, source)), [])
+        source = base.tensor(net, source, rank=1) if isinstance(source, (trt.ITensor, torch.Tensor)) else source
+        row = base.unsqueeze(net, x, [0])
+        return base.reshape(net, scatter(net, row, dim, base.tensor(net, index, rank=1), source), [])
     index = base.tensor(net, index, rank=1)
     sizes = base.known_sizes(net, index)
     source = like(net, source, sizes, base.dtype_of(x))
     dim = base.axis(dim, base.rank(x))
-    if not _fits(net, sizes[dim], base.known_sizes(net, x)[dim]):
+    spare = expression(base.known_sizes(net, x)[dim]) - expression(sizes[dim])
+    if bounds_of(net, spare)[0] < 0:  # TensorRT requires that there are never more indices than positions
         return _scatter_flat(net, x, dim, index, source)
     layer = net.add("scatter", x, index, source, trt.ScatterMode.ELEMENT)
     layer.axis = dim
     return layer.get_output(0)
-
-
-def _vectors(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> tuple[ITensor, int, ITensor, Value]:
-    """Return a 0-d tensor and what is written to it as vectors."""
-    tensors = isinstance(source, (trt.ITensor, torch.Tensor))
-    source = base.tensor(net, source, rank=1) if tensors else source
-    return base.unsqueeze(net, x, [0]), dim, base.tensor(net, index, rank=1), source
 
 
 @block
@@ -58,13 +52,7 @@ def like(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> 
     return sampled(net, value, axes, [0] * len(axes), [sizes[a] for a in axes])
 
 
-def _fits(net: Net, count: Size, size: Size) -> bool:
-    """Return whether there are never more indices than positions, which TensorRT requires."""
-    return bounds_of(net, expression(size) - expression(count))[0] >= 0
-
-
 def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor) -> ITensor:
-    """Scatter into the flattened tensor."""
     sizes, counts = base.known_sizes(net, x), base.known_sizes(net, index)
     strides = [product(sizes[i + 1 :]) for i in range(len(sizes))]
     others = [0 if i == dim else s for i, s in enumerate(strides)]
@@ -72,19 +60,14 @@ def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITenso
     along = base.elementwise(net, "PROD", base.cast(net, index, torch.int64), step)
     place = base.elementwise(net, "SUM", along, iota(net, counts, others))
     count = product(counts)
-    row = rows(
-        net,
-        base.reshape(net, x, [product(sizes)]),
-        base.reshape(net, place, [count]),
-        base.reshape(net, source, [count]),
-    )
-    return base.reshape(net, row, sizes)
+    flat = base.reshape(net, x, [product(sizes)])
+    place, source = (base.reshape(net, v, [count]) for v in (place, source))
+    return base.reshape(net, rows(net, flat, place, source), sizes)
 
 
 @block
 def rows(net: Net, x: ITensor, index: ITensor, source: ITensor) -> ITensor:
-    """Return ``x`` after ``x[index] = source``; ``source`` has the dims of ``index``, then those of ``x`` after the
-    first."""
+    """Return ``x`` after ``x[index] = source``, which has the dims of ``index``, then those of ``x[0]``."""
     index = base.unsqueeze(net, index, [base.rank(index)])
     return net.add("scatter", x, index, source, trt.ScatterMode.ND).get_output(0)
 
@@ -118,13 +101,13 @@ def scatter_reduce(
     hit = _hits(net, index, dim, places)
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
     matching = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
-    matching = base.with_sizes(
-        net, matching, [*sizes[:dim], places, *sizes[dim:]]
-    )  # so that `reduce` adds no second pad
-    reduced = _reduced(net, OPERATIONS[reduction], matching, dim + 1)
+    matching = base.with_sizes(net, matching, [*sizes[:dim], places, *sizes[dim:]])  # `reduce` adds no second pad
+    operation = OPERATIONS[reduction]
+    extreme = operation in ("MAX", "MIN")
+    reduced = (_reduce.extremum if extreme else _reduce.reduce)(net, operation, matching, [dim + 1], False)
     old = base.cast(net, x, dtype)
     if include_self:
-        reduced = _joined(net, OPERATIONS[reduction], old, reduced)
+        reduced = (_elementwise.extremum if extreme else base.elementwise)(net, operation, old, reduced)
     if reduction == "mean" or not include_self:
         count = _reduce.reduce(net, "SUM", base.cast(net, hit, torch.int32), [dim + 1], False)
         reduced = _mean(net, reduced, count, include_self) if reduction == "mean" else reduced
@@ -156,18 +139,6 @@ def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
     return base.elementwise(net, "EQUAL", base.unsqueeze(net, index, [dim]), places)
 
 
-def _reduced(net: Net, operation: str, x: ITensor, dim: int) -> ITensor:
-    if operation in ("MAX", "MIN"):
-        return _reduce.extremum(net, operation, x, [dim], False)
-    return _reduce.reduce(net, operation, x, [dim], False)
-
-
-def _joined(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
-    if operation in ("MAX", "MIN"):
-        return _elementwise.extremum(net, operation, a, b)
-    return base.elementwise(net, operation, a, b)
-
-
 def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
     """Divide a sum by the count, rounded down for integers."""
     dtype = base.dtype_of(total)
@@ -185,3 +156,34 @@ def grown(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
         return x
     value = base.tensor(net, fill, base.dtype_of(x))
     return sampled(net, x, axes, [0] * len(axes), [sizes[a] for a in axes], mode="FILL", fill=value)
+
+
+CACHE_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""The dtypes of TensorRT's cache update layer; it refuses others at the build."""
+
+
+@block
+def cache_update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
+    """Return the cache [B, N, S, D] with rows [B, N, L, D] written from ``starts`` ([B] or [1]) on. The layer's cache
+    must be an input of the network and its result an output; else rows are scattered."""
+    source, dtype = base.tensor(net, cache), base.dtype_of(cache)
+    rows, starts = base.tensor(net, rows, dtype), base.tensor(net, starts)
+    fits = CAPABILITIES.kv_cache_update and dtype in CACHE_DTYPES and min(base.dims(source)[1:]) > 0
+    returned = net.ctx.node is not None and any(user.op == "output" for user in net.ctx.node.users)
+    if not (fits and source.is_network_input and returned):
+        return _scattered(net, source, rows, starts)
+    places = base.expand(net, base.cast(net, starts, torch.int32), [base.known_sizes(net, rows)[0]])
+    result: ITensor = net.add("kv_cache_update", source, rows, places, trt.KVCacheMode.LINEAR).get_output(0)
+    net.ctx.in_place.append(result)
+    return result
+
+
+def _scattered(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
+    batch, heads, length, width = base.known_sizes(net, rows)
+    if length == 0:
+        return cache
+    steps = base.tensor(net, iota(net, [length], [1], 0))
+    first = base.unsqueeze(net, base.cast(net, starts, torch.int64), [1])
+    places = base.elementwise(net, "SUM", first, base.unsqueeze(net, steps, [0]))
+    index = base.expand(net, base.unsqueeze(net, places, [1, 3]), [batch, heads, length, width])
+    return scatter(net, cache, 2, index, rows)

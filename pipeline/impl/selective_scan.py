@@ -13,7 +13,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary
-from pipeline.impl.loops import State, in_float32, repeated
+from pipeline.impl.loops import State, chunked, in_float32, repeated
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.impl.shape import as_size, bounds_of, expression, sampled
@@ -88,7 +88,7 @@ def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, ch
         output, last = _scan(net, now, a, before[0], chunk, chunk)
         return output, (last,)
 
-    taken = [_chunks(net, x, count, chunk) for x in tokens]
+    taken = [chunked(net, x, 2, count, chunk) for x in tokens]
     output, (state,) = repeated(net, scan, taken, (state,), most=MOST)
     padded = [batch, width, as_size(expression(count) * chunk)]
     return narrow(net, base.reshape(net, base.permute(net, output, [1, 2, 0, 3]), padded), 2, 0, length), state
@@ -102,10 +102,3 @@ def _decay(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
 def _back(net: Net, x: ITensor, places: int, length: Size) -> ITensor:
     """Return the element ``places`` positions earlier along the last dim; 0 if there is none."""
     return sampled(net, x, [3], [-places], [length], mode="FILL")
-
-
-def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:
-    """Split [B, width, L] into [chunks, B, width, chunk], padded with zeros."""
-    batch, width, _ = base.known_sizes(net, x)
-    x = sampled(net, x, [2], [0], [as_size(expression(count) * chunk)], mode="FILL")
-    return base.permute(net, base.reshape(net, x, [batch, width, count, chunk]), [2, 0, 1, 3])

@@ -38,12 +38,8 @@ def first(net: Net, bound: Size | None, size: Size) -> Size:
 @fact
 def is_data(net: Net, size: Size) -> bool:
     """Return whether a size comes from an element of a tensor, which TensorRT would need on the host."""
-    sources = (
-        [net.ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols]
-        if isinstance(size, SymbolicInt)
-        else []
-    )
-    return any(dim is None for _, dim in sources)
+    symbols = size.expr.free_symbols if isinstance(size, SymbolicInt) else ()
+    return any(net.ctx.symbols.get(str(s), (None, 0))[1] is None for s in symbols)
 
 
 @block
@@ -138,10 +134,8 @@ MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circul
 def pad(
     net: Net, x: ITensor, amounts: Sequence[Size], shape: Sequence[Size], mode: str = "constant", value: Value = 0
 ) -> ITensor:
-    """Pad both ends of the last dims, or crop where an amount is negative.
-
-    amounts: (before, after) of the last dim, then of the one before it, …. shape: the result's.
-    """
+    """Pad both ends of the last dims, or crop where an amount is negative. ``amounts``: (before, after) of the last
+    dim, then of the one before it, …. ``shape``: the result's."""
     rank = base.rank(x)
     amount = {rank - 1 - i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
     axes = sorted(a for a, both in amount.items() if both != (0, 0))

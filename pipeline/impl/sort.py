@@ -41,8 +41,8 @@ def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tup
     value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK requires two dims
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
     if k == 0:
-        values, places = _empty(net, value, axis)
-        keys = values
+        keys = values = sampled(net, value, [axis], [0], [0])
+        places = base.cast(net, values, torch.int32)
     else:
         floats = dtype.is_floating_point
         keys, places = _ordered(net, _key(net, value) if floats else value, k, axis, largest)
@@ -62,11 +62,6 @@ def _key(net: Net, x: ITensor) -> ITensor:
     nearer = layer(net, "PROD", value, TOWARDS_ZERO, torch.float32) if dtype == torch.float32 else value
     finite = layer(net, "MIN", nearer, torch.finfo(torch.float32).max, torch.float32)
     return where(net, base.unary(net, "ISNAN", x), math.inf, finite, torch.float32)
-
-
-def _empty(net: Net, x: ITensor, axis: int) -> Pair:
-    empty = sampled(net, x, [axis], [0], [0])
-    return empty, base.cast(net, empty, torch.int32)
 
 
 def _ordered(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:

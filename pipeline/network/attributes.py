@@ -1,35 +1,52 @@
-"""List the attributes and weights of every layer kind, and the function that reads each attribute."""
+"""List the attributes and weights of every layer kind, and the functions that read and write each attribute."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import attrs
 
-from pipeline.trt import dtype_name, enum_name, trt
+from pipeline.trt import dtype_called, dtype_name, enum_name, trt
 
 Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None
 Read: TypeAlias = Callable[[Any, str], Value]
 
 
-def always(layer: object) -> bool:
+def always(layer: object, name: str) -> bool:
     """Return True: every version of TensorRT has the attribute."""
     return True
 
 
 @attrs.frozen
+class Type:
+    """A type of attributes: its reader, and its writer for those that can be set after their layer was added."""
+
+    read: Read
+    write: Callable[[Any, str, Any], None] | None = None
+
+
+@attrs.frozen
 class Attribute:
-    """An attribute of a layer kind: its reader, the index of the input that replaces it, and whether this TensorRT has
-    it."""
+    """An attribute of a layer kind: its type, the input that replaces it, and whether this TensorRT has it."""
 
     name: str
-    read: Read
+    type: Type
     unless: int | None = None
-    exists: Callable[[Any], bool] = always
+    exists: Callable[[Any, str], bool] = always
 
 
-def dims(holder: object, name: str) -> tuple[int, ...] | None:
+def encoded(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
+    """Return a writer that sets ``encode(value)``."""
+    return lambda layer, name, value: setattr(layer, name, encode(value))
+
+
+def bits(axes: Sequence[int]) -> int:
+    """Return a set of axes as TensorRT's bits of an integer."""
+    return sum(1 << axis for axis in axes)
+
+
+def read_dims(holder: object, name: str) -> tuple[int, ...] | None:
     """Read dims as a tuple; None if TensorRT has none (their length is -1 on 1.4, and None or an error since)."""
     try:
         value = getattr(holder, name)
@@ -38,60 +55,56 @@ def dims(holder: object, name: str) -> tuple[int, ...] | None:
         return None
 
 
-def plain(layer: trt.ILayer, name: str) -> Value:
-    value: Value = getattr(layer, name)
-    return value
+def _set_member(layer: trt.ILayer, name: str, member: str) -> None:
+    setattr(layer, name, type(getattr(layer, name)).__members__[member])
 
 
-def enum(layer: trt.ILayer, name: str) -> Value:
-    return enum_name(getattr(layer, name))
+def _mask(layer: trt.ILayer, name: str) -> Value:
+    mask = int(getattr(layer, name))
+    return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
 
 
-def dtype(layer: trt.ILayer, name: str) -> Value:
-    return dtype_name(getattr(layer, name))
-
-
-def mask(layer: trt.ILayer, name: str) -> Value:
-    """Read a set of axes, which TensorRT stores as the bits of an integer."""
-    bits = int(getattr(layer, name))
-    return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
-
-
-def permutation(layer: trt.ILayer, name: str) -> Value:
+def _permutation(layer: trt.ILayer, name: str) -> Value:
     """Read a permutation, which has eight entries for any rank; None for the identity, the default."""
     order = tuple(getattr(layer, name))
     return None if order == tuple(range(len(order))) else order
 
 
-def floats(layer: trt.ILayer, name: str) -> Value:
-    return tuple(float(value) for value in getattr(layer, name))
-
-
-def scales(layer: trt.ILayer, name: str) -> Value:
+def _scales(layer: trt.ILayer, name: str) -> Value:
     """Read scales only if no output shape is set: TensorRT warns when scales that are not set are read."""
-    return floats(layer, name) if dims(layer, "shape") is None else None
+    return tuple(map(float, getattr(layer, name))) if read_dims(layer, "shape") is None else None
 
 
-def number(layer: trt.ILayer, name: str) -> Value:
+def _number(layer: trt.ILayer, name: str) -> Value:
     """Read alpha and beta of a fill: floats, or int64 if they were set as such."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
 
 
-def of_attention(read: Read) -> Read:
-    return lambda layer, name: read(layer.attention, name)
+plain = Type(getattr, setattr)
+dims = Type(read_dims, setattr)
+enum = Type(lambda layer, name: enum_name(getattr(layer, name)), _set_member)
+dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), encoded(dtype_called))
+mask = Type(_mask, encoded(bits))
+permutation = Type(_permutation, encoded(lambda order: trt.Permutation(order)))
+scales = Type(_scales, encoded(list))
+number = Type(_number, setattr)
+
+
+def of_attention(type: Type) -> Type:
+    """Return the type of an attribute of a boundary layer's attention."""
+    return Type(lambda layer, name: type.read(layer.attention, name))
 
 
 def quantized_to(layer: trt.ILayer, name: str) -> Value:
-    """Read the quantized type only if there is a scale: both are set together, and TensorRT logs an error for an unset
-    type."""
+    """Read the quantized type only if there is a scale: TensorRT logs an error for an unset type."""
     attention = layer.attention
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 
 
 def collective(layer: trt.ILayer, name: str) -> Value:
-    """Read the operation or reduction of a collective from the layer's metadata, where `impl.collectives` writes them:
-    the bindings do not return them."""
+    """Read the operation or reduction of a collective from the layer's metadata, where `converters.collectives` writes
+    them: the bindings do not return them."""
     operation, _, reduction = str(layer.metadata).partition(" ")
     if operation not in trt.CollectiveOperation.__members__:
         raise ValueError(
@@ -124,41 +137,24 @@ def digest(data: Any) -> str:
     return hashlib.sha256(b"" if data is None else bytes(data)).hexdigest()
 
 
-def rows(read: Read, *names: str, unless: int | None = None) -> tuple[Attribute, ...]:
-    return tuple(Attribute(name, read, unless) for name in names)
+def rows(
+    type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = always
+) -> tuple[Attribute, ...]:
+    """Return attributes of one type, or of one reader; ``exists=hasattr`` for those that a TensorRT may not have."""
+    return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 
-def has(name: str) -> Callable[[object], bool]:
-    return lambda layer: hasattr(layer, name)
+def attention_has(layer: trt.ILayer, name: str) -> bool:
+    return hasattr(layer.attention, name)
 
 
-def attention_has(name: str) -> Callable[[Any], bool]:
-    return lambda layer: hasattr(layer.attention, name)
-
-
-def later_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
-    """Return attributes that some TensorRT versions do not have yet."""
-    return tuple(Attribute(name, read, exists=has(name)) for name in names)
-
-
-def later_attention_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
-    return tuple(Attribute(name, of_attention(read), exists=attention_has(name)) for name in names)
-
-
-def has_no_causal_kind(layer: trt.ILayer) -> bool:
+def has_no_causal_kind(layer: trt.ILayer, name: str) -> bool:
     """Return whether this version has `causal`, which `causal_kind` replaced in RTX 1.5 and 11.0."""
     return not hasattr(layer.attention, "causal_kind")
 
 
-_WINDOW = (
-    *rows(dims, "stride_nd", "pre_padding", "post_padding"),
-    *rows(enum, "padding_mode"),
-)
-_CONVOLUTION = (
-    *rows(plain, "num_output_maps", "num_groups"),
-    *rows(dims, "kernel_size_nd", "dilation_nd"),
-    *_WINDOW,
-)
+_WINDOW = (*rows(dims, "stride_nd", "pre_padding", "post_padding"), *rows(enum, "padding_mode"))
+_CONVOLUTION = (*rows(plain, "num_output_maps", "num_groups"), *rows(dims, "kernel_size_nd", "dilation_nd"), *_WINDOW)
 _QUANTIZE = (*rows(plain, "axis"), *rows(dims, "block_shape"), *rows(dtype, "to_type"))
 
 # Kinds that are not listed have no attributes. `loop`, `conditional` and `attention`, which say what a boundary layer
@@ -170,8 +166,8 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "ATTENTION_INPUT": (
             *rows(of_attention(enum), "norm_op"),
             *rows(of_attention(plain), "decomposable"),
-            Attribute("causal", of_attention(plain), exists=has_no_causal_kind),
-            *later_attention_rows(enum, "causal_kind", "query_form", "key_value_form"),
+            *rows(of_attention(plain), "causal", exists=has_no_causal_kind),
+            *rows(of_attention(enum), "causal_kind", "query_form", "key_value_form", exists=attention_has),
             *rows(quantized_to, "normalization_quantize_to_type"),
         ),
         "CAST": rows(dtype, "to_type"),
@@ -199,15 +195,11 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "GATHER": (*rows(enum, "mode"), *rows(plain, "axis", "num_elementwise_dims")),
         "GRID_SAMPLE": (*rows(enum, "interpolation_mode", "sample_mode"), *rows(plain, "align_corners")),
         "ITERATOR": rows(plain, "axis", "reverse"),
-        "KV_CACHE_UPDATE": (*rows(enum, "cache_mode"), *later_rows(enum, "update_form")),
+        "KV_CACHE_UPDATE": (*rows(enum, "cache_mode"), *rows(enum, "update_form", exists=hasattr)),
         "LOOP_OUTPUT": (*rows(enum, "kind"), *rows(plain, "axis")),
         "LRN": rows(plain, "window_size", "alpha", "beta", "k"),
         "MATRIX_MULTIPLY": rows(enum, "op0", "op1"),
-        "NMS": (
-            *rows(enum, "bounding_box_format"),
-            *rows(plain, "topk_box_limit"),
-            *rows(dtype, "indices_type"),
-        ),
+        "NMS": (*rows(enum, "bounding_box_format"), *rows(plain, "topk_box_limit"), *rows(dtype, "indices_type")),
         "NON_ZERO": rows(dtype, "indices_type"),
         "NORMALIZATION": (*rows(mask, "axes"), *rows(plain, "epsilon", "num_groups", "is_v2")),
         "ONE_HOT": rows(plain, "axis"),
@@ -250,12 +242,7 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
             *rows(dims, "axes", unless=5),
         ),
         "SOFTMAX": rows(mask, "axes"),
-        "TOPK": (
-            *rows(enum, "op"),
-            *rows(mask, "axes"),
-            *rows(plain, "k", unless=1),
-            *rows(dtype, "indices_type"),
-        ),
+        "TOPK": (*rows(enum, "op"), *rows(mask, "axes"), *rows(plain, "k", unless=1), *rows(dtype, "indices_type")),
         "TRIP_LIMIT": rows(enum, "kind"),
         "UNARY": rows(enum, "op"),
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import PipelineError
-from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight
+from pipeline.network.handle import codes_of
 from pipeline.network.marks import Marks
 from pipeline.recipes import held
 from pipeline.records.wording import kind_of
@@ -23,17 +23,13 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
 
-Made: TypeAlias = tuple[trt.ITensor, trt.ITensor]
-"""A cached tensor and its source. The cache's key is the source's ``id``, so the source must stay alive."""
+T = TypeVar("T")
 
 
 @frozen
 class SymbolicInt:
-    """A size known only at run time: an expression over the program's symbols.
-
-    Converters receive it for a symbolic int in the graph, and pass it to ``pipeline.impl`` like an int;
-    ``pipeline.impl.base.shape_tensor`` turns it into a tensor.
-    """
+    """A size known only at run time: an expression over the program's symbols. Converters receive it for a symbolic int
+    in the graph, and pass it to ``pipeline.impl`` like an int; ``base.shape_tensor`` turns it into a tensor."""
 
     expr: sympy.Expr
 
@@ -63,14 +59,7 @@ class ConversionContext:
         literals: the weights that are not parameters, by names derived from their content.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        constant_layers: the outputs of constant layers, each added once: by content, or ``id`` of the tensor, and
-            shape.
-        shape_tensors: shapes computed by layers, by ``id`` of the tensor, with that tensor.
-        size_tensors: single sizes of tensors, by ``id`` of the tensor and dim, likewise.
-        expressions: one-element tensors with the value of an expression, by the expression's text.
-        mask_numbers: additive attention masks, by ``id`` of the original mask, with the mask.
-        masks_with_some: tensors that tell for each row of a mask whether it leaves any key, likewise.
-        counted: 0, 1, 2 … along a dim, by the size or its ``id``, the rank and the dim, with the size.
+        made: what `once` made.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
         rounded_apart: the dtypes to which a tensor is rounded behind a barrier, and the fault, by ``id``, with the
@@ -98,13 +87,7 @@ class ConversionContext:
     literals: dict[str, torch.Tensor] = field(factory=dict)
     weights: dict[int, Weight] = field(factory=dict)
     recorded: dict[int, str] = field(factory=dict)
-    constant_layers: dict[tuple[int | str, tuple[int, ...]], tuple[trt.ITensor, object]] = field(factory=dict)
-    shape_tensors: dict[int, Made] = field(factory=dict)
-    size_tensors: dict[tuple[int, int], Made] = field(factory=dict)
-    expressions: dict[str, trt.ITensor] = field(factory=dict)
-    mask_numbers: dict[int, Made] = field(factory=dict)
-    masks_with_some: dict[int, Made] = field(factory=dict)
-    counted: dict[tuple[int, int, int], tuple[trt.ITensor, object]] = field(factory=dict)
+    made: dict[tuple[int | str, ...], tuple[Any, object]] = field(factory=dict)
     squeezed: dict[int, tuple[trt.ITensor, list[int], trt.ITensor]] = field(factory=dict)
     rounded_apart: dict[int, tuple[tuple[torch.dtype, ...], str, trt.ITensor]] = field(factory=dict)
     held_sizes: dict[int, tuple[int | SymbolicInt, trt.ITensor]] = field(factory=dict)
@@ -133,6 +116,15 @@ class ConversionContext:
             for made, each in zip(result, value, strict=False):
                 self.note_result(made, each)
 
+    def once(self, what: str, source: object, make: Callable[[], T], *more: int) -> T:
+        """Return what ``make`` makes of a source, made once. A source other than an int or a text is known by its
+        ``id``, and so kept alive."""
+        key = (what, source if isinstance(source, int | str) else id(source), *more)
+        if key not in self.made:
+            self.made[key] = make(), source
+        made: T = self.made[key][0]
+        return made
+
     def unique(self, name: str) -> str:
         """Return the name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
         count = self._used[name]
@@ -140,8 +132,7 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer with ``net.add_<kind>``, named ``name:kind``; if TensorRT rejects it, raise its message as an
-        error."""
+        """Add a layer with ``net.add_<kind>``, named ``name:kind``; TensorRT's message as an error if it is refused."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -206,8 +197,7 @@ class ConversionContext:
 
 
 def literal_name(tensor: torch.Tensor) -> str:
-    """Return a name, derived from the content, for a weight that is no parameter, so that equal networks print
-    equally."""
+    """Return a name for a weight that is no parameter, by its content, so that equal networks print equally."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"

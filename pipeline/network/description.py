@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from pipeline.network.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, dims
+from pipeline.network.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, read_dims
 from pipeline.trt import dtype_name, layer_kind, layer_of, trt, weights_pointer
 
 __all__ = [
@@ -35,10 +35,8 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; ``dtype`` is torch's name, -1 is a dimension known only at run time.
-
-    `dimension_names` are set for inputs, "" for an unnamed dimension: dimensions of one name have one size.
-    """
+    """A tensor between layers; ``dtype`` is torch's name, -1 is a dimension known only at run time. `dimension_names`
+    are set for inputs, "" for an unnamed dimension: dimensions of one name have one size."""
 
     name: str
     dtype: str
@@ -76,10 +74,7 @@ class Layer:
 
     def attribute(self, name: str, default: Value = None) -> Any:
         """Return the attribute `name`, or the default if the layer lacks it."""
-        for known, value in self.attributes:
-            if known == name:
-                return value
-        return default
+        return dict(self.attributes).get(name, default)
 
     def weight(self, role: str) -> str | None:
         """Return the name of the weight in a role ("kernel"), or None if it is absent."""
@@ -227,8 +222,9 @@ class _Description:
         handles = [layer_of(net, i) for i in range(net.num_layers)]
         taken: set[str] = set()
         names = [_distinct(layer.name or f"layer.{i}", taken) for i, layer in enumerate(handles)]
-        for layer, own in zip(handles, names, strict=True):
-            self.name_outputs(layer, own)
+        for layer, own in zip(handles, names, strict=True):  # first: a recurrence reads a tensor of a later layer
+            for index in range(layer.num_outputs):
+                self.tensor_name(layer.get_output(index), f"{own}.{index}")
         layers = tuple(self.layer(layer, own) for layer, own in zip(handles, names, strict=True))
         bindings = tuple(self.tensor(output, "") for output in outputs)
         return Network(name, inputs, bindings, layers, tuple(self.weights.values()), profile)
@@ -239,13 +235,8 @@ class _Description:
             self.names[id(tensor)] = _distinct(tensor.name or default, self.taken)
         return self.names[id(tensor)]
 
-    def name_outputs(self, layer: trt.ILayer, own: str) -> None:
-        """Name all outputs before describing any layer: a recurrence reads a tensor of a later layer."""
-        for index in range(layer.num_outputs):
-            self.tensor_name(layer.get_output(index), f"{own}.{index}")
-
     def tensor(self, tensor: trt.ITensor, default: str) -> Tensor:
-        name, shape = self.tensor_name(tensor, default), dims(tensor, "shape")
+        name, shape = self.tensor_name(tensor, default), read_dims(tensor, "shape")
         if shape is None:
             raise ValueError(f"tensor {name!r} has no shape: its layer is invalid, see TensorRT's log")
         return Tensor(name, dtype_name(tensor.dtype), shape)
@@ -301,13 +292,12 @@ def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tup
         replaced = (
             attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None
         )
-        if not replaced and attribute.exists(layer):
-            yield attribute.name, attribute.read(layer, attribute.name)
+        if not replaced and attribute.exists(layer, attribute.name):
+            yield attribute.name, attribute.type.read(layer, attribute.name)
 
 
 def _distinct(name: str, taken: set[str]) -> str:
-    """Return `name`, or name#2, name#3 …, and add it to `taken`: TensorRT allows duplicate names of tensors and
-    layers."""
+    """Return `name`, or name#2, name#3 …, and add it to `taken`: TensorRT allows duplicate names."""
     candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
     given = next(candidate for candidate in candidates if candidate not in taken)
     taken.add(given)

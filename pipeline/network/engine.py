@@ -31,11 +31,7 @@ class Engine:
     file: Any = field(default=None, eq=False, repr=False)
 
     def checked(self) -> Any:
-        """Return the plan, after checking the file that it maps.
-
-        Raises:
-            ArtifactError: the file was overwritten.
-        """
+        """Return the plan, after checking the file that it maps: `ArtifactError` if that was overwritten."""
         if self.file is not None:
             self.file.check()
         return self.plan

@@ -37,11 +37,7 @@ class Mark:
 
 
 class Marks:
-    """The marks of a segment, by node.
-
-    Attributes:
-        empty_sizes: the names of sizes of inputs that may be 0 in a call.
-    """
+    """The marks of a segment, by node; ``empty_sizes`` are the names of sizes of inputs that may be 0 in a call."""
 
     def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
         """Group marks by node; warn if no pass set them (None)."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from pipeline.network.description import Layer, Network
 from pipeline.trt import CAPABILITIES
@@ -79,16 +79,18 @@ class Step:
 
 
 def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
-    """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine.
-
-    planned: the network of the same structure that the plan was built from, if that is another.
-    """
+    """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine;
+    ``planned`` is the network of the same structure that the plan was built from, if that is another."""
     planned = planned or network
     rows = list(_quantized(planned))
-    steps = _kernels(plan) if rows else ()
-    names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True)) if rows else {}
-    found = (_pair(planned, layer, of, type, steps) for layer, of, type in rows)
-    return tuple(evolve(pair, engine=network.name, layer=names[pair.layer]) for pair in found)
+    if not rows:
+        return ()
+    steps = _kernels(plan)
+    names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True))
+    return tuple(
+        Pair(network.name, names[layer.name], type, of, *_evidence(planned, layer, of, type, steps))
+        for layer, of, type in rows
+    )
 
 
 def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
@@ -103,15 +105,15 @@ def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "act
             yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
 
 
-def _pair(
-    network: Network, layer: Layer, of: Literal["weight", "activation"], type: str, steps: Sequence[Step] | None
-) -> Pair:
+def _evidence(
+    network: Network, layer: Layer, of: str, type: str, steps: Sequence[Step] | None
+) -> tuple[bool | None, str]:
+    """Return whether a pair is fused, and why."""
     if steps is None:
-        return Pair(network.name, layer.name, type, of, None, "the plan contains no program as text")
+        return None, "the plan contains no program as text"
     fused, why = _fusion(network, layer, of, steps)
     is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and of == "weight"
-    known_reason = UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else ""
-    return Pair(network.name, layer.name, type, of, fused, why + known_reason)
+    return fused, why + (UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else "")
 
 
 def _fusion(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:
@@ -138,16 +140,12 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
     for layer in network.layers:
         if same.isdisjoint(layer.inputs):
             continue
-        if _is_identity(layer):
+        is_maximum_of_itself = layer.kind == "ELEMENTWISE" and len({*layer.inputs}) == 1
+        if layer.kind in PASSING or is_maximum_of_itself:
             same.add(layer.outputs[0].name)
         else:
             readers.append(layer)
     return readers
-
-
-def _is_identity(layer: Layer) -> bool:
-    """Return whether a layer returns its input unchanged, like the maximum of a tensor and itself."""
-    return layer.kind in PASSING or (layer.kind == "ELEMENTWISE" and len({*layer.inputs}) == 1)
 
 
 def _kernels(plan: Any) -> tuple[Step, ...] | None:

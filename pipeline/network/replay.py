@@ -5,13 +5,14 @@ description of a replayed network equals the one that it was replayed from.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from pipeline.errors import PipelineError
 from pipeline.network.attributes import ATTRIBUTES, Value
 from pipeline.network.description import Layer, Network
 from pipeline.network.handle import name_dimensions
-from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED, WRITE
+from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED
 from pipeline.trt import Log, dtype_called, layer_of, new_network, trt
 
 __all__ = ["ReplayError", "WeightOf", "replay"]
@@ -73,10 +74,10 @@ class _Replay:
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention(row, inputs)
         if row.kind in BOUNDARIES:
-            return BOUNDARIES[row.kind](self.owner(row), row, inputs, self.weight(row))
+            return BOUNDARIES[row.kind](self.owner(row), row, inputs, partial(self.weight, row))
         if row.kind not in LAYERS:
             raise self.error(row, UNREPLAYED.get(row.kind, f"nothing replays layers of kind {row.kind}"))
-        return LAYERS[row.kind](self.net, row, inputs, self.weight(row))
+        return LAYERS[row.kind](self.net, row, inputs, partial(self.weight, row))
 
     def owner(self, row: Layer) -> Any:
         """Return the loop or conditional that a boundary layer belongs to."""
@@ -100,21 +101,16 @@ class _Replay:
         attention.decomposable = row.attribute("decomposable")
         return layer_of(self.net, self.net.num_layers - 2)
 
-    def weight(self, row: Layer) -> Callable[[str], Any]:
-        def weights_of(role: str) -> Any:
-            name = row.weight(role)
-            dtype = row.outputs[0].dtype
-            return trt.Weights(dtype_called(dtype)) if name is None else self.weight_of(name)
-
-        return weights_of
+    def weight(self, row: Layer, role: str) -> Any:
+        name = row.weight(role)
+        return trt.Weights(dtype_called(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Set the attributes that differ from the new layer's."""
         for attribute in ATTRIBUTES.get(row.kind, ()):
-            value = row.attribute(attribute.name)
-            write = WRITE.get(attribute.read)
-            if write is not None and value is not None and attribute.read(layer, attribute.name) != value:
-                write(layer, attribute.name, value)
+            name, value, write = attribute.name, row.attribute(attribute.name), attribute.type.write
+            if write is not None and value is not None and attribute.type.read(layer, name) != value:
+                write(layer, name, value)
 
     def connect(self, row: Layer, layer: trt.ILayer) -> None:
         """Connect the inputs that the layer was created without: optional ones, and those from later layers."""

@@ -1,4 +1,4 @@
-"""Create layers of each kind from their rows: the arguments that TensorRT requires, and the setters of attributes.
+"""Create layers of each kind from their rows, with the arguments that TensorRT requires.
 
 A layer is first created with the arguments of its `add_` method; then attributes that differ from its row are set.
 `replay` connects optional inputs and those from later layers at the end.
@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from pipeline.network import attributes
-from pipeline.network.attributes import Read
+from pipeline.network.attributes import bits
 from pipeline.network.description import Layer
 from pipeline.trt import dtype_called, trt
 
@@ -19,18 +18,13 @@ Make: TypeAlias = Callable[[trt.INetworkDefinition, Layer, Sequence[trt.ITensor]
 """(network, row, inputs, weights of a role) -> layer"""
 
 
-def _bits(axes: Sequence[int]) -> int:
-    return sum(1 << axis for axis in axes)
-
-
 def _enum_member(name: str) -> Encode:
     """Return a lookup of an enum's members by name, deferred until use: not every version has every enum."""
     return lambda member: getattr(trt, name).__members__[member]
 
 
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
-    """Return a function that creates a layer from its first inputs and the attributes that follow them in the
-    method."""
+    """Return a function that creates a layer from its first inputs, then attributes as the method takes them."""
 
     def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -66,7 +60,7 @@ def _normalization(
     net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     method = "normalization_v2" if row.attribute("is_v2") else "normalization"
-    return _add_layer(method, 3, axes=_bits)(net, row, given, weights)
+    return _add_layer(method, 3, axes=bits)(net, row, given, weights)
 
 
 def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
@@ -75,8 +69,7 @@ def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor
 
 
 def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    """Create a slice; if inputs supply start, size or stride, the layer gets zeros in their place, of the same
-    length."""
+    """Create a slice, with zeros in place of start, size or stride if inputs supply them."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
     count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
     return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
@@ -88,7 +81,7 @@ def _fill(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor],
 
 
 def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), _bits(row.attribute("axes"))
+    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), bits(row.attribute("axes"))
     return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
@@ -142,7 +135,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "POOLING": _add_layer("pooling_nd", 1, type=_enum_member("PoolingType"), window_size_nd=tuple),
         "QUANTIZE": _add_layer("quantize", 2, to_type=dtype_called),
         "RAGGED_SOFTMAX": _add_layer("ragged_softmax", 2),
-        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=_bits, keep_dims=bool),
+        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=bits, keep_dims=bool),
         "RESIZE": _add_layer("resize", 1),
         "REVERSE_SEQUENCE": _add_layer("reverse_sequence", 2),
         "ROTARY_EMBEDDING": _add_layer("rotary_embedding", 3, interleaved=bool, rotary_embedding_dim=int),
@@ -183,27 +176,3 @@ UNREPLAYED: Mapping[str, str] = MappingProxyType(
         "PLUGIN_V3": "a description has only the digest of a plugin's state",
     }
 )
-
-
-def _assign(encode: Encode) -> Callable[[object, str, object], None]:
-    return lambda layer, name, value: setattr(layer, name, encode(value))
-
-
-def _set_member(layer: trt.ILayer, name: str, member: str) -> None:
-    setattr(layer, name, type(getattr(layer, name)).__members__[member])
-
-
-WRITE: Mapping[Read, Callable[[Any, str, Any], None]] = MappingProxyType(
-    {
-        attributes.plain: setattr,
-        attributes.dims: setattr,
-        attributes.enum: _set_member,
-        attributes.dtype: _assign(dtype_called),
-        attributes.mask: _assign(_bits),
-        attributes.permutation: _assign(lambda order: trt.Permutation(order)),
-        attributes.floats: _assign(list),
-        attributes.scales: _assign(list),
-        attributes.number: setattr,
-    }
-)
-"""For each reader of attributes, the function that sets the attribute."""

@@ -27,10 +27,9 @@ from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
-from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in
-from pipeline.network.handle import NetworkHandle, name_dimensions
+from pipeline.network.handle import NetworkHandle, held_as, name_dimensions
 from pipeline.network.marks import Marks
 from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict

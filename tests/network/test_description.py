@@ -285,10 +285,12 @@ def plugin_layer() -> Any:
 
 
 def test_plugins_are_described_with_their_state() -> None:
-    later = {attribute.name: attribute.read(plugin_layer(), attribute.name) for attribute in ATTRIBUTES["PLUGIN_V3"]}
+    later, older = (
+        {attribute.name: attribute.type.read(plugin_layer(), attribute.name) for attribute in ATTRIBUTES[kind]}
+        for kind in ("PLUGIN_V3", "PLUGIN_V2")
+    )
     assert (later["plugin_name"], later["plugin_version"], later["plugin_namespace"]) == ("Roi", "2", "")
     assert later["fields"] == (("size", "INT32", sha256(b"\x03\x00\x00\x00").hexdigest()),)
-    older = {attribute.name: attribute.read(plugin_layer(), attribute.name) for attribute in ATTRIBUTES["PLUGIN_V2"]}
     assert (older["plugin_type"], older["serialized"]) == ("Old", sha256(b"state").hexdigest())
 
 

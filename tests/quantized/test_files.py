@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.network.codes import held_as
 from pipeline.network.description import describe
+from pipeline.network.handle import held_as
 from pipeline.network.replay import replay
 from pipeline.trt import Log, trt
 from tests.quantized.models import COMPILE, by_modelopt, by_torchao, rows, two
