@@ -2,22 +2,7 @@
 
 import torch
 
-from pipeline.runtime.reference.layer_types import Inputs, LayerError
-
 HALVES = (torch.float16, torch.bfloat16)
-
-
-def present(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
-    """Return the first `count` inputs; raise `LayerError` if one is absent."""
-    given = tuple(tensor for tensor in inputs[:count] if tensor is not None)
-    if len(given) != count:
-        raise LayerError(f"needs {count} inputs, has {len(given)}")
-    return given
-
-
-def optional(inputs: Inputs, index: int) -> torch.Tensor | None:
-    """Return input `index`, or None if it is absent."""
-    return inputs[index] if index < len(inputs) else None
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

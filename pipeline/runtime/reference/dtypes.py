@@ -1,12 +1,8 @@
 """Layer kinds that change the dtype: casts."""
 
-from collections.abc import Mapping
-
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import present
-from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
 from pipeline.trt import torch_dtype
 
 
@@ -25,18 +21,10 @@ def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return inside.masked_fill(high | low, 0).to(dtype).masked_fill(high, bounds.max).masked_fill(low, bounds.min)
 
 
-def cast(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
-    return (converted(x, torch_dtype(layer.attribute("to_type"))),)
+def cast(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    return converted(x, torch_dtype(layer.attribute("to_type")))
 
 
-def identity(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def identity(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Return the input, cast if the output has another dtype."""
-    (x,) = present(inputs, 1)
-    return (converted(x, torch_dtype(layer.outputs[0].dtype)),)
-
-
-KINDS: Mapping[str, Kind] = {
-    "CAST": cast,
-    "IDENTITY": identity,
-}
+    return converted(x, torch_dtype(layer.outputs[0].dtype))

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, present, wide
-from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
+from pipeline.runtime.reference.common import along, wide
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Unary = Callable[[torch.Tensor], torch.Tensor]
@@ -46,32 +45,15 @@ ELEMENTWISE: Mapping[str, Binary] = {
     "GREATER": torch.gt,
     "LESS": torch.lt,
 }
+SAME_IN_TORCH = (
+    *("exp", "log", "sqrt", "abs", "neg", "ceil", "floor", "round", "erf", "isinf", "isnan"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+)
 UNARY: Mapping[str, Unary] = {
-    "EXP": torch.exp,
-    "LOG": torch.log,
-    "SQRT": torch.sqrt,
+    **{name.upper(): getattr(torch, name) for name in SAME_IN_TORCH},
     "RECIP": torch.reciprocal,
-    "ABS": torch.abs,
-    "NEG": torch.neg,
-    "SIN": torch.sin,
-    "COS": torch.cos,
-    "TAN": torch.tan,
-    "SINH": torch.sinh,
-    "COSH": torch.cosh,
-    "ASIN": torch.asin,
-    "ACOS": torch.acos,
-    "ATAN": torch.atan,
-    "ASINH": torch.asinh,
-    "ACOSH": torch.acosh,
-    "ATANH": torch.atanh,
-    "CEIL": torch.ceil,
-    "FLOOR": torch.floor,
-    "ERF": torch.erf,
     "NOT": torch.logical_not,
     "SIGN": lambda x: torch.where(x != x, x, torch.sign(x)),
-    "ROUND": torch.round,
-    "ISINF": torch.isinf,
-    "ISNAN": torch.isnan,
 }
 
 
@@ -110,10 +92,9 @@ ACTIVATION: Mapping[str, Activation] = {
 }
 
 
-def elementwise(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    a, b = present(inputs, 2)
+def elementwise(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     result = ELEMENTWISE[layer.attribute("op")](wide(a), wide(b))
-    return (result if result.dtype == torch.bool else result.to(a.dtype),)
+    return result if result.dtype == torch.bool else result.to(a.dtype)
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
@@ -121,26 +102,22 @@ def _real(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype == torch.int8 else wide(x)
 
 
-def unary(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def unary(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     result = UNARY[layer.attribute("op")](_real(x))
-    return (result if result.dtype == torch.bool else result.to(x.dtype),)
+    return result if result.dtype == torch.bool else result.to(x.dtype)
 
 
-def activation(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def activation(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     result = ACTIVATION[layer.attribute("type")](_real(x), layer.attribute("alpha"), layer.attribute("beta"))
-    return (result.to(x.dtype),)
+    return result.to(x.dtype)
 
 
-def select(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    condition, then, otherwise = present(inputs, 3)
-    return (torch.where(condition, then, otherwise),)
+def select(layer: Layer, condition: torch.Tensor, then: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    return torch.where(condition, then, otherwise)
 
 
-def parametric_relu(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, slope = present(inputs, 2)
-    return (torch.where(x >= 0, wide(x), wide(slope) * wide(x)).to(x.dtype),)
+def parametric_relu(layer: Layer, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    return torch.where(x >= 0, wide(x), wide(slope) * wide(x)).to(x.dtype)
 
 
 def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -152,21 +129,10 @@ def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.T
     return wide(weight).reshape([1] * axis + list(x.shape[axis:]))
 
 
-def scale(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
     """Compute (x * scale + shift) ** power, each of them optional."""
-    (x,) = present(inputs, 1)
     result = wide(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
         if role in weights:
             result = apply(result, _coefficient(layer, weights[role], x))
-    return (result.to(x.dtype),)
-
-
-KINDS: Mapping[str, Kind] = {
-    "ELEMENTWISE": elementwise,
-    "UNARY": unary,
-    "ACTIVATION": activation,
-    "SELECT": select,
-    "PARAMETRIC_RELU": parametric_relu,
-    "SCALE": scale,
-}
+    return result.to(x.dtype)

@@ -182,11 +182,11 @@ class _Machine:
             return (self.loop(region_of(layer), frame)[layer.name],)
         if layer.kind == "CONDITIONAL_OUTPUT":
             return (self.demand(self.needs(layer, frame)[0], frame),)
+        if layer.kind == "DIST_COLLECTIVE":
+            return (collective(layer, self.demand(used(layer)[0], frame), self.group),)
         inputs = [None if name is None else self.demand(name, frame) for name in layer.inputs]
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
-        if layer.kind == "DIST_COLLECTIVE":
-            return collective(layer, inputs, self.group)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
             raise LayerError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})

@@ -8,10 +8,10 @@ import torch
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Layer
 
-Inputs: TypeAlias = Sequence[torch.Tensor | None]
-Roles: TypeAlias = Mapping[str, torch.Tensor]
+Maybe: TypeAlias = torch.Tensor | None
 Outputs: TypeAlias = tuple[torch.Tensor, ...]
-Kind: TypeAlias = Callable[[Layer, Inputs, Roles], Outputs]
+Kind: TypeAlias = Callable[[Layer, Sequence[Maybe], Mapping[str, torch.Tensor]], Outputs]
+"""Returns the outputs of a layer for its inputs and its weights by role."""
 
 
 class LayerError(ExecutionError):
