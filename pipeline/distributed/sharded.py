@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from attrs import evolve, field, frozen
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -58,8 +59,6 @@ class Local:
         names = groups_of(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
-        import torch.distributed as dist
-
         if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused
             return program
         groups = {name: ranks_of(name) for name in names}
@@ -73,8 +72,7 @@ def as_local(
 ) -> Iterator[Local]:
     """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors
     outside of calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not dist.is_available() or not dist.is_initialized():
         yield Local(args, kwargs)
         return
     from pipeline.distributed.collectives import traced

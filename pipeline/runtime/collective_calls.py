@@ -19,15 +19,13 @@ from pipeline.runtime.ranks import runs_on_host
 _ops: Final = torch.ops._c10d_functional
 
 
-def _all_to_all(x: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
-    return x.new_zeros((sum(sizes), *x.shape[1:])) if sizes else x.clone()
-
-
 ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
     _ops.all_reduce.default: lambda x, *_: x.clone(),
     _ops.all_gather_into_tensor.default: lambda x, count, *_: torch.cat([x] * count),
     _ops.reduce_scatter_tensor.default: lambda x, _, count, *__: x[: len(x) // count].clone(),
-    _ops.all_to_all_single.default: _all_to_all,
+    _ops.all_to_all_single.default: lambda x, sizes, *_: (
+        x.new_zeros((sum(sizes), *x.shape[1:])) if sizes else x.clone()
+    ),
     _ops.broadcast.default: lambda x, *_: x.clone(),
     _ops.wait_tensor.default: lambda x: x,
 }

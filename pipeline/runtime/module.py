@@ -28,7 +28,7 @@ from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_i
 from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, file_of, raise_failure
 from pipeline.runtime.program_engines import compile_kernels, group_in, loaded_engine, weights_of
-from pipeline.runtime.ranks import Ranks, agreed, rank_error
+from pipeline.runtime.ranks import Ranks
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
 from pipeline.runtime.run_context import SegmentRunner, ignoring_turn
@@ -154,7 +154,7 @@ class ProgramModule(CompiledModule):
                 self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
             return results
         except Exception as error:
-            raise_failure(self._file, error, rank_error(self._ranks, error))
+            raise_failure(self._file, error, error if self._ranks is None else self._ranks.failure(error))
         finally:
             self._workers.give(worker)
 
@@ -207,7 +207,8 @@ class ProgramModule(CompiledModule):
             raise_failure(self._file, error, error)
 
     def _new_plan(self, given: Sequence[Leaf]) -> CallPlan:
-        agreed(self._ranks, given)
+        if self._ranks is not None:
+            self._ranks.agree(given)
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
         template: list[Leaf] = [None] * len(layout.slots)

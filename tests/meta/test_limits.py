@@ -36,7 +36,6 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "distributed/",
             "converters/collectives.py",
             "impl/collectives.py",
-            "runtime/communicator.py",
             "runtime/ranks.py",
             "runtime/collective_calls.py",
             "runtime/rank_watchdog.py",
