@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.runtime.call_plan import CallPlan, Layout, Runner, Step
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, SegmentRunner, Step, Turn
 from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_context import Contexts
@@ -17,7 +17,6 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_profiles import ProfiledSession
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
-from pipeline.runtime.run_context import ON_CPU, SegmentRunner, Turn, ignoring_turn
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 
@@ -42,7 +41,7 @@ class CudaWorker:
     def __init__(
         self,
         layout: Layout,
-        parts: Sequence[Runner | LoadedEngine],
+        parts: Sequence[SegmentRunner | LoadedEngine],
         device: torch.device,
         settings: CompilationSettings,
         graphs: CudaGraphs | None,
@@ -54,9 +53,9 @@ class CudaWorker:
             if isinstance(part, LoadedEngine):
                 arena.reserve(part.device_memory)
 
-        def runner(step: Step, part: Runner | LoadedEngine) -> SegmentRunner:
+        def runner(step: Step, part: SegmentRunner | LoadedEngine) -> SegmentRunner:
             if not isinstance(part, LoadedEngine):
-                return ignoring_turn(part)
+                return part
             launched = settings.engine_graphs and graphs is None
             inputs, constants = step.segment.inputs, layout.program.constants
             held = frozenset(i for i, port in enumerate(inputs) if port.name in layout.program.buffers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch.utils._pytree import tree_unflatten
@@ -18,7 +19,7 @@ from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
 from pipeline.runtime.autocast_context import is_autocast_on, without_autocast
 from pipeline.runtime.call_memory import Bound
-from pipeline.runtime.call_plan import CallPlan, Layout, LayoutBuilder, Runner
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, LayoutBuilder, SegmentRunner, Turn
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_buffers import ALIGNMENT
@@ -31,17 +32,17 @@ from pipeline.runtime.program_engines import compile_kernels, group_in, loaded_e
 from pipeline.runtime.ranks import Ranks
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
-from pipeline.runtime.run_context import SegmentRunner, ignoring_turn
 from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
-from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
+from pipeline.runtime.worker import Pool, SegmentExecutor
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 
 log = logging.getLogger(__name__)
 
+Worker: TypeAlias = SegmentExecutor | CudaWorker
 is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 PLANS = 256
 """The most combinations of shapes whose plans a module caches."""
@@ -78,7 +79,7 @@ class ProgramModule(CompiledModule):
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
         weight = partial(_weight, unchanged, self.device)
         constant = partial(_constant, {} if shared is None else shared, partial(weight, copied), self.program.constants)
-        self._weights = {slot: constant(name) for slot, name in self._layout.weights}
+        self._weights = {slot: constant(name) for slot, name in self._layout.weights.items()}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         own = {self._layout.slots[name]: weight(True, self.program.constants[name]) for name in returned}
         self._constants = {self.device: own}
@@ -161,9 +162,7 @@ class ProgramModule(CompiledModule):
     def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
         """Replace each segment's runner by ``wrap(segment, runner)`` in later sequential calls, for measurements."""
         worker = self._workers.take()
-        executor = worker.executor if isinstance(worker, CudaWorker) else worker
-        assert isinstance(executor, SegmentExecutor)
-        executor.instrument(wrap)
+        (worker.executor if isinstance(worker, CudaWorker) else worker).instrument(wrap)
         self._workers.give(worker)
 
     @property
@@ -192,13 +191,12 @@ class ProgramModule(CompiledModule):
             known = self._plans.get(key)
         except TypeError:
             return given, self._plan(given)
-        return given, known or self._remember(key, self._plan(given))
-
-    def _remember(self, key: object, plan: CallPlan) -> CallPlan:
-        while len(self._plans) >= PLANS:
-            self._plans.pop(next(iter(self._plans)), None)
-        self._plans[key] = plan
-        return plan
+        if known is None:
+            known = self._plan(given)
+            while len(self._plans) >= PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[key] = known
+        return given, known
 
     def _plan(self, given: Sequence[Leaf]) -> CallPlan:
         try:
@@ -212,9 +210,9 @@ class ProgramModule(CompiledModule):
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
         template: list[Leaf] = [None] * len(layout.slots)
-        for slot, value in (*layout.constants, *self._weights.items(), *self._constants_on(home).items()):
+        for slot, value in {**layout.constants, **self._weights, **self._constants_on(home)}.items():
             template[slot] = value
-        for slot, expr in layout.sizes:
+        for slot, expr in layout.sizes.items():
             template[slot] = number_of(expr, symbols)
         for name, value in views(self.program, self, symbols):
             template[layout.slots[name]] = value
@@ -308,15 +306,13 @@ def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
 
 
 def _default_executor(engines: Sequence[Engine]) -> Executor:
-    if has_gpu():
-        others = [e.library for e in engines if e.library.split(" ")[0] != CAPABILITIES.flavour]
-        if not others:
-            return "tensorrt"
-        log.warning(
-            "engines were built by %s, and %s is loaded: they run on the CPU reference executor", others[0], LIBRARY
-        )
+    if not has_gpu():
+        log.info("no GPU here: engines run on the CPU reference executor")
         return "reference"
-    log.info("no GPU here: engines run on the CPU reference executor")
+    other = next((e.library for e in engines if e.library.split(" ")[0] != CAPABILITIES.flavour), None)
+    if other is None:
+        return "tensorrt"
+    log.warning("engines were built by %s, and %s is loaded: they run on the CPU reference executor", other, LIBRARY)
     return "reference"
 
 
@@ -324,8 +320,7 @@ def _worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
     if executor == "reference":
-        return SegmentExecutor(layout, list(map(ignoring_turn, parts)), device)
-
+        return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
     return CudaWorker(layout, parts, device, settings, graphs)
 
@@ -354,11 +349,11 @@ def _part(
     return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
 
-def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> Runner:
+def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
     network = compiled.networks[index]
     engine = ReferenceEngine(network, weights_of(compiled, network, parameters), group_in(compiled, index))
 
-    def run(inputs: list[Leaf]) -> Sequence[torch.Tensor]:
+    def run(inputs: list[Leaf], turn: Turn = ON_CPU) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])
 
     return run

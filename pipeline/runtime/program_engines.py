@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from pipeline.aten.collectives import groups_of
 from pipeline.compiled import Compiled
+from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.recipes import held
@@ -23,7 +24,6 @@ from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_t
 from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.opened_file import FileWeights
 from pipeline.runtime.snapshot import Snapshot, present
-from pipeline.runtime.weight_streaming import stream_weights
 from pipeline.settings import CompilationSettings
 from pipeline.trt import has_gpu, trt
 
@@ -165,6 +165,24 @@ def loaded_engine(
     targets, specialization = settings.compute_capabilities, settings.kernel_specialization
     options = {"specialization": specialization, "cache": cache, "targets": targets}
     return LoadedEngine.of(engine, network, prepare, group=group_in(compiled, index), **options)
+
+
+def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
+    """Limit the bytes that an engine's weights take on the GPU, before contexts are created; others are streamed from
+    the host at each call.
+
+    Raises:
+        ExecutionError: TensorRT refuses the budget.
+    """
+    size = int(loaded.streamable_weights_size)
+    if not size:
+        log.warning("%s has no weights that can be streamed: all are on the GPU (weight_streaming_budget)", name)
+        return
+    wanted = min(budget, size)
+    loaded.weight_streaming_budget_v2 = wanted
+    if loaded.weight_streaming_budget_v2 != wanted:
+        streamable = f"{name} has {size} bytes of weights that can be streamed"
+        raise ExecutionError(f"TensorRT refused weight_streaming_budget={budget}: {streamable}", "set a larger budget")
 
 
 def group_in(compiled: Compiled, index: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -16,9 +17,11 @@ from pipeline.aten.interpreter import Builder, held_by, placed
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
+from pipeline.runtime.call_plan import ON_CPU, SegmentRunner, Turn
 from pipeline.runtime.collective_calls import called
 from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
-from pipeline.runtime.grouped_attention import SDPA, attention
+
+SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def torch_segment(
@@ -27,7 +30,7 @@ def torch_segment(
     constant: Callable[[str], torch.Tensor],
     device: torch.device,
     mode: str | None = None,
-) -> Callable[[list[Leaf]], Sequence[object]]:
+) -> SegmentRunner:
     """Return a function from the segment's inputs to its outputs.
 
     constant: returns a constant of the program on the device, by the name of its placeholder. mode: that of
@@ -46,7 +49,7 @@ def torch_segment(
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
     memory = frozenset(map(_memory_of, constants.values()))
 
-    def run(inputs: list[Leaf]) -> Sequence[Leaf]:
+    def run(inputs: list[Leaf], turn: Turn = ON_CPU) -> Sequence[Leaf]:
         results: Sequence[Leaf] = call(*inputs)
         return _cloned_where_shared(results, inputs, owned, memory) if owned else results
 
@@ -110,3 +113,29 @@ class _Steps:
 def _on_own_device(device: torch.device, value: object) -> object:
     """Replace a device by the segment's."""
     return device if isinstance(value, torch.device) else value
+
+
+def attention(
+    query: Argument, key: Argument, value: Argument, attn_mask: Argument = None, *flags: Argument, **how: Argument
+) -> torch.Tensor:
+    """Return ``scaled_dot_product_attention`` on a GPU, where fewer heads of keys may serve several of queries.
+
+    By torch's rules flash attention takes no mask, and the efficient kernel no groups of heads; where cuDNN's does not
+    run, all products of queries and keys are written and read. So heads of keys are repeated; and a single query of
+    each head is one of its group's.
+    """
+    heads, groups = query.shape[-3], key.shape[-3]
+    if not how.get("enable_gqa") or attn_mask is None or heads == groups:
+        return SDPA(query, key, value, attn_mask, *flags, **how)  # type: ignore[no-any-return]
+    how["enable_gqa"] = False
+    if query.shape[-2] != 1:
+        keys, values = (tensor.repeat_interleave(heads // groups, -3) for tensor in (key, value))
+        return SDPA(query, keys, values, attn_mask, *flags, **how)  # type: ignore[no-any-return]
+    mask = _in_groups(attn_mask, groups) if attn_mask.dim() > 2 and attn_mask.shape[-3] == heads else attn_mask
+    rows: torch.Tensor = SDPA(_in_groups(query, groups), key, value, mask, *flags, **how)
+    return rows.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _in_groups(rows: torch.Tensor, groups: int) -> torch.Tensor:
+    """Return one row for each head as rows of its group."""
+    return rows.reshape(*rows.shape[:-3], groups, -1, rows.shape[-1])

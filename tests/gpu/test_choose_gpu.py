@@ -12,7 +12,7 @@ import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.profiling.segment_costs import SegmentCost
-from pipeline.runtime.grouped_attention import SDPA, attention
+from pipeline.runtime.torch_segment import SDPA, attention
 from pipeline.stages import choose, matmuls_in_torch
 from tests.compat import families
 
