@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.aten.types import Leaf, Spec
-from pipeline.program import Port, Program
+from pipeline.aten.types import Spec
+from pipeline.program import Program
 from pipeline.records.parameter import Parameter
 
 
@@ -69,22 +69,18 @@ def _check_default(parameter: Parameter, value: object) -> None:
 def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
     """Raise an error if an argument that is left out has a default which is not what the program was compiled for."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
-    place = compiled.index(parameter.name)
-    if specs[place].num_leaves != 1 or specs[place].num_children:
-        port = None
-    else:
+    place, default, what = compiled.index(parameter.name), parameter.default, "a value of its own"
+    if specs[place].num_leaves == 1 and not specs[place].num_children:
         port = program.inputs[sum(spec.num_leaves for spec in specs[:place])]
-    if port is None or not _holds(port, parameter.default):
-        what = f"{port.value!r}" if port is not None and port.kind == "constant" else "a value of its own"
-        raise TypeError(
-            f"input {parameter.name} is left out; its default is {parameter.default!r}, and the program was compiled "
-            f"for {what}"
-        )
-
-
-def _holds(port: Port, default: Leaf) -> bool:
-    """Return whether a default is what an input of the program may be."""
-    return is_same(default, port.value) if port.kind == "constant" else port.kind == "symint" and type(default) is int
+        if port.kind == "symint" and type(default) is int:
+            return
+        if port.kind == "constant":
+            if is_same(default, port.value):
+                return
+            what = repr(port.value)
+    raise TypeError(
+        f"input {parameter.name} is left out; its default is {default!r}, and the program was compiled for {what}"
+    )
 
 
 def is_same(value: object, other: object) -> bool:

@@ -47,7 +47,7 @@ def _kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
     """Return a layer kind from a function that takes the layer, its inputs (absent ones are None or left out) and, by
     keyword, its weights, and returns one output or all."""
     parameters = inspect.signature(compute).parameters.values()
-    least = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters) - 1
+    least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
 
     def run(layer: Layer, inputs: Sequence[Maybe], weights: Mapping[str, torch.Tensor]) -> Outputs:
         present = sum(x is not None for x in inputs[:least])

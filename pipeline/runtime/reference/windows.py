@@ -71,7 +71,7 @@ def _as_before(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def convolution(
-    layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, **weights: torch.Tensor
+    layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
     values = wide(_images(layer, x))
     kernel, bias = _kernel(layer, values, kernel, bias, weights)
@@ -89,7 +89,7 @@ def convolution(
 
 
 def deconvolution(
-    layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, **weights: torch.Tensor
+    layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
     """Transposed convolution: padding is cut from the result; SAME makes the result `stride` times the input."""
     values = wide(_images(layer, x))
