@@ -128,13 +128,10 @@ def check_callable(model: nn.Module) -> None:
     """Raise a CaptureError if a sharded module cannot be called: gloo takes the GPU's memory for the host's, and the
     process ends (torch 2.11)."""
     places = _places(model) if "torch.distributed.tensor" in sys.modules else []
-    if any(each.whole.device_mesh.device_type == "cuda" and _in_gloo(each.whole.device_mesh) for each in places):
+    meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
+    if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
         why = f"{type(model).__name__} is sharded over GPUs with gloo, which torch cannot call, and a call is needed"
         raise CaptureError(why, 'use the backend "nccl"; pipeline.compile(model, …) needs no call')
-
-
-def _in_gloo(mesh: Argument) -> bool:
-    return any(runs_on_host(group.group_name) for group in mesh.get_all_groups())
 
 
 def layout_of(tensor: Argument) -> Layout:

@@ -250,17 +250,13 @@ def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _selected(x: torch.Tensor, mask: torch.Tensor) -> int:
-    return int(x.element_size() * math.prod(torch.broadcast_shapes(x.shape, mask.shape)))
-
-
 def _counted(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 
 BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.nonzero.default: lambda x: 8 * x.numel() * x.dim(),
-    aten.masked_select.default: _selected,
+    aten.masked_select.default: lambda x, mask: x.itemsize * math.prod(torch.broadcast_shapes(x.shape, mask.shape)),
     aten.index.Tensor: lambda x, indices: x.nbytes,
     aten.repeat_interleave.Tensor: lambda repeats, output_size=None: 8 * int(repeats.sum()),
     aten.bincount.default: _counted,

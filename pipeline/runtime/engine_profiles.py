@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from pipeline.errors import ExecutionError
-from pipeline.network.description import Network, Profile
+from pipeline.network.description import Network
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
 from pipeline.trt import trt
-
-Make = Callable[[torch.cuda.Stream, int], Session]
 
 
 class ProfiledSession:
     """Run each call in the first profile that it fits. Contexts are created when first needed, and share the memory for
     activations and the engine's weights."""
 
-    def __init__(self, network: Network, make: Make) -> None:
+    def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], Session]) -> None:
         self.network, self._make = network, make
         self._names = [tensor.name for tensor in network.inputs]
         self._sessions: dict[int, Session] = {}
@@ -67,21 +65,11 @@ class ProfiledSession:
         Raises:
             ExecutionError: no profile fits.
         """
-        shapes = {n: _sizes(value) for n, value in zip(self._names, inputs, strict=True)}
+        sizes = (tuple(v.shape) if isinstance(v, torch.Tensor) else (int(v),) for v in inputs)
+        shapes = dict(zip(self._names, sizes, strict=True))
         for place, profile in enumerate(self.network.profiles):
-            if fits(profile, shapes):
+            limits = ((low, shapes[name], high) for name, low, _, high in profile.ranges)
+            if all(a <= size <= b for row in limits for a, size, b in zip(*row, strict=True)):
                 return place
         given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         raise ExecutionError(f"{self.network.name} has no profile for {given}")
-
-
-def fits(profile: Profile, shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Return whether all shapes are within a profile."""
-    return all(
-        all(a <= size <= b for a, size, b in zip(low, shapes[name], high, strict=True))
-        for name, low, _, high in profile.ranges
-    )
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else (int(value),)

@@ -162,9 +162,15 @@ def loaded_engine(
         if settings.weight_streaming_budget is not None:
             stream_weights(engine.name, loaded, settings.weight_streaming_budget)
 
-    targets, specialization = settings.compute_capabilities, settings.kernel_specialization
-    options = {"specialization": specialization, "cache": cache, "targets": targets}
-    return LoadedEngine.of(engine, network, prepare, group=group_in(compiled, index), **options)
+    return LoadedEngine.of(
+        engine,
+        network,
+        prepare,
+        specialization=settings.kernel_specialization,
+        cache=cache,
+        targets=settings.compute_capabilities,
+        group=group_in(compiled, index),
+    )
 
 
 def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
@@ -198,15 +204,11 @@ def group_in(compiled: Compiled, index: int) -> str:
 
 def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of an engine's network, by name."""
-    return {
-        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
-        if w.name in compiled.refit_map
-        else _literal(compiled.literals, w.name)
-        for w in network.weights
-    }
-
-
-def _literal(literals: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return a constant of a network, copied if it is memory-mapped."""
-    found = present(literals, name)
-    return found.clone() if isinstance(literals, FileWeights) else found
+    mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
+    for name in (weight.name for weight in network.weights):
+        if name in compiled.refit_map:
+            found[name] = held(compiled.refit_map[name].evaluate(parameters))
+        else:
+            literal = present(compiled.literals, name)
+            found[name] = literal.clone() if mapped else literal
+    return found

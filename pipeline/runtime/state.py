@@ -150,7 +150,8 @@ class Guard:
 
 def guard(program: Program, module: torch.nn.Module) -> Guard | None:
     """Return the guard of a program that checks positions; None for others."""
-    if not any(output.kind == "check" for output in program.outputs):
+    name = next((output.target for output in program.outputs if output.kind == "check"), None)
+    if name is None:
         return None
-    name = next(output.target for output in program.outputs if output.kind == "check")
-    return Guard(buffer(module, name).device, f"{name} {list(buffer(module, name).shape)}")
+    tensor = buffer(module, name)
+    return Guard(tensor.device, f"{name} {list(tensor.shape)}")

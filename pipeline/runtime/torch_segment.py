@@ -7,13 +7,12 @@ use can be freed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 import torch
 
 from pipeline.aten.collectives import is_collective
-from pipeline.aten.interpreter import Builder, held_by, placed
+from pipeline.aten.interpreter import Builder, Change, held_by, placed
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.types import Argument, Leaf
 from pipeline.program import Program, Segment
@@ -81,13 +80,9 @@ class _Steps:
     def __init__(self, program: Program, segment: Segment, device: torch.device) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
-        self.moved = partial(_on_own_device, device)
+        self.moved: Change = lambda value: device if isinstance(value, torch.device) else value
         self.builder = Builder((port.name for port in segment.inputs), self.moved)
         self.updated: set[str] = set()
-
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor of control flow to the device."""
-        return tensor.detach().to(self.device, copy=True)
 
     def add(self, node: torch.fx.Node) -> None:
         """Add a node, and before it the numbers it reads that are not inputs of the segment."""
@@ -95,7 +90,8 @@ class _Steps:
             return
         if node.op == "get_attr":
             graph = held_by(self.program.graph_module, str(node.target))
-            self.builder.constant(node.name, placed(graph, self._copied, self.moved))
+            flow = placed(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
+            self.builder.constant(node.name, flow)
             return
         for source in node.all_input_nodes:
             self.add(source)
@@ -108,11 +104,6 @@ class _Steps:
         if target is SDPA and self.device.type == "cuda":
             target = attention
         self.builder.call(node.name, target, node.args, node.kwargs)
-
-
-def _on_own_device(device: torch.device, value: object) -> object:
-    """Replace a device by the segment's."""
-    return device if isinstance(value, torch.device) else value
 
 
 def attention(
