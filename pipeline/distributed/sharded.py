@@ -125,8 +125,7 @@ def _check_device(places: Sequence[Place], device: str | None) -> None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Raise a CaptureError if a sharded module cannot be called: gloo takes the GPU's memory for the host's, and the
-    process ends (torch 2.11)."""
+    """Raise a CaptureError if a call would end the process: gloo takes a GPU's memory for the host's (torch 2.11)."""
     places = _places(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
     if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):

@@ -162,8 +162,7 @@ class Bounded(TorchDispatchMode):
 
 
 def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return the bytes of a call's new tensors, computed on fake tensors; 0 if that fails, as for a call that is
-    wrong."""
+    """Return the bytes of a call's new tensors, computed on fake tensors; 0 if the call fails on them."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         given = tree_map_only(torch.Tensor, fakes.from_tensor, (args, dict(kwargs)))

@@ -267,7 +267,6 @@ class LayoutBuilder:
         return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
-        """Return the slot of an output's value."""
         if output.constant:
             slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value
@@ -301,8 +300,7 @@ class LayoutBuilder:
 
 
 def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark outputs that are the same tensor as an earlier one (``again``), and those that only have an earlier one's
-    value (``copied``)."""
+    """Mark outputs that are an earlier one (``again``), and those that only have its value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []

@@ -22,8 +22,7 @@ from pipeline.settings import CompilationSettings
 
 
 class EngineStep:
-    """An engine as a step of a program, which fills the slots ``gives``. ``own``: the outputs stay in the session's
-    memory, since nobody holds them longer than the call."""
+    """An engine as a step, which fills the slots ``gives``. ``own``: outputs may stay in the session's memory."""
 
     def __init__(self, session: Session | ProfiledSession, gives: Sequence[int], own: bool) -> None:
         self.session, self.gives, self.own = session, gives, own
@@ -93,7 +92,6 @@ class CudaWorker:
         return graph(leaves, self.lane.handle())
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """Return the outputs without a graph."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(plan, leaves)

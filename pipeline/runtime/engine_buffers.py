@@ -63,8 +63,7 @@ def bindings(cuda_engine: trt.ICudaEngine) -> dict[str, Binding]:
 
 
 def placed(value: object, binding: Binding, device: torch.device) -> torch.Tensor:
-    """Return a value in the form that TensorRT reads: contiguous and aligned on the GPU, or a new copy in host
-    memory."""
+    """Return a value as TensorRT reads it: contiguous and aligned on the GPU, or a new copy in host memory."""
     tensor = torch.as_tensor(value).detach()
     if tensor.dtype == torch.float64 and binding.dtype == torch.float32:
         tensor = tensor.float()
@@ -152,7 +151,6 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
         return self.reallocate_output(tensor_name, memory, size, alignment)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
-        """Remember the shape of the output."""
         self._shape = tuple(shape)
 
     def take(self) -> torch.Tensor | None:

@@ -34,8 +34,7 @@ MAX_FILES = 256
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache, or of the one that ``PIPELINE_CACHE`` names: ``runtime`` for kernels,
-    ``engines`` for engines."""
+    """Return a folder of the user's cache, or of ``PIPELINE_CACHE``: ``runtime`` has kernels, ``engines`` engines."""
     chosen = os.environ.get("PIPELINE_CACHE")
     return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
 

@@ -32,8 +32,7 @@ class UnloadableError(ExecutionError):
 
 @contextmanager
 def listening() -> Iterator[Messages]:
-    """Yield a function that returns TensorRT's errors since the block's start. The log is cleared when the last such
-    block ends."""
+    """Yield a function that returns TensorRT's errors since the block's start; the last such block clears the log."""
     global _listeners
     with _hearing:
         _listeners += 1

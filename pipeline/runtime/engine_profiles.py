@@ -15,8 +15,7 @@ from pipeline.trt import trt
 
 
 class ProfiledSession:
-    """Run each call in the first profile that it fits. Contexts are created when first needed, and share the memory for
-    activations and the engine's weights."""
+    """Run each call in the first profile that it fits; contexts are created on demand, and share memory and weights."""
 
     def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], Session]) -> None:
         self.network, self._make = network, make
@@ -56,7 +55,6 @@ class ProfiledSession:
 
     @property
     def loaded(self) -> LoadedEngine:
-        """The loaded engine."""
         return self.last.loaded
 
     def place(self, inputs: Sequence[Any]) -> int:

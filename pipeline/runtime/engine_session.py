@@ -173,7 +173,6 @@ class Session:
 
     @property
     def context(self) -> trt.IExecutionContext:
-        """The execution context of its runs."""
         return self._in.handle
 
     def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:

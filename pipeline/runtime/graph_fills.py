@@ -67,7 +67,6 @@ def _fill(node: object) -> Fill | None:
 
 
 def _captured(fill: Fill) -> object:
-    """Return a graph of a fill's kernel."""
     cudart, device = graph_copies.cudart, torch.device("cuda", torch.cuda.current_device())
     stream = graph_copies.capture_stream(device)
     mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -81,7 +80,6 @@ def _captured(fill: Fill) -> object:
 
 
 def _replace(graph: object, node: object, kernel: object) -> None:
-    """Replace a node of a graph by a child graph."""
     cudart = graph_copies.cudart
     before = _neighbours(cudart.cudaGraphNodeGetDependencies, node)
     after = _neighbours(cudart.cudaGraphNodeGetDependentNodes, node)

@@ -174,8 +174,7 @@ class Replays:
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
     ) -> Instance:
-        """Return an instance for new addresses: one captured for them, a new one, the oldest one, or the graph's
-        own."""
+        """Return an instance for new addresses: one captured for them, a new one, the oldest, or the graph's own."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE

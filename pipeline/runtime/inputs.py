@@ -48,7 +48,6 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
 def _structure_error(
     program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError
 ) -> str:
-    """Describe how a call's structure differs from the compiled one."""
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
@@ -193,7 +192,6 @@ def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
 
 
 def _no_profile(program: Program, symbols: Mapping[str, int]) -> ShapeError:
-    """Return the error for sizes that no single profile has."""
     names = {name for profile in program.profiles for name in profile}
     port, dim, name = next(
         (port, dim, size.name)

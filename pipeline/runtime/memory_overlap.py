@@ -21,8 +21,7 @@ def written_inputs(program: Program) -> tuple[int, ...]:
 
 
 def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
-    """Return the indices of a written input and one that shares memory with it, equal if its own elements overlap; None
-    if there are none."""
+    """Return the indices of a written input and one that shares its memory (itself, if its elements do); or None."""
     for i in written:
         for j, other in enumerate(given):
             if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _shares_elements(other)):

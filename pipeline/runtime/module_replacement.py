@@ -85,8 +85,7 @@ def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
 
 
 class Fixed(dict[str, Leaf]):
-    """The submodules or parameters of a module without weights. Assigning to them is an error, since the program would
-    not change."""
+    """The submodules or parameters of a module without weights: assigning to them would change nothing, and raises."""
 
     def __setitem__(self, name: str, value: object) -> None:
         what = f"{name} cannot be {kind_of(value)} here, which would change nothing"

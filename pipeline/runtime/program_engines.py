@@ -37,8 +37,7 @@ THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 2))
 
 @frozen
 class Loads:
-    """The result of loading a program's engines: TensorRT's message for each engine that does not load, by name, and
-    the kernels compiled for the engines."""
+    """TensorRT's message for each engine that does not load, by name, and the kernels compiled for the engines."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
     kernels: Kernels = NO_KERNELS

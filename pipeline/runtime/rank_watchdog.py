@@ -70,7 +70,6 @@ class Watchdog:
 
 
 def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
-    """Look at a watchdog's calls until it is gone."""
     while True:
         time.sleep(every)
         here = watchdog()

@@ -190,7 +190,6 @@ def group_of(name: str) -> Argument:
 
 
 def _store() -> Argument:
-    """Return the store that all ranks see."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -264,8 +263,7 @@ def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
 
 @contextmanager
 def same_random_numbers(program: Program) -> Iterator[None]:
-    """A context in which all ranks of a program draw the random numbers of the first one, on the CPU and the GPU;
-    afterwards the others go on with their own."""
+    """A context in which all ranks draw the first one's random numbers, on CPU and GPU; then each its own again."""
     groups = {} if program.sharding is None else program.sharding.groups
     if not groups:
         yield

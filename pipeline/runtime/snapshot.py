@@ -15,8 +15,7 @@ from pipeline.runtime.opened_file import FileWeights, OpenedFile
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
-    """The model's parameters, without copies. Reading one that was changed in place since compiling raises an
-    ``ExecutionError``."""
+    """The model's parameters, without copies; reading one that was changed in place raises an ``ExecutionError``."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -91,7 +91,6 @@ class Flags:
         return self._free.popleft().zero_()
 
     def give(self, flag: torch.Tensor) -> None:
-        """Return a flag to the pool."""
         self._free.append(flag)
 
 
@@ -141,7 +140,6 @@ class Guard:
         self.seen.zero_()
 
     def error(self, which: str) -> ExecutionError:
-        """Return the error for a call."""
         return ExecutionError(
             f"{which} has positions outside of {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",

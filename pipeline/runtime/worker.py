@@ -61,8 +61,7 @@ class SegmentExecutor:
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Fill the slots of all segments' outputs and of the sizes that they determine; empty those that nothing
-        reads any more."""
+        """Fill the slots of outputs and of the sizes that they determine; empty those that nothing reads any more."""
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
@@ -126,7 +125,6 @@ class SegmentExecutor:
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    """Return the sizes and numbers that a segment's outputs determine."""
     return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
 
 

@@ -130,8 +130,7 @@ class _Machine:
         return self.home(name, frame).values.get(name)
 
     def demand(self, name: str, frame: Frame) -> torch.Tensor:
-        """Return the value of a tensor after running the layers it depends on, with a stack, since networks are
-        deep."""
+        """Return a tensor's value, after the layers it depends on; with a stack, since networks are deep."""
         value = self.get(name, frame)
         if value is not None:
             return value
@@ -208,8 +207,7 @@ class _Machine:
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
     def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Return whether a loop continues: within its count and the length of iterated tensors, while its condition
-        holds."""
+        """Return whether a loop goes on: within its count and its iterated tensors, while its condition holds."""
         if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):

@@ -97,8 +97,7 @@ def rotary_embedding(
 
 
 def kv_cache_update(layer: Layer, cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the cache with `update` written from each sequence's index on; writes beyond the end are
-    dropped."""
+    """Return a copy of the cache with `update` from each sequence's index on; writes beyond the end are dropped."""
     _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
         raise LayerError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
