@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.layer_types import Maybe, Outputs
+from pipeline.runtime.reference.common import Maybe, Outputs
 from pipeline.trt import torch_dtype
 
 

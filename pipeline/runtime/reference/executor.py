@@ -6,9 +6,9 @@ import attrs
 import torch
 
 from pipeline.network.description import Layer, Network, Tensor
+from pipeline.runtime.reference.common import LayerError
 from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED, collective
-from pipeline.runtime.reference.layer_types import LayerError
 from pipeline.runtime.reference.quantized import element_dtype
 
 Values = Mapping[str, torch.Tensor]

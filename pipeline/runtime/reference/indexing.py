@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, axis_of, integers
-from pipeline.runtime.reference.layer_types import LayerError, Maybe
+from pipeline.runtime.reference.common import LayerError, Maybe, along, axis_of, integers
 
 
 def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:

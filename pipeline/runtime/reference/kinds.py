@@ -9,7 +9,6 @@ import torch
 from pipeline.network.description import Layer
 from pipeline.runtime.reference import (
     boxes,
-    dtypes,
     elementwise,
     indexing,
     products,
@@ -19,8 +18,8 @@ from pipeline.runtime.reference import (
     shape,
     windows,
 )
+from pipeline.runtime.reference.common import Kind, LayerError, Maybe, Outputs
 from pipeline.runtime.reference.flow import BOUNDARIES
-from pipeline.runtime.reference.layer_types import Kind, LayerError, Maybe, Outputs
 
 
 def assertion(layer: Layer, condition: torch.Tensor) -> Outputs:
@@ -64,7 +63,7 @@ _FUNCTIONS: Mapping[str, Callable[..., torch.Tensor | Outputs]] = {
     "ASSERTION": assertion,
     "ATTENTION_INPUT": products.attention_input,
     "ATTENTION_OUTPUT": products.attention_output,
-    "CAST": dtypes.cast,
+    "CAST": elementwise.cast,
     "CONCATENATION": shape.concatenation,
     "CONSTANT": shape.constant,
     "CONVOLUTION": windows.convolution,
@@ -78,7 +77,7 @@ _FUNCTIONS: Mapping[str, Callable[..., torch.Tensor | Outputs]] = {
     "FILL": shape.fill,
     "GATHER": indexing.gather,
     "GRID_SAMPLE": sampling.grid_sample,
-    "IDENTITY": dtypes.identity,
+    "IDENTITY": elementwise.identity,
     "KV_CACHE_UPDATE": products.kv_cache_update,
     "LRN": reduce.lrn,
     "MATRIX_MULTIPLY": products.matrix_multiply,

@@ -3,8 +3,7 @@
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import wide
-from pipeline.runtime.reference.layer_types import LayerError, Maybe
+from pipeline.runtime.reference.common import LayerError, Maybe, wide
 from pipeline.runtime.reference.quantized import nearest
 
 

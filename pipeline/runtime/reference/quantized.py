@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, axis_of, wide
-from pipeline.runtime.reference.layer_types import LayerError, Maybe, Outputs
+from pipeline.runtime.reference.common import LayerError, Maybe, Outputs, along, axis_of, wide
 from pipeline.trt import torch_dtype
 
 INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"

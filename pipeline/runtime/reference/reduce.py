@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import wide, without_nan
-from pipeline.runtime.reference.layer_types import Maybe, Outputs
+from pipeline.runtime.reference.common import Maybe, Outputs, wide, without_nan
 from pipeline.trt import torch_dtype
 
 Axes = tuple[int, ...]

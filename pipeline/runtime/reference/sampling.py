@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, integers, wide
-from pipeline.runtime.reference.layer_types import Maybe
+from pipeline.runtime.reference.common import Maybe, along, integers, wide
 
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, axis_of, integers
-from pipeline.runtime.reference.layer_types import LayerError, Maybe
+from pipeline.runtime.reference.common import LayerError, Maybe, along, axis_of, integers
 from pipeline.runtime.reference.quantized import element_dtype, unpacked
 from pipeline.trt import torch_dtype
 

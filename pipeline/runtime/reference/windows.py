@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import wide, without_nan
-from pipeline.runtime.reference.layer_types import LayerError, Maybe
+from pipeline.runtime.reference.common import LayerError, Maybe, wide, without_nan
 
 Pads = list[tuple[int, int]]
 
