@@ -26,7 +26,9 @@ def as_compiled(
     Raises:
         TypeError: an argument is given twice, or has another value than the one that is part of the program.
     """
-    parameters = program.signature or _ports(program, positional)
+    parameters: Sequence[Parameter] = program.signature
+    if not parameters and positional.num_leaves == positional.num_children:  # no input is a container
+        parameters = [Parameter(port.name) for port in program.inputs[: positional.num_children]]
     order, count = [p.name for p in parameters if p.positional], positional.num_children
     named = tuple(keywords.context or ())
     if len(order) < max(count, len(args)):
@@ -39,7 +41,12 @@ def as_compiled(
     for name in given.keys() - {*compiled}:
         if name not in known:
             return None
-        _check_default(known[name], given[name])
+        has_default, default = known[name].has_default, known[name].default
+        if not has_default or not is_same(given[name], default):
+            left = f"for its default, {default!r}" if has_default else "without it"
+            raise TypeError(
+                f"input {name} was left out when the program was compiled, {left}: compile with it among the inputs"
+            )
     for name in compiled:
         if name not in given:
             if name not in known or not known[name].has_default:
@@ -47,23 +54,6 @@ def as_compiled(
             given[name] = known[name].default
             _check_left_out(known[name], compiled, program)
     return tuple(given[name] for name in order[:count]), {name: given[name] for name in named}
-
-
-def _ports(program: Program, positional: Spec) -> tuple[Parameter, ...]:
-    """Return the positional inputs of a program as parameters, if none of them is a container."""
-    if positional.num_leaves != positional.num_children:
-        return ()
-    return tuple(Parameter(port.name) for port in program.inputs[: positional.num_children])
-
-
-def _check_default(parameter: Parameter, value: object) -> None:
-    """Raise an error unless an argument that the program was compiled without has its default."""
-    if parameter.has_default and is_same(value, parameter.default):
-        return
-    left = f"for its default, {parameter.default!r}" if parameter.has_default else "without it"
-    raise TypeError(
-        f"input {parameter.name} was left out when the program was compiled, {left}: compile with it among the inputs"
-    )
 
 
 def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:

@@ -34,11 +34,6 @@ def _kept(boxes: torch.Tensor, order: torch.Tensor, threshold: float, most: int)
         order = order[_overlap(boxes[best], boxes[order]) <= threshold]
 
 
-def _candidates(scores: torch.Tensor, threshold: float, limit: int) -> torch.Tensor:
-    order = torch.sort(scores, descending=True, stable=True).indices[:limit]
-    return order[scores[order] > threshold]
-
-
 def nms(
     layer: Layer,
     boxes: torch.Tensor,
@@ -56,7 +51,9 @@ def nms(
         found = []
         for kind in range(scores.shape[2]):
             own = corners[batch] if boxes.dim() == 3 else corners[batch, :, kind]
-            order = _candidates(scores[batch, :, kind].float(), above, limit)
+            values = scores[batch, :, kind].float()
+            order = torch.sort(values, descending=True, stable=True).indices[:limit]
+            order = order[values[order] > above]
             found += [(batch, kind, box) for box in _kept(own, order, at_most, int(most))]
         rows += sorted(found, key=lambda row: -float(scores[row[0], row[2], row[1]]))
     selected = torch.tensor(rows, dtype=torch_dtype(layer.outputs[0].dtype)).reshape(-1, 3)

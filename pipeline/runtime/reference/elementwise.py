@@ -9,10 +9,6 @@ from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import along, wide
 from pipeline.trt import torch_dtype
 
-Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Unary = Callable[[torch.Tensor], torch.Tensor]
-Activation = Callable[[torch.Tensor, float, float], torch.Tensor]
-
 
 def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
     """Divide integers; a quotient by zero, undefined in TensorRT, is 0."""
@@ -30,7 +26,7 @@ def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 # MAX and MIN keep the first operand unless the second compares greater or less: a NaN in the first stays, one in the
 # second is ignored (measured on RTX 1.4; NVIDIA/TensorRT issue 4758).
-ELEMENTWISE: Mapping[str, Binary] = {
+ELEMENTWISE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": torch.add,
     "PROD": torch.mul,
     "MAX": lambda a, b: torch.where(b > a, b, a),
@@ -50,21 +46,12 @@ SAME_IN_TORCH = (
     *("exp", "log", "sqrt", "abs", "neg", "ceil", "floor", "round", "erf", "isinf", "isnan"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
 )
-UNARY: Mapping[str, Unary] = {
+UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{name.upper(): getattr(torch, name) for name in SAME_IN_TORCH},
     "RECIP": torch.reciprocal,
     "NOT": torch.logical_not,
     "SIGN": lambda x: torch.where(x != x, x, torch.sign(x)),
 }
-
-
-def _elu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    return torch.where(x >= 0, x, alpha * torch.expm1(x))
-
-
-def _softplus(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    """Compute alpha * log(1 + exp(beta * x)) without overflow."""
-    return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
 
 
 def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
@@ -75,15 +62,16 @@ def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-ACTIVATION: Mapping[str, Activation] = {
+ACTIVATION: Mapping[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
     "RELU": lambda x, alpha, beta: torch.relu(x),
     "SIGMOID": lambda x, alpha, beta: torch.sigmoid(x),
     "TANH": lambda x, alpha, beta: torch.tanh(x),
     "LEAKY_RELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * x),
-    "ELU": _elu,
+    "ELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * torch.expm1(x)),
     "SELU": lambda x, alpha, beta: beta * torch.where(x > 0, x, alpha * torch.expm1(x)),
     "SOFTSIGN": lambda x, alpha, beta: x / (1 + x.abs()),
-    "SOFTPLUS": _softplus,
+    # alpha * log(1 + exp(beta * x)), without overflow
+    "SOFTPLUS": lambda x, alpha, beta: alpha * torch.logaddexp(beta * x, torch.zeros_like(x)),
     "CLIP": lambda x, alpha, beta: x.clamp(alpha, beta),
     "HARD_SIGMOID": lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     "SCALED_TANH": lambda x, alpha, beta: alpha * torch.tanh(beta * x),

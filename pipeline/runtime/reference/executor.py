@@ -31,18 +31,14 @@ class Plan:
         wanted = needed(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
         steps = [layer for layer in live if not flow.regions_of(layer) and layer.kind not in LIMITS]
-        return cls(network, flow, tuple(steps), _last_uses(network, live, steps))
-
-
-def _last_uses(network: Network, live: Sequence[Layer], steps: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
-    ours = {layer.name for layer in steps if layer.kind not in FLOW}
-    kept = {tensor.name for tensor in network.outputs}
-    kept |= {name for layer in live if layer.name not in ours for name in used(layer)}
-    last = {name: layer.name for layer in steps if layer.name in ours for name in used(layer) if name not in kept}
-    found: dict[str, tuple[str, ...]] = {}
-    for name, layer_name in last.items():
-        found[layer_name] = (*found.get(layer_name, ()), name)
-    return found
+        ours = {layer.name for layer in steps if layer.kind not in FLOW}
+        kept = {tensor.name for tensor in network.outputs}
+        kept |= {name for layer in live if layer.name not in ours for name in used(layer)}
+        last = {name: layer.name for layer in steps if layer.name in ours for name in used(layer) if name not in kept}
+        last_uses: dict[str, tuple[str, ...]] = {}
+        for name, layer_name in last.items():
+            last_uses[layer_name] = (*last_uses.get(layer_name, ()), name)
+        return cls(network, flow, tuple(steps), last_uses)
 
 
 @attrs.frozen
@@ -174,7 +170,10 @@ class _Machine:
         except Exception as error:
             if getattr(error, "named", False):
                 raise
-            raise _named(layer, error) from error
+            text = error.message if isinstance(error, LayerError) else f"{type(error).__name__}: {error}"
+            named = LayerError(f"{layer.kind} {layer.name!r}: {text}")
+            named.named = True
+            raise named from error
 
     def results(self, layer: Layer, frame: Frame) -> tuple[torch.Tensor, ...]:
         if layer.kind == "LOOP_OUTPUT":
@@ -216,8 +215,7 @@ class _Machine:
         return all(bool(self.demand(used(limit)[0], inner)) for limit in limits)
 
     def slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
-        source = self.demand(used(iterator)[0], inner)
-        axis = iterator.attribute("axis")
+        source, axis = self.demand(used(iterator)[0], inner), iterator.attribute("axis")
         length = source.shape[axis]
         if trip < length:
             index = length - 1 - trip if iterator.attribute("reverse") else trip
@@ -239,13 +237,6 @@ class _Machine:
             shape = [0 if place == axis else max(size, 0) for place, size in enumerate(row.shape)]
             return torch.empty(shape, dtype=element_dtype(row.dtype))
         return torch.stack(collected[::-1] if layer.attribute("kind") == "REVERSE" else collected, axis)
-
-
-def _named(layer: Layer, error: Exception) -> LayerError:
-    text = error.message if isinstance(error, LayerError) else f"{type(error).__name__}: {error}"
-    named = LayerError(f"{layer.kind} {layer.name!r}: {text}")
-    named.named = True
-    return named
 
 
 @attrs.frozen

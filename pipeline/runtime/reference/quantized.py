@@ -53,19 +53,15 @@ def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tenso
 def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
     """Round a float32 tensor to a quantized dtype: ties to the even value, saturating."""
     if dtype == FP4:
-        return _nearest_fp4(x)
+        distance = (x.abs()[..., None] - LEVELS).abs()
+        least = distance.amin(-1, keepdim=True)
+        even = torch.where(distance == least, torch.arange(8) % 2, 2).argmin(-1)
+        return torch.copysign(LEVELS[even], x)
     if dtype == E8M0:
         return torch.exp2(x.log2().ceil().clamp(-127, 127)).to(torch.float8_e8m0fnu)
     low, high = RANGES[dtype]
     x = x.clamp(low, high)
     return x.to(torch.float8_e4m3fn) if dtype == "float8_e4m3fn" else x.round().to(torch.int8)
-
-
-def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
-    distance = (x.abs()[..., None] - LEVELS).abs()
-    least = distance.amin(-1, keepdim=True)
-    even = torch.where(distance == least, torch.arange(8) % 2, 2).argmin(-1)
-    return torch.copysign(LEVELS[even], x)
 
 
 def quantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
