@@ -20,8 +20,7 @@ from pipeline.runtime import graph_copies
 from pipeline.runtime.call_plan import CallPlan, Return, Turn, to_write
 from pipeline.runtime.capture import captured, capturing, make_room
 from pipeline.runtime.engine_buffers import plain
-from pipeline.runtime.graph_copies import Instance
-from pipeline.runtime.graph_fills import instantiate
+from pipeline.runtime.graph_copies import Instance, instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
 
 if TYPE_CHECKING:

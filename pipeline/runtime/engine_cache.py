@@ -39,11 +39,6 @@ def cache_folder(name: str) -> Path:
     return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
 
 
-def default_directory() -> Path:
-    """Return the default folder for kernels."""
-    return cache_folder("runtime")
-
-
 def cache_key(networks: Iterable[Network]) -> str:
     """Return the cache key of the kernels: networks, GPU, driver, library and the TF32 override.
 
@@ -110,7 +105,7 @@ class RuntimeCache:
             return None
         paths: tuple[Path | None, ...] = ()
         if folder is not False:
-            shared = (default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
+            shared = (cache_folder("runtime") if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
             own = _of_this_gpu(shared)
             paths = (own,) if _is_there(own) else (shared, own)
         if not kernels or kernels.machine != machine():

@@ -18,8 +18,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import Maker, maker, plain
-from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
-from pipeline.runtime.graph_fills import instantiate
+from pipeline.runtime.graph_copies import Copy, CopyNode, Instance, instantiate
 
 log = logging.getLogger(__name__)
 

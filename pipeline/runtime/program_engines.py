@@ -118,8 +118,14 @@ def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     parameters, device = Snapshot(compiled.program), torch.cuda.current_device()
 
     def refusal(index: int) -> str:
-        with torch.cuda.device(device):
-            return _refusal(compiled, index, cache, parameters)
+        try:
+            with torch.cuda.device(device), listening() as messages:
+                loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
+                context, config = loaded.context(messages)
+                del context, config  # in this order
+        except UnloadableError as error:
+            return error.message
+        return ""
 
     first = [indices[0] for indices in alike.values()]
     with ThreadPoolExecutor(1 if any(e.stripped for e in compiled.engines) else THREADS, "pipeline-load") as pool:
@@ -127,18 +133,6 @@ def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     found = {index: refusal(index) for index, message in zip(first, messages, strict=True) if message}
     failed = {indices[0]: indices for indices in alike.values() if found.get(indices[0])}
     return {compiled.engines[i].name: found[index] for index, indices in failed.items() for i in indices}
-
-
-def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return TensorRT's message if an engine does not load; empty if it does. The engine is freed."""
-    try:
-        with listening() as messages:
-            loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
-            context, config = loaded.context(messages)
-            del context, config  # in this order
-    except UnloadableError as error:
-        return error.message
-    return ""
 
 
 def loaded_engine(
