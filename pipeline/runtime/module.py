@@ -86,7 +86,7 @@ class ProgramModule(CompiledModule):
         folder = self.settings.runtime_cache
         self._kernels = RuntimeCache.of(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
-        self._parts = [_part(self, compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
+        self._parts = [self._part(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
         compile_kernels(self._parts, self._kernels)
         # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
@@ -98,6 +98,28 @@ class ProgramModule(CompiledModule):
         self._bound = Bound.of(compiled.program.parameters, compiled.program, once=on_gpu)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
+
+    def _part(
+        self,
+        compiled: Compiled,
+        segment: Segment,
+        parameters: Mapping[str, torch.Tensor],
+        constant: Callable[[str], torch.Tensor],
+        loaded: dict[str, LoadedEngine],
+    ) -> Leaf:
+        """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates
+        a context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
+        if segment.kind == "torch":
+            mode = self.settings.torch_compile if self.executor == "tensorrt" else None
+            return torch_segment(self.program, segment, constant, self.device, mode)
+        index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
+        if self.executor == "reference":
+            return _reference(compiled, index, parameters)
+        engine = compiled.engines[index]
+        if engine.digest in loaded and not engine.stripped:
+            return loaded[engine.digest].serving(engine, compiled.networks[index])
+        loaded_now = loaded_engine(compiled, index, self.settings, self._kernels, parameters)
+        return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
     def _attach_state(self) -> None:
         """Create buffers with their initial values, and drop the plans that hold older ones."""
@@ -323,30 +345,6 @@ def _worker(
         return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
     return CudaWorker(layout, parts, device, settings, graphs)
-
-
-def _part(
-    module: ProgramModule,
-    compiled: Compiled,
-    segment: Segment,
-    parameters: Mapping[str, torch.Tensor],
-    constant: Callable[[str], torch.Tensor],
-    loaded: dict[str, LoadedEngine],
-) -> object:
-    """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates a
-    context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
-    if segment.kind == "torch":
-        mode = module.settings.torch_compile if module.executor == "tensorrt" else None
-        return torch_segment(module.program, segment, constant, module.device, mode)
-    index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
-    network = compiled.networks[index]
-    if module.executor == "reference":
-        return _reference(compiled, index, parameters)
-    engine = compiled.engines[index]
-    if engine.digest in loaded and not engine.stripped:
-        return loaded[engine.digest].serving(engine, network)
-    loaded_now = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
-    return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
 
 def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
