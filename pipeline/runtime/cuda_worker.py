@@ -1,4 +1,4 @@
-"""``CudaWorker``: run a program on a GPU with its own execution contexts, one arena, and optional CUDA graphs."""
+"""Run a program on a GPU (``CudaWorker``): its order on streams, its execution contexts, and optional CUDA graphs."""
 
 from __future__ import annotations
 

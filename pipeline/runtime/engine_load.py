@@ -114,11 +114,6 @@ class LoadedEngine:
         """The bytes of activations at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
-    def note_new_shapes(self) -> None:
-        """Note that TensorRT may have compiled kernels: the engine ran with new shapes."""
-        if self.cache is not None:
-            self.cache.may_have_new = True
-
     def context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
         """Return a new execution context, whose memory the caller sets, and its configuration, which must outlive it.
 

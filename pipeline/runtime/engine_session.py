@@ -165,7 +165,8 @@ class Session:
         del held
         if self._fresh:
             self._fresh = False
-            self.loaded.note_new_shapes()
+            if self.loaded.cache is not None:
+                self.loaded.cache.may_have_new = True  # new shapes, for which TensorRT compiles kernels
         return [
             result.clone() if memory is not None and not own else self._finished(binding, result)
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
