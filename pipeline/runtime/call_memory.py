@@ -66,15 +66,6 @@ def _nodes(program: Program) -> set[torch.fx.Node]:
     return {node for graph in graphs for node in graph.graph.nodes}
 
 
-def _depends_on_data(program: Program) -> bool:
-    """Return whether the sizes of a call may depend on values: of control flow, or of an operator that reads data."""
-    called = {node.target for node in _nodes(program) if node.op == "call_function"}
-    return any(
-        isinstance(target, torch._ops.HigherOrderOperator) or READS.intersection(getattr(target, "tags", ()))
-        for target in called
-    )
-
-
 def _bytes(value: object, symbols: Symbols) -> int | None:
     """Return the bytes of a tensor at its largest sizes; None if a size has no upper bound."""
     if not isinstance(value, torch.Tensor | TensorType):
@@ -223,7 +214,10 @@ class Bound:
         """
         if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None
-        return cls(parameters.call_bytes * times, file_of(parameters), once and not _depends_on_data(program))
+        called = {node.target for node in _nodes(program) if node.op == "call_function"}
+        reads = any(READS.intersection(getattr(target, "tags", ())) for target in called)
+        by_values = reads or any(isinstance(target, torch._ops.HigherOrderOperator) for target in called)
+        return cls(parameters.call_bytes * times, file_of(parameters), once and not by_values)
 
     def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
         """Return the result of ``call(plan, *args)`` within the limit.

@@ -193,17 +193,12 @@ def _written(path: Path, data: memoryview) -> bool:
         with replacing(path, mode=MODE, size=lambda: data.nbytes) as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())
-        _forget_oldest(path.parent)
+        for old in sorted(path.parent.glob("*.kernels"), key=_last_used, reverse=True)[MAX_FILES:]:
+            old.unlink(missing_ok=True)
     except OSError as error:
         log.warning("the compiled kernels cannot be saved to %s: %s", path, error)
         return False
     return True
-
-
-def _forget_oldest(folder: Path) -> None:
-    files = sorted(folder.glob("*.kernels"), key=_last_used, reverse=True)
-    for old in files[MAX_FILES:]:
-        old.unlink(missing_ok=True)
 
 
 def _last_used(path: Path) -> float:
