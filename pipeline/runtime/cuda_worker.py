@@ -203,8 +203,7 @@ class CudaWorker:
         return self._run(plan, leaves)
 
     def replayed(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
-        """Return a graph's outputs for inputs that fit it; None if the graph is another worker's, or another GPU is
-        current."""
+        """Return a graph's outputs for inputs that fit; None if it is another worker's, or another GPU is current."""
         if self.lane.elsewhere() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
         return graph(leaves, self.lane.handle())

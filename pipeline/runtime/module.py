@@ -250,8 +250,7 @@ class ProgramModule(CompiledModule):
         return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
     def _home(self, given: Sequence[object]) -> torch.device:
-        """Return the device of outputs: that of the inputs, a GPU before the CPU; without tensor inputs the CPU if the
-        model was captured there."""
+        """Return the device of outputs: the inputs', a GPU before the CPU; without tensors, where it was captured."""
         devices = [value.device for value in given if isinstance(value, torch.Tensor)]
         if not devices:
             return torch.device("cpu") if self._layout.on_cpu else self.device

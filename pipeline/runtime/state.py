@@ -63,8 +63,7 @@ def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[t
 
 
 def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (placeholder, buffer) for a call with these sizes: the first elements of each buffer in the placeholder's
-    shape."""
+    """Yield (placeholder, buffer) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -127,8 +126,7 @@ class Guard:
             raise self.error("this call")
 
     def check(self) -> None:
-        """Raise ``ExecutionError`` if an earlier call that the GPU has finished had positions outside; until `reset`
-        the buffers lack its rows."""
+        """Raise ``ExecutionError`` if an earlier call that the GPU has finished had positions outside."""
         if self._look:
             raise self.error("an earlier call")
 

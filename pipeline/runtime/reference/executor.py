@@ -241,8 +241,7 @@ class _Machine:
 
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights; call it with tensors in the order of the network's inputs. Its collectives join the
-    process group ``group``."""
+    """A network with its weights, called with its inputs in order; collectives join the process group ``group``."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)

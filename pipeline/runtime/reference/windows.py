@@ -104,8 +104,7 @@ def deconvolution(
 
 
 def _average(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
-    """Average pooling; a window that extends beyond counts the elements of the input, or of the declared padding
-    too."""
+    """Average pooling; a window beyond the input counts its elements, or those of the declared padding too."""
     pool = functional.avg_pool2d if len(pads) == 2 else functional.avg_pool3d
     window = {"kernel_size": layer.attribute("window_size_nd"), "stride": layer.attribute("stride_nd")}
     counted = torch.ones_like(x[:1, :1])
