@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -23,9 +23,6 @@ from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Instance, instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
 
-if TYPE_CHECKING:
-    from pipeline.runtime.cuda_worker import CudaWorker
-
 log = logging.getLogger(__name__)
 
 LARGE = 1 << 20
@@ -37,7 +34,7 @@ class CapturedCall:
     """A call captured as a CUDA graph.
 
     Args:
-        worker: the worker whose call is captured.
+        worker: the `CudaWorker` whose call is captured.
         plan: the plan of the calls to replay.
         leaves: the inputs of one such call.
         pool: the memory pool of the worker's graphs, which are never replayed at the same time.
@@ -47,7 +44,7 @@ class CapturedCall:
 
     def __init__(
         self,
-        worker: CudaWorker,
+        worker: Any,
         plan: CallPlan,
         leaves: Sequence[Leaf],
         pool: Any,
@@ -191,7 +188,7 @@ class CudaGraphs:
         self._seen: dict[CallPlan, dict[int, int]] = {}
         self._pool: object = None
 
-    def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: CudaWorker) -> CapturedCall | None:
+    def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
         """Return the graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
 
         When an input that the graph reads in place has moved, the call is captured again, at most once for each input.
@@ -217,7 +214,7 @@ class CudaGraphs:
             return self._capture(plan, leaves, worker, still)
 
     def _capture(
-        self, plan: CallPlan, leaves: Sequence[object], worker: CudaWorker, still: Mapping[int, int]
+        self, plan: CallPlan, leaves: Sequence[object], worker: Any, still: Mapping[int, int]
     ) -> CapturedCall | None:
         reason = worker.executor.layout.unrecorded or None
         self.kept.pop(plan, None)
