@@ -38,7 +38,7 @@ from benchmarks.sharded import (
 from pipeline.aten.collectives import SPACE
 from pipeline.compiled import Compiled
 from pipeline.program import Segment
-from pipeline.runtime.run_context import SegmentRunner, Turn
+from pipeline.runtime.call_plan import SegmentRunner, Turn
 
 Call: TypeAlias = Callable[[], object]
 

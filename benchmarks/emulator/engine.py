@@ -48,7 +48,7 @@ def emulated() -> Iterator[None]:
         if renamed := [tensor.name for tensor in network.outputs if tensor.name not in made]:
             raise NotEmulated(f"the output {renamed[0]} has another name in the plan")
 
-        def call(inputs: Sequence[Argument]) -> list[torch.Tensor]:
+        def call(inputs: Sequence[Argument], turn: object = None) -> list[torch.Tensor]:
             found = machine.run(dict(zip(names, map(torch.as_tensor, inputs), strict=True)))
             return [found[tensor.name] for tensor in network.outputs]
 

@@ -43,7 +43,6 @@ from pipeline.records.wording import path_of
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
-from pipeline.runtime.snapshot import AbsentWeights
 from pipeline.trt import has_gpu
 
 T = TypeVar("T")
@@ -239,7 +238,7 @@ class Loader:
         """Return saved tensors by their names in the program."""
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
         if self.missing:
-            return AbsentWeights(found, self.missing, self.opened, self.manifest.call)
+            return FileWeights(found, self.opened, self.manifest.call, self.missing)
         return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
 
     def partitioned(self) -> Partitioned:

@@ -1,1 +1,1 @@
-"""Models that are sharded over ranks. Nothing here imports torch.distributed before it is needed."""
+"""Models that are sharded over ranks."""

@@ -57,7 +57,6 @@ def _nothing(_: Function, **__: object) -> None:
 
 
 def _untraced(own: Function, *args: Argument) -> object:
-    """Call torch's function without a trace."""
     with disable_proxy_modes_tracing():
         return own(*args)
 

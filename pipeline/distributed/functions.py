@@ -98,11 +98,9 @@ class _Replay(torch.fx.Interpreter):
     """Call the operators of a traced graph in an export, in which a number that became a tensor becomes one again."""
 
     def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
-        """Return a constant."""
         value = super().get_attr(target, args, kwargs)
         return torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
 
     def call_function(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
-        """Call an operator."""
         lifts = target is torch.ops.aten.lift_fresh_copy.default
         return args[0] if lifts else super().call_function(target, args, kwargs)

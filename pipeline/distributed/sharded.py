@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from attrs import evolve, field, frozen
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -58,8 +59,6 @@ class Local:
         names = groups_of(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
-        import torch.distributed as dist
-
         if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused
             return program
         groups = {name: ranks_of(name) for name in names}
@@ -73,8 +72,7 @@ def as_local(
 ) -> Iterator[Local]:
     """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors
     outside of calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not dist.is_available() or not dist.is_initialized():
         yield Local(args, kwargs)
         return
     from pipeline.distributed.collectives import traced
@@ -127,16 +125,12 @@ def _check_device(places: Sequence[Place], device: str | None) -> None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Raise a CaptureError if a sharded module cannot be called: gloo takes the GPU's memory for the host's, and the
-    process ends (torch 2.11)."""
+    """Raise a CaptureError if a call would end the process: gloo takes a GPU's memory for the host's (torch 2.11)."""
     places = _places(model) if "torch.distributed.tensor" in sys.modules else []
-    if any(each.whole.device_mesh.device_type == "cuda" and _in_gloo(each.whole.device_mesh) for each in places):
+    meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
+    if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
         why = f"{type(model).__name__} is sharded over GPUs with gloo, which torch cannot call, and a call is needed"
         raise CaptureError(why, 'use the backend "nccl"; pipeline.compile(model, …) needs no call')
-
-
-def _in_gloo(mesh: Argument) -> bool:
-    return any(runs_on_host(group.group_name) for group in mesh.get_all_groups())
 
 
 def layout_of(tensor: Argument) -> Layout:

@@ -19,9 +19,9 @@ from pipeline.profiling.kernels import Span, by_segment
 from pipeline.profiling.matching import metadata_of
 from pipeline.program import Segment
 from pipeline.records.profile import Profile
+from pipeline.runtime.call_plan import SegmentRunner, Turn
 from pipeline.runtime.cuda_worker import EngineStep
 from pipeline.runtime.module import ProgramModule
-from pipeline.runtime.run_context import SegmentRunner, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
 RUNS, WARMUP = 50, 10

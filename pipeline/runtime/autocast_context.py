@@ -31,8 +31,7 @@ def autocast_dtypes() -> dict[str, torch.dtype]:
 
 
 def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a shallow copy of the model whose ``forward`` enters the current autocast, so that torch.export captures
-    it."""
+    """Return a shallow copy of the model whose ``forward`` enters the current autocast, so that a capture has it."""
     dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
@@ -43,8 +42,7 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _within(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """Call ``forward`` under autocast. ``forward`` is an argument, not a closure, so that a copy of the module calls
-    its own."""
+    """Call ``forward`` under autocast: an argument, not a closure, so that a copy of the module calls its own."""
     with autocast_in(dtypes):
         return forward(*args, **kwargs)
 

@@ -66,15 +66,6 @@ def _nodes(program: Program) -> set[torch.fx.Node]:
     return {node for graph in graphs for node in graph.graph.nodes}
 
 
-def _depends_on_data(program: Program) -> bool:
-    """Return whether the sizes of a call may depend on values: of control flow, or of an operator that reads data."""
-    called = {node.target for node in _nodes(program) if node.op == "call_function"}
-    return any(
-        isinstance(target, torch._ops.HigherOrderOperator) or READS.intersection(getattr(target, "tags", ()))
-        for target in called
-    )
-
-
 def _bytes(value: object, symbols: Symbols) -> int | None:
     """Return the bytes of a tensor at its largest sizes; None if a size has no upper bound."""
     if not isinstance(value, torch.Tensor | TensorType):
@@ -162,8 +153,7 @@ class Bounded(TorchDispatchMode):
 
 
 def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return the bytes of a call's new tensors, computed on fake tensors; 0 if that fails, as for a call that is
-    wrong."""
+    """Return the bytes of a call's new tensors, computed on fake tensors; 0 if the call fails on them."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         given = tree_map_only(torch.Tensor, fakes.from_tensor, (args, dict(kwargs)))
@@ -224,7 +214,10 @@ class Bound:
         """
         if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None
-        return cls(parameters.call_bytes * times, file_of(parameters), once and not _depends_on_data(program))
+        called = {node.target for node in _nodes(program) if node.op == "call_function"}
+        reads = any(READS.intersection(getattr(target, "tags", ())) for target in called)
+        by_values = reads or any(isinstance(target, torch._ops.HigherOrderOperator) for target in called)
+        return cls(parameters.call_bytes * times, file_of(parameters), once and not by_values)
 
     def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
         """Return the result of ``call(plan, *args)`` within the limit.
@@ -250,17 +243,13 @@ def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _selected(x: torch.Tensor, mask: torch.Tensor) -> int:
-    return int(x.element_size() * math.prod(torch.broadcast_shapes(x.shape, mask.shape)))
-
-
 def _counted(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 
 BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.nonzero.default: lambda x: 8 * x.numel() * x.dim(),
-    aten.masked_select.default: _selected,
+    aten.masked_select.default: lambda x, mask: x.itemsize * math.prod(torch.broadcast_shapes(x.shape, mask.shape)),
     aten.index.Tensor: lambda x, indices: x.nbytes,
     aten.repeat_interleave.Tensor: lambda repeats, output_size=None: 8 * int(repeats.sum()),
     aten.bincount.default: _counted,

@@ -7,7 +7,7 @@ module. The first call with certain shapes, dtypes and devices makes a ``CallPla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import sympy
 import torch
@@ -16,12 +16,12 @@ from attrs import evolve, field, frozen
 from pipeline.aten.op_predicates import moves
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
+from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, Segment
 from pipeline.runtime.ranks import of_the_host
 from pipeline.runtime.state import Guard
 from pipeline.shapes.environment import Expr, number
 
-Runner: TypeAlias = Callable[[list[Leaf]], Sequence[Leaf]]
 Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
@@ -89,10 +89,10 @@ class Layout:
     writes: tuple[Write, ...]
     checks: tuple[int, ...]
     decisions: tuple[tuple[int, str], ...]
-    sizes: tuple[tuple[int, Expr], ...]
-    constants: tuple[tuple[int, Leaf], ...]
+    sizes: Mapping[int, Expr]
+    constants: Mapping[int, Leaf]
     late: tuple[tuple[int, Expr], ...]
-    weights: tuple[tuple[int, str], ...] = ()
+    weights: Mapping[int, str]
     """The slots of weights that engines read in place, and the placeholders of these constants."""
 
     @property
@@ -159,6 +159,29 @@ class CallPlan:
         return self.home is None or value.device == self.home
 
 
+@frozen(eq=False)
+class Turn:
+    """The arguments of a run that each segment gets beside its inputs.
+
+    Attributes:
+        stream: the CUDA stream that engines run on; None on the CPU.
+        plan: a key for all shapes in the run; None if they do not depend on the inputs' shapes alone.
+        captured: whether the run is captured in a CUDA graph.
+        into: memory that engines write outputs to, by slot.
+    """
+
+    stream: Any = None
+    plan: CallPlan | None = None
+    captured: bool = False
+    into: Mapping[int, torch.Tensor] = FrozenDict()
+
+
+ON_CPU: Final = Turn()
+"""The arguments of a run on the CPU."""
+SegmentRunner: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
+"""Runs a segment on its inputs."""
+
+
 def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
     """Return the value of each write; those that a write would change are cloned."""
     return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
@@ -174,14 +197,12 @@ class LayoutBuilder:
         self.constants: dict[int, Leaf] = {}
         self.late: list[tuple[int, Expr]] = []
         self.weights: dict[int, str] = {}
-        self.graph = {n.name: n for n in program.graph.nodes}
-        self.nodes = {name: n.meta.get("val") for name, n in self.graph.items()}
+        self.nodes: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
         self.input_index = {p.name: i for i, p in enumerate(program.inputs)}
-        self.from_inputs = frozenset(str(s) for p in program.inputs for s in _symbols(p))
+        sizes = (size for p in program.inputs for size in ([p.value] if p.is_number else p.shape))
+        self.from_inputs = frozenset(str(s) for size in sizes if not isinstance(size, int) for s in size.free_symbols)
         self.known = set(self.from_inputs)
-        for port in program.inputs:
-            self._slot(port.name)
-        for name in program.buffers:
+        for name in (*self.input_index, *program.buffers):
             self._slot(name)
         self.steps = tuple(map(self._step, segments))
 
@@ -193,17 +214,13 @@ class LayoutBuilder:
         writes = self._writes([o for o in outputs if o.kind in ("buffer", "input")])
         checks = tuple(self._value(o) for o in outputs if o.kind == "check")
         decisions = tuple((self._value(o), o.target) for o in outputs if o.kind == "decision")
-        sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
-        late, weights = tuple(self.late), tuple(self.weights.items())
-        return Layout(
-            self.program, self.slots, self.steps, returns, writes, checks, decisions, sizes, constants, late, weights
-        )
+        first = self.program, self.slots, self.steps, returns, writes, checks, decisions
+        return Layout(*first, self.sizes, self.constants, tuple(self.late), self.weights)
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
 
     def _step(self, segment: Segment) -> Step:
-        before = set(self.known)
         late = tuple(
             (self._slot(_size_name(p.value)), p.value)
             for p in segment.inputs
@@ -211,7 +228,7 @@ class LayoutBuilder:
         )
         takes = tuple(self._taken(p) for p in segment.inputs)
         gives = tuple(self._slot(p.name) for p in segment.outputs)
-        learns = tuple(self._learnt(segment.outputs, before))
+        learns = tuple(self._learnt(segment.outputs))
         return Step(segment, takes, gives, late, learns)
 
     def _early(self, expr: Expr) -> bool:
@@ -228,12 +245,10 @@ class LayoutBuilder:
             return slot
         return self._slot(_size_name(port.value) if port.is_number else port.name)
 
-    def _learnt(self, outputs: Sequence[Port], known: set[str]) -> Iterable[tuple[int, int | None, str]]:
+    def _learnt(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
         for position, port in enumerate(outputs):
-            places = [(None, port.value)] if port.is_number else list(enumerate(port.shape))
-            for dim, size in places:
-                if not isinstance(size, int) and size.is_Symbol and str(size) not in known:
-                    known.add(str(size))
+            for dim, size in [(None, port.value)] if port.is_number else enumerate(port.shape):
+                if not isinstance(size, int) and size.is_Symbol and str(size) not in self.known:
                     self.known.add(str(size))
                     yield position, dim, str(size)
 
@@ -246,18 +261,17 @@ class LayoutBuilder:
         slot, constant = self._value(output), output.value in self.program.constants
         if itself in self.program.buffers or (constant and itself == output.value):
             return Return(slot, held=self._slot(itself))
-        expected = self.nodes[output.value]
+        expected = self.nodes[output.value].meta.get("val")
         dtype = expected.dtype if isinstance(expected, TENSORS) and not constant else None
         copied = constant or output.value in self.input_index or output.value in self.program.buffers
         return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
-        """Return the slot of an output's value."""
         if output.constant:
             slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value
             return slot
-        expected = self.nodes[output.value]
+        expected = self.nodes[output.value].meta.get("val")
         if isinstance(expected, NUMBERS):
             expr = number(expected)
             slot = self._slot(_size_name(expr))
@@ -279,15 +293,14 @@ class LayoutBuilder:
 
     def _memory(self, name: str) -> str:
         """Return the value whose memory one may share: the first of a chain of ops that only move elements."""
-        node: torch.fx.Node = self.graph[name]
+        node = self.nodes[name]
         while node.op == "call_function" and moves(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         return node.name
 
 
 def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark outputs that are the same tensor as an earlier one (``again``), and those that only have an earlier one's
-    value (``copied``)."""
+    """Mark outputs that are an earlier one (``again``), and those that only have its value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []
@@ -297,11 +310,6 @@ def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple
         slots.add(item.slot)
         marked.append(evolve(item, again=at) if at < i else evolve(item, copied=item.copied or shared))
     return tuple(marked)
-
-
-def _symbols(port: Port) -> set[sympy.Symbol]:
-    sizes = [port.value] if port.is_number else port.shape
-    return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
 
 
 def _size_name(expr: Expr) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.aten.types import Leaf, Spec
-from pipeline.program import Port, Program
+from pipeline.aten.types import Spec
+from pipeline.program import Program
 from pipeline.records.parameter import Parameter
 
 
@@ -26,7 +26,9 @@ def as_compiled(
     Raises:
         TypeError: an argument is given twice, or has another value than the one that is part of the program.
     """
-    parameters = program.signature or _ports(program, positional)
+    parameters: Sequence[Parameter] = program.signature
+    if not parameters and positional.num_leaves == positional.num_children:  # no input is a container
+        parameters = [Parameter(port.name) for port in program.inputs[: positional.num_children]]
     order, count = [p.name for p in parameters if p.positional], positional.num_children
     named = tuple(keywords.context or ())
     if len(order) < max(count, len(args)):
@@ -39,7 +41,12 @@ def as_compiled(
     for name in given.keys() - {*compiled}:
         if name not in known:
             return None
-        _check_default(known[name], given[name])
+        has_default, default = known[name].has_default, known[name].default
+        if not has_default or not is_same(given[name], default):
+            left = f"for its default, {default!r}" if has_default else "without it"
+            raise TypeError(
+                f"input {name} was left out when the program was compiled, {left}: compile with it among the inputs"
+            )
     for name in compiled:
         if name not in given:
             if name not in known or not known[name].has_default:
@@ -49,42 +56,21 @@ def as_compiled(
     return tuple(given[name] for name in order[:count]), {name: given[name] for name in named}
 
 
-def _ports(program: Program, positional: Spec) -> tuple[Parameter, ...]:
-    """Return the positional inputs of a program as parameters, if none of them is a container."""
-    if positional.num_leaves != positional.num_children:
-        return ()
-    return tuple(Parameter(port.name) for port in program.inputs[: positional.num_children])
-
-
-def _check_default(parameter: Parameter, value: object) -> None:
-    """Raise an error unless an argument that the program was compiled without has its default."""
-    if parameter.has_default and is_same(value, parameter.default):
-        return
-    left = f"for its default, {parameter.default!r}" if parameter.has_default else "without it"
-    raise TypeError(
-        f"input {parameter.name} was left out when the program was compiled, {left}: compile with it among the inputs"
-    )
-
-
 def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
     """Raise an error if an argument that is left out has a default which is not what the program was compiled for."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
-    place = compiled.index(parameter.name)
-    if specs[place].num_leaves != 1 or specs[place].num_children:
-        port = None
-    else:
+    place, default, what = compiled.index(parameter.name), parameter.default, "a value of its own"
+    if specs[place].num_leaves == 1 and not specs[place].num_children:
         port = program.inputs[sum(spec.num_leaves for spec in specs[:place])]
-    if port is None or not _holds(port, parameter.default):
-        what = f"{port.value!r}" if port is not None and port.kind == "constant" else "a value of its own"
-        raise TypeError(
-            f"input {parameter.name} is left out; its default is {parameter.default!r}, and the program was compiled "
-            f"for {what}"
-        )
-
-
-def _holds(port: Port, default: Leaf) -> bool:
-    """Return whether a default is what an input of the program may be."""
-    return is_same(default, port.value) if port.kind == "constant" else port.kind == "symint" and type(default) is int
+        if port.kind == "symint" and type(default) is int:
+            return
+        if port.kind == "constant":
+            if is_same(default, port.value):
+                return
+            what = repr(port.value)
+    raise TypeError(
+        f"input {parameter.name} is left out; its default is {default!r}, and the program was compiled for {what}"
+    )
 
 
 def is_same(value: object, other: object) -> bool:

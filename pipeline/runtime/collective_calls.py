@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -19,15 +18,13 @@ from pipeline.runtime.ranks import runs_on_host
 _ops: Final = torch.ops._c10d_functional
 
 
-def _all_to_all(x: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
-    return x.new_zeros((sum(sizes), *x.shape[1:])) if sizes else x.clone()
-
-
 ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
     _ops.all_reduce.default: lambda x, *_: x.clone(),
     _ops.all_gather_into_tensor.default: lambda x, count, *_: torch.cat([x] * count),
     _ops.reduce_scatter_tensor.default: lambda x, _, count, *__: x[: len(x) // count].clone(),
-    _ops.all_to_all_single.default: _all_to_all,
+    _ops.all_to_all_single.default: lambda x, sizes, *_: (
+        x.new_zeros((sum(sizes), *x.shape[1:])) if sizes else x.clone()
+    ),
     _ops.broadcast.default: lambda x, *_: x.clone(),
     _ops.wait_tensor.default: lambda x: x,
 }
@@ -43,7 +40,8 @@ def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argum
     if isinstance(sharding, Alone):
         return ALONE[node.target]
     if device.type == "cuda" and any(map(runs_on_host, groups_of([node]))):
-        return partial(_through_host, node.target)
+        collective: Argument = node.target
+        return lambda x, *args: _ops.wait_tensor(collective(x.cpu(), *args)).to(x.device)
     return node.target
 
 
@@ -66,17 +64,9 @@ def runs_alone(compiled: Compiled) -> bool:
 def collective_calls(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
     """Return the collectives of a program's calls in their order, by profile."""
     nodes = {node.name: node for node in compiled.program.graph.nodes if is_collective(node) and not is_wait(node)}
-    profiles = range(len(compiled.program.profiles)) or (None,)
-
-    def calls(profile: int | None) -> Iterator[str]:
-        for segment in compiled.partitioned.segments:
-            for name in segment.nodes if segment.runs_in(profile) else ():
-                if name in nodes:
-                    yield f"{nodes[name].target} {nodes[name].args[1:]}"
-
-    return {profile: [*calls(profile)] for profile in profiles}
-
-
-def _through_host(collective: Argument, x: torch.Tensor, *args: Argument) -> torch.Tensor:
-    """Return the result of a collective, on the device of its input."""
-    return _ops.wait_tensor(collective(x.cpu(), *args)).to(x.device)  # type: ignore[no-any-return]
+    calls: dict[int | None, list[str]] = {}
+    for profile in range(len(compiled.program.profiles)) or (None,):
+        chosen = (segment for segment in compiled.partitioned.segments if segment.runs_in(profile))
+        inside = (nodes[name] for segment in chosen for name in segment.nodes if name in nodes)
+        calls[profile] = [f"{node.target} {node.args[1:]}" for node in inside]
+    return calls

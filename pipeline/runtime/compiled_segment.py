@@ -137,7 +137,6 @@ class OrInterpreted:
         self.failed = False
 
     def __call__(self, *inputs: Leaf) -> Sequence[Leaf]:
-        """Return the segment's outputs."""
         if self.failed:
             return self.interpreter(*inputs)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -17,36 +17,24 @@ from attrs import evolve
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
-from pipeline.runtime.call_plan import CallPlan, Return, to_write
+from pipeline.runtime.call_plan import CallPlan, Return, Turn, to_write
 from pipeline.runtime.capture import captured, capturing, make_room
 from pipeline.runtime.engine_buffers import plain
-from pipeline.runtime.engine_stream import Lane
-from pipeline.runtime.graph_copies import Instance
-from pipeline.runtime.graph_fills import instantiate
+from pipeline.runtime.graph_copies import Instance, instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
-from pipeline.runtime.run_context import Turn
-from pipeline.runtime.worker import SegmentExecutor
 
 log = logging.getLogger(__name__)
-
 
 LARGE = 1 << 20
 """Outputs of at least so many bytes are written straight to the caller's memory once its address repeats: the call is
 captured again for that address. Copying GPT-2's logits at batch 8 (206 MB) takes an H200 5 % of the call."""
 
 
-class OnGpu(Protocol):
-    """The worker that a CUDA graph captures: its segment executor and its stream."""
-
-    executor: SegmentExecutor
-    lane: Lane
-
-
 class CapturedCall:
     """A call captured as a CUDA graph.
 
     Args:
-        worker: the worker whose call is captured.
+        worker: the `CudaWorker` whose call is captured.
         plan: the plan of the calls to replay.
         leaves: the inputs of one such call.
         pool: the memory pool of the worker's graphs, which are never replayed at the same time.
@@ -56,7 +44,7 @@ class CapturedCall:
 
     def __init__(
         self,
-        worker: OnGpu,
+        worker: Any,
         plan: CallPlan,
         leaves: Sequence[Leaf],
         pool: Any,
@@ -200,7 +188,7 @@ class CudaGraphs:
         self._seen: dict[CallPlan, dict[int, int]] = {}
         self._pool: object = None
 
-    def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: OnGpu) -> CapturedCall | None:
+    def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
         """Return the graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
 
         When an input that the graph reads in place has moved, the call is captured again, at most once for each input.
@@ -226,7 +214,7 @@ class CudaGraphs:
             return self._capture(plan, leaves, worker, still)
 
     def _capture(
-        self, plan: CallPlan, leaves: Sequence[object], worker: OnGpu, still: Mapping[int, int]
+        self, plan: CallPlan, leaves: Sequence[object], worker: Any, still: Mapping[int, int]
     ) -> CapturedCall | None:
         reason = worker.executor.layout.unrecorded or None
         self.kept.pop(plan, None)

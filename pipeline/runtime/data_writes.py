@@ -93,6 +93,5 @@ class _Data:
 
 
 def _is_alias(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors view the same memory in the same way."""
     same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
     return same and one.shape == other.shape and one.stride() == other.stride()

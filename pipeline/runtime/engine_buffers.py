@@ -52,19 +52,18 @@ def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 def bindings(cuda_engine: trt.ICudaEngine) -> dict[str, Binding]:
     """Return the engine's inputs and outputs by name."""
-    names = [cuda_engine.get_tensor_name(i) for i in range(cuda_engine.num_io_tensors)]
-    return {name: _binding(cuda_engine, name) for name in names}
-
-
-def _binding(cuda_engine: trt.ICudaEngine, name: str) -> Binding:
-    dtype, shape = to_torch(cuda_engine.get_tensor_dtype(name)), tuple(cuda_engine.get_tensor_shape(name))
-    alias = cuda_engine.get_aliased_input_tensor(name) if CAPABILITIES.kv_cache_update else None
-    return Binding(name, dtype, shape, enum_name(cuda_engine.get_tensor_location(name)) == "HOST", alias or None)
+    found = {}
+    for i in range(cuda_engine.num_io_tensors):
+        name = cuda_engine.get_tensor_name(i)
+        dtype, shape = to_torch(cuda_engine.get_tensor_dtype(name)), tuple(cuda_engine.get_tensor_shape(name))
+        alias = cuda_engine.get_aliased_input_tensor(name) if CAPABILITIES.kv_cache_update else None
+        on_host = enum_name(cuda_engine.get_tensor_location(name)) == "HOST"
+        found[name] = Binding(name, dtype, shape, on_host, alias or None)
+    return found
 
 
 def placed(value: object, binding: Binding, device: torch.device) -> torch.Tensor:
-    """Return a value in the form that TensorRT reads: contiguous and aligned on the GPU, or a new copy in host
-    memory."""
+    """Return a value as TensorRT reads it: contiguous and aligned on the GPU, or a new copy in host memory."""
     tensor = torch.as_tensor(value).detach()
     if tensor.dtype == torch.float64 and binding.dtype == torch.float32:
         tensor = tensor.float()
@@ -152,7 +151,6 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
         return self.reallocate_output(tensor_name, memory, size, alignment)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
-        """Remember the shape of the output."""
         self._shape = tuple(shape)
 
     def take(self) -> torch.Tensor | None:

@@ -34,15 +34,9 @@ MAX_FILES = 256
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache, or of the one that ``PIPELINE_CACHE`` names: ``runtime`` for kernels,
-    ``engines`` for engines."""
+    """Return a folder of the user's cache, or of ``PIPELINE_CACHE``: ``runtime`` has kernels, ``engines`` engines."""
     chosen = os.environ.get("PIPELINE_CACHE")
     return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
-
-
-def default_directory() -> Path:
-    """Return the default folder for kernels."""
-    return cache_folder("runtime")
 
 
 def cache_key(networks: Iterable[Network]) -> str:
@@ -111,7 +105,7 @@ class RuntimeCache:
             return None
         paths: tuple[Path | None, ...] = ()
         if folder is not False:
-            shared = (default_directory() if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
+            shared = (cache_folder("runtime") if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
             own = _of_this_gpu(shared)
             paths = (own,) if _is_there(own) else (shared, own)
         if not kernels or kernels.machine != machine():
@@ -199,17 +193,12 @@ def _written(path: Path, data: memoryview) -> bool:
         with replacing(path, mode=MODE, size=lambda: data.nbytes) as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())
-        _forget_oldest(path.parent)
+        for old in sorted(path.parent.glob("*.kernels"), key=_last_used, reverse=True)[MAX_FILES:]:
+            old.unlink(missing_ok=True)
     except OSError as error:
         log.warning("the compiled kernels cannot be saved to %s: %s", path, error)
         return False
     return True
-
-
-def _forget_oldest(folder: Path) -> None:
-    files = sorted(folder.glob("*.kernels"), key=_last_used, reverse=True)
-    for old in files[MAX_FILES:]:
-        old.unlink(missing_ok=True)
 
 
 def _last_used(path: Path) -> float:

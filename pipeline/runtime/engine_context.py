@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 
 from pipeline.errors import ExecutionError
-from pipeline.runtime.communicator import communicator
 from pipeline.runtime.engine_buffers import OutputBuffer
 from pipeline.runtime.engine_load import LOG, LoadedEngine, Messages, listening
+from pipeline.runtime.ranks import communicator
 from pipeline.trt import trt
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

@@ -20,7 +20,6 @@ from pipeline.trt import CAPABILITIES, LIBRARY, Log, enum_member, has_gpu, trt
 
 LOG = Log()
 Messages: TypeAlias = Callable[[], str]
-Prepare: TypeAlias = Callable[[Any], None]
 
 _loading = threading.Lock()
 _hearing = threading.Lock()
@@ -33,8 +32,7 @@ class UnloadableError(ExecutionError):
 
 @contextmanager
 def listening() -> Iterator[Messages]:
-    """Yield a function that returns TensorRT's errors since the block's start. The log is cleared when the last such
-    block ends."""
+    """Yield a function that returns TensorRT's errors since the block's start; the last such block clears the log."""
     global _listeners
     with _hearing:
         _listeners += 1
@@ -53,21 +51,23 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
 
     targets: the compute capabilities that it was built for; empty for TensorRT's default.
 
-
     Raises:
         ExecutionError: there is no GPU, the plan comes from another library, or TensorRT cannot load it.
     """
     require_gpu(engine.name)
     flavour = engine.library.split(" ")[0]
+    rebuild = f"compile it again here, or install the version it was built by (PIPELINE_TENSORRT={flavour} chooses it)"
     if flavour != CAPABILITIES.flavour:
-        raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", _rebuild(flavour))
+        raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", rebuild)
     with _loading, listening() as messages:
         loaded = _runtime().deserialize_cuda_engine(engine.checked())
         engine.checked()  # its file may have been overwritten meanwhile
         if loaded is None:
+            # A version-compatible plan of another version may load, so the versions are compared only after a failure.
             if engine.library != LIBRARY:
-                raise ExecutionError(_unloadable(engine, messages()), _rebuild(flavour))
-            raise UnloadableError(_unloadable(engine, messages()), _elsewhere(targets))
+                differs = f"it was built by {engine.library}, and {LIBRARY} loads only its own plans"
+                raise ExecutionError(f"{engine.name} cannot be loaded: {differs} ({messages()})", rebuild)
+            raise UnloadableError(f"{engine.name} cannot be loaded ({messages()})", _elsewhere(targets))
     return loaded
 
 
@@ -90,7 +90,7 @@ class LoadedEngine:
 
     @classmethod
     def of(
-        cls, engine: Engine, network: Network, prepare: Prepare = lambda loaded: None, **options: Any
+        cls, engine: Engine, network: Network, prepare: Callable[[Any], None] = lambda loaded: None, **options: Any
     ) -> LoadedEngine:
         """Load a serialized engine on the current GPU, with its compiled kernels if a ``cache`` is among the options.
 
@@ -113,11 +113,6 @@ class LoadedEngine:
     def device_memory(self) -> int:
         """The bytes of activations at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
-
-    def note_new_shapes(self) -> None:
-        """Note that TensorRT may have compiled kernels: the engine ran with new shapes."""
-        if self.cache is not None:
-            self.cache.may_have_new = True
 
     def context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
         """Return a new execution context, whose memory the caller sets, and its configuration, which must outlive it.
@@ -157,20 +152,14 @@ def as_bound(network: Network, names: Mapping[str, str]) -> Network:
     def renamed(profile: Profile) -> Profile:
         return Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
 
+    bound = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs))
     first, *others = map(renamed, network.profiles) if network.profiles else (None,)
-    bound = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs), profile=first)
-    return evolve(bound, other_profiles=tuple(filter(None, others)))
+    return evolve(bound, profile=first, other_profiles=tuple(filter(None, others)))
 
 
 @cache
 def _runtime() -> Leaf:
     return trt.Runtime(LOG)
-
-
-def _unloadable(engine: Engine, messages: str) -> str:
-    # A version-compatible plan of another version may load, so the versions are compared only after a failure.
-    differs = f": it was built by {engine.library}, and {LIBRARY} loads only its own plans"
-    return f"{engine.name} cannot be loaded{differs if engine.library != LIBRARY else ''} ({messages})"
 
 
 def is_for_this_gpu(targets: Sequence[str]) -> bool:
@@ -196,7 +185,3 @@ def _elsewhere(targets: Sequence[str]) -> str:
         f"it was built for compute capability {', '.join(targets)}, and {torch.cuda.get_device_name()} has "
         f"{here}: compile the program on this GPU, or with compute_capabilities={wanted} on another machine"
     )
-
-
-def _rebuild(flavour: str) -> str:
-    return f"compile it again here, or install the version it was built by (PIPELINE_TENSORRT={flavour} chooses it)"

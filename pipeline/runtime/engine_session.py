@@ -165,7 +165,8 @@ class Session:
         del held
         if self._fresh:
             self._fresh = False
-            self.loaded.note_new_shapes()
+            if self.loaded.cache is not None:
+                self.loaded.cache.may_have_new = True  # new shapes, for which TensorRT compiles kernels
         return [
             result.clone() if memory is not None and not own else self._finished(binding, result)
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
@@ -173,13 +174,13 @@ class Session:
 
     @property
     def context(self) -> trt.IExecutionContext:
-        """The execution context of its runs."""
         return self._in.handle
 
     def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """Return the plan for inputs of these shapes, and make it current."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
-        key = (loose, *shapes, self._values(inputs) if self.on_host else ())
+        on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
+        key = (loose, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
         plan = self.plans.get(key)
         return self._enter(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
 
@@ -201,12 +202,6 @@ class Session:
         """Return whether TensorRT can read a tensor in place, as one of this dtype."""
         aligned = value.data_ptr() % ALIGNMENT == 0
         return aligned and value.dtype == dtype and plain(value) and value.device == self.device
-
-    def _values(self, inputs: Sequence[object]) -> tuple[Any, ...]:
-        """Return the values that TensorRT reads on the host, as part of a plan's key."""
-        return tuple(
-            tuple(v.flatten().tolist()) if isinstance(v := inputs[i], torch.Tensor) else v for i in self.on_host
-        )
 
     def _bound(self, name: str) -> Binding:
         if name not in self.known:
@@ -256,17 +251,14 @@ class Session:
                     self._address(binding.name, result)
             self._in.set_memory(self.arena.memory)
         if plan is None:
-            self._remember(key, current)
+            if len(self.plans) >= PLANS:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # a run may still read the dropped plan's host memory
+                self.plans.pop(next(iter(self.plans)))
+            self.plans[key] = current
             self._fresh = not loose
         self._current = current
         return current
-
-    def _remember(self, key: object, plan: EnginePlan) -> None:
-        if len(self.plans) >= PLANS:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # a run may still read the dropped plan's host memory
-            self.plans.pop(next(iter(self.plans)))
-        self.plans[key] = plan
 
     def _inputs_of(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """Return a plan that says where each input is read."""
@@ -277,9 +269,9 @@ class Session:
                 shapes.append((binding.name, tuple(tensor.shape)))
             if binding.on_host or position in self.fixed or not isinstance(value, torch.Tensor):
                 fixed.append((binding.name, placed(value, binding, self.device)))
-            elif binding.name in self.held:
-                free.append(position)
-            elif binding.name in self.written or (not loose and tensor.nbytes <= COPIED):
+            elif binding.name not in self.held and (
+                binding.name in self.written or (not loose and tensor.nbytes <= COPIED)
+            ):
                 copies.append((position, self.slabs[binding.name].view(tuple(tensor.shape))))
             else:
                 free.append(position)
@@ -343,18 +335,15 @@ class Session:
         to a buffer that TensorRT asks for memory."""
         binding = self.outputs[place]
         if make is None:
-            return self._buffer(binding)
+            if binding.name not in self.buffers:
+                buffer = OutputBuffer(binding, self.device)
+                self._in.allocate_with(binding.name, buffer)
+                self.buffers[binding.name] = buffer
+            return self.buffers[binding.name]
         held = self._in_place.get(place)
         tensor = inputs[held] if held is not None else make() if into is None else into
         self._address(binding.name, tensor)
         return tensor
-
-    def _buffer(self, binding: Binding) -> OutputBuffer:
-        if binding.name not in self.buffers:
-            buffer = OutputBuffer(binding, self.device)
-            self._in.allocate_with(binding.name, buffer)
-            self.buffers[binding.name] = buffer
-        return self.buffers[binding.name]
 
     def _enqueue(self, stream: torch.cuda.Stream) -> None:
         mark = LOG.mark()
@@ -363,10 +352,9 @@ class Session:
         done = self.context.execute_async_v3(stream.cuda_stream)
         if done and self._gives_to_host:
             stream.synchronize()
-        if self.buffers:
-            errors = [buffer.error for buffer in self.buffers.values() if buffer.error is not None]
-            if errors:
-                raise ExecutionError(f"{self.network.name}: no memory for an output: {errors[0]}") from errors[0]
+        for buffer in self.buffers.values():
+            if buffer.error is not None:
+                raise ExecutionError(f"{self.network.name}: no memory for an output: {buffer.error}") from buffer.error
         if not done:
             self._current = None
             self._in.require(done, "to run", lambda: LOG.messages_since(mark))

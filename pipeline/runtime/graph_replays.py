@@ -18,8 +18,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import Maker, maker, plain
-from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
-from pipeline.runtime.graph_fills import instantiate
+from pipeline.runtime.graph_copies import Copy, CopyNode, Instance, instantiate
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +173,7 @@ class Replays:
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
     ) -> Instance:
-        """Return an instance for new addresses: one captured for them, a new one, the oldest one, or the graph's
-        own."""
+        """Return an instance for new addresses: one captured for them, a new one, the oldest, or the graph's own."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE

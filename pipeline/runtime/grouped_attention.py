@@ -26,7 +26,8 @@ def attention(
         return SDPA(query, key, value, attn_mask, *flags, **how)  # type: ignore[no-any-return]
     how["enable_gqa"] = False
     if query.shape[-2] != 1:
-        return SDPA(query, _repeated(key, heads), _repeated(value, heads), attn_mask, *flags, **how)  # type: ignore[no-any-return]
+        keys, values = (tensor.repeat_interleave(heads // groups, -3) for tensor in (key, value))
+        return SDPA(query, keys, values, attn_mask, *flags, **how)  # type: ignore[no-any-return]
     mask = _in_groups(attn_mask, groups) if attn_mask.dim() > 2 and attn_mask.shape[-3] == heads else attn_mask
     rows: torch.Tensor = SDPA(_in_groups(query, groups), key, value, mask, *flags, **how)
     return rows.reshape(*query.shape[:-1], value.shape[-1])
@@ -52,8 +53,3 @@ def attention_in_graphs(
 def _in_groups(rows: torch.Tensor, groups: int) -> torch.Tensor:
     """Return one row for each head as rows of its group."""
     return rows.reshape(*rows.shape[:-3], groups, -1, rows.shape[-1])
-
-
-def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return a tensor with each head repeated."""
-    return tensor.repeat_interleave(heads // tensor.shape[-3], -3)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
-from typing import TypeAlias
 
 import sympy
 import torch
@@ -18,11 +17,8 @@ from pipeline.inputs import Constant
 from pipeline.program import Port, Program, version
 from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.runtime.call_signature import as_compiled, is_same
-from pipeline.shapes.environment import Range, Relation, value_of
+from pipeline.shapes.environment import Relation, value_of
 from pipeline.shapes.lines import solved
-
-Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
-"""A size whose expression has symbols of other sizes: the input, its dim, the expression, the size in the call."""
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
@@ -39,23 +35,19 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
     try:
         given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
-        leaves, structure = tree_flatten((args, dict(kwargs)), is_leaf=_is_size)
-        if any(map(_is_size, leaves)):  # torch.export turns torch.Size into tuples
-            return flatten_inputs(program, *tree_unflatten([tuple(v) if _is_size(v) else v for v in leaves], structure))
+        leaves, structure = tree_flatten((args, dict(kwargs)), is_leaf=lambda value: isinstance(value, torch.Size))
+        plain = [tuple(v) if isinstance(v, torch.Size) else v for v in leaves]
+        if any(a is not b for a, b in zip(plain, leaves, strict=True)):  # torch.export turns torch.Size into tuples
+            return flatten_inputs(program, *tree_unflatten(plain, structure))
         raise TypeError(_structure_error(program, args, kwargs, error)) from None
     for port, value in zip(program.inputs, given, strict=True):
         _check(port, value)
     return given
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, torch.Size)
-
-
 def _structure_error(
     program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError
 ) -> str:
-    """Describe how a call's structure differs from the compiled one."""
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
@@ -104,9 +96,10 @@ def _check(port: Port, value: object) -> None:
     if isinstance(value, Constant):
         raise TypeError(f"input {port.name} is a pipeline.Constant, which only capture takes: pass the tensor itself")
     if port.kind == "constant":
-        if not _equal(value, port.value):
+        compiled = port.value  # NaN equals NaN
+        if not (compiled.holds(value) if isinstance(compiled, Constant) else is_same(value, compiled)):
             raise TypeError(
-                f"input {port.name} is {_shown(value)}; it is part of the program, compiled for {port.value!r}"
+                f"input {port.name} is {_shown(value)}; it is part of the program, compiled for {compiled!r}"
             )
     elif port.kind == "symint":
         if not isinstance(value, int):
@@ -157,13 +150,6 @@ def _is_on_gpu(value: torch.Tensor) -> bool:
     return value.device.type != "cpu"
 
 
-def _equal(value: object, compiled: object) -> bool:
-    """Return whether a value equals the compiled one; NaN equals NaN."""
-    if isinstance(compiled, Constant):
-        return compiled.holds(value)
-    return is_same(value, compiled)
-
-
 def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor, {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -178,19 +164,17 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     Raises:
         ShapeError: a size is outside its range, does not match another input's size, or breaks a relation.
     """
-    symbols: dict[str, int] = {}
-    found: dict[str, str] = {}
-    later: list[Later] = []
+    sizes = _Sizes()
+    symbols = sizes.symbols
     for port, value in zip(program.inputs, given, strict=True):
         if port.kind == "symint":
-            _bind(port, None, port.value, value, symbols, found, later)
+            sizes.bind(port, None, port.value, value)
         elif port.kind == "tensor":
             if value.dim() != len(port.shape):
                 raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
             for dim, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
-                _bind(port, dim, expr, size, symbols, found, later)
-    for port, place, expr, size in _solvable_first(later, symbols):
-        _solve(port, place, expr, size, symbols, found)
+                sizes.bind(port, dim, expr, size)
+    sizes.solve_all()
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _relation_error(program, relation, symbols)
@@ -201,15 +185,13 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
 
 def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
     """Return the number of the first profile that sizes fit; None if there is none."""
-    return next((i for i, profile in enumerate(program.profiles) if _fits(profile, symbols)), None)
-
-
-def _fits(profile: Mapping[str, Range], symbols: Mapping[str, int]) -> bool:
-    return all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols)
+    for i, profile in enumerate(program.profiles):
+        if all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols):
+            return i
+    return None
 
 
 def _no_profile(program: Program, symbols: Mapping[str, int]) -> ShapeError:
-    """Return the error for sizes that no single profile has."""
     names = {name for profile in program.profiles for name in profile}
     port, dim, name = next(
         (port, dim, size.name)
@@ -243,61 +225,58 @@ def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
     return learnt
 
 
-def _bind(
-    port: Port,
-    dim: int | None,
-    expr: sympy.Expr,
-    size: int,
-    symbols: dict[str, int],
-    found: dict[str, str],
-    later: list[Later],
-) -> None:
-    allowed = port.ranges[dim or 0]
-    if not allowed.min <= size <= allowed.max:
-        raise ShapeError(port.name, dim, size, (allowed.min, allowed.max))
-    if isinstance(expr, int):
-        return
-    if not expr.is_Symbol:
-        later.append((port, dim, expr, size))
-    elif symbols.setdefault(expr.name, size) != size:
-        raise ShapeError(port.name, dim, size, (symbols[expr.name],) * 2, f"the {found[expr.name]}")
-    else:
-        found.setdefault(expr.name, _place(port, dim))
+class _Sizes:
+    """The values of a call's symbols (``symbols``), where each was found, and the sizes whose expressions have symbols
+    of other sizes: (input, dim, expression, size)."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, int] = {}
+        self.found: dict[str, str] = {}
+        self.later: list[tuple[Port, int | None, sympy.Expr, int]] = []
+
+    def bind(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
+        """Check a size's range, and read its symbol."""
+        allowed = port.ranges[dim or 0]
+        if not allowed.min <= size <= allowed.max:
+            raise ShapeError(port.name, dim, size, (allowed.min, allowed.max))
+        if isinstance(expr, int):
+            return
+        if not expr.is_Symbol:
+            self.later.append((port, dim, expr, size))
+        elif self.symbols.setdefault(expr.name, size) != size:
+            raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"the {self.found[expr.name]}")
+        else:
+            self.found.setdefault(expr.name, _place(port, dim))
+
+    def solve_all(self) -> None:
+        """Check or solve the expressions, in an order in which each has at most one unknown symbol if there is one."""
+        while self.later:
+            row = min(self.later, key=lambda row: len(self._unknown(row[2])))
+            self.later.remove(row)
+            self._solve(*row)
+
+    def _unknown(self, expr: sympy.Expr) -> list[str]:
+        return [s.name for s in expr.free_symbols if s.name not in self.symbols]
+
+    def _solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
+        """Check an expression of known symbols (``2*s``), or solve it for its unknown one."""
+        unknown = self._unknown(expr)
+        if not unknown:
+            wanted = value_of(expr, self.symbols)
+            if wanted != size:
+                why = " and ".join(sorted({self.found[s.name] for s in expr.free_symbols if s.name in self.found}))
+                raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} requires" if why else "")
+            return
+        value = solved(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
+        if value is None:
+            allowed = port.ranges[dim or 0]
+            raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")
+        self.symbols[unknown[0]] = value
+        self.found[unknown[0]] = _place(port, dim)
 
 
 def _place(port: Port, dim: int | None) -> str:
     return f"value of input {port.name}" if dim is None else f"size of input {port.name} in dimension {dim}"
-
-
-def _unknown(expr: sympy.Expr, symbols: Mapping[str, int]) -> list[str]:
-    return [s.name for s in expr.free_symbols if s.name not in symbols]
-
-
-def _solvable_first(later: list[Later], symbols: Mapping[str, int]) -> Iterator[Later]:
-    """Yield expressions in an order in which each has at most one unknown symbol, if there is such an order."""
-    while later:
-        size = min(later, key=lambda size: len(_unknown(size[2], symbols)))
-        later.remove(size)
-        yield size
-
-
-def _solve(
-    port: Port, dim: int | None, expr: sympy.Expr, size: int, symbols: dict[str, int], found: dict[str, str]
-) -> None:
-    """Check an expression of known symbols (``2*s``), or solve it for its unknown one."""
-    unknown = _unknown(expr, symbols)
-    if not unknown:
-        wanted = value_of(expr, symbols)
-        if wanted != size:
-            why = " and ".join(sorted({found[s.name] for s in expr.free_symbols if s.name in found}))
-            raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} requires" if why else "")
-        return
-    value = solved(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
-    if value is None:
-        allowed = port.ranges[dim or 0]
-        raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")
-    symbols[unknown[0]] = value
-    found[unknown[0]] = _place(port, dim)
 
 
 def _relation_error(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import torch
 
 from pipeline.aten.types import Leaf
 from pipeline.program import Program
-
-Term: TypeAlias = tuple[int, int, int]
-"""A stride in bytes, and how often it may be taken at least and at most."""
 
 
 def written_inputs(program: Program) -> tuple[int, ...]:
@@ -21,8 +18,7 @@ def written_inputs(program: Program) -> tuple[int, ...]:
 
 
 def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
-    """Return the indices of a written input and one that shares memory with it, equal if its own elements overlap; None
-    if there are none."""
+    """Return the indices of a written input and one that shares its memory (itself, if its elements do); or None."""
     for i in written:
         for j, other in enumerate(given):
             if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _shares_elements(other)):
@@ -55,14 +51,13 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return one is other
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not (one.numel() and other.numel()):
         return False
-    steps = dict[int, tuple[int, int]]()
+    least, most = Counter[int](), Counter[int]()
     for step, count in _steps(one):
-        low, high = steps.get(step, (0, 0))
-        steps[step] = low, high + count
+        most[step] += count
     for step, count in _steps(other):
-        low, high = steps.get(step, (0, 0))
-        steps[step] = low - count, high
-    return _can_reach(other.data_ptr() - one.data_ptr(), [(s, *steps[s]) for s in sorted(steps, reverse=True)])
+        least[step] -= count
+    terms = [(step, least[step], most[step]) for step in sorted({*least, *most}, reverse=True)]
+    return _can_reach(other.data_ptr() - one.data_ptr(), terms)
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -71,8 +66,8 @@ def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
-def _can_reach(distance: int, terms: Sequence[Term]) -> bool:
-    """Return whether strides, the longest first, can sum up to a distance."""
+def _can_reach(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
+    """Return whether strides, the longest first, each taken at least and at most so often, can sum up to a distance."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms

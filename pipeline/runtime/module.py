@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch.utils._pytree import tree_unflatten
@@ -18,7 +19,7 @@ from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
 from pipeline.runtime.autocast_context import is_autocast_on, without_autocast
 from pipeline.runtime.call_memory import Bound
-from pipeline.runtime.call_plan import CallPlan, Layout, LayoutBuilder, Runner
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, LayoutBuilder, SegmentRunner, Turn
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_buffers import ALIGNMENT
@@ -28,20 +29,20 @@ from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_i
 from pipeline.runtime.memory_overlap import check_apart, written_inputs
 from pipeline.runtime.opened_file import FileWeights, check_files, file_of, raise_failure
 from pipeline.runtime.program_engines import compile_kernels, group_in, loaded_engine, weights_of
-from pipeline.runtime.ranks import Ranks, agreed, rank_error
+from pipeline.runtime.ranks import Ranks
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
-from pipeline.runtime.run_context import SegmentRunner, ignoring_turn
 from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
-from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
+from pipeline.runtime.worker import Pool, SegmentExecutor
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 
 log = logging.getLogger(__name__)
 
+Worker: TypeAlias = SegmentExecutor | CudaWorker
 is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 PLANS = 256
 """The most combinations of shapes whose plans a module caches."""
@@ -78,14 +79,14 @@ class ProgramModule(CompiledModule):
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
         weight = partial(_weight, unchanged, self.device)
         constant = partial(_constant, {} if shared is None else shared, partial(weight, copied), self.program.constants)
-        self._weights = {slot: constant(name) for slot, name in self._layout.weights}
+        self._weights = {slot: constant(name) for slot, name in self._layout.weights.items()}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         own = {self._layout.slots[name]: weight(True, self.program.constants[name]) for name in returned}
         self._constants = {self.device: own}
         folder = self.settings.runtime_cache
         self._kernels = RuntimeCache.of(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
-        self._parts = [_part(self, compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
+        self._parts = [self._part(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
         compile_kernels(self._parts, self._kernels)
         # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
@@ -97,6 +98,30 @@ class ProgramModule(CompiledModule):
         self._bound = Bound.of(compiled.program.parameters, compiled.program, once=on_gpu)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
+
+    def _part(
+        self,
+        compiled: Compiled,
+        segment: Segment,
+        parameters: Mapping[str, torch.Tensor],
+        constant: Callable[[str], torch.Tensor],
+        loaded: dict[str, LoadedEngine],
+    ) -> Leaf:
+        """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates
+        a context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
+        if segment.kind == "torch":
+            on_gpu = self.executor == "tensorrt"
+            mode = self.settings.torch_compile if on_gpu else None
+            in_graph = on_gpu and (self.settings.cuda_graphs or compiled.settings.cuda_graphs)
+            return torch_segment(self.program, segment, constant, self.device, mode, in_graph=in_graph)
+        index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
+        if self.executor == "reference":
+            return _reference(compiled, index, parameters)
+        engine = compiled.engines[index]
+        if engine.digest in loaded and not engine.stripped:
+            return loaded[engine.digest].serving(engine, compiled.networks[index])
+        loaded_now = loaded_engine(compiled, index, self.settings, self._kernels, parameters)
+        return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
     def _attach_state(self) -> None:
         """Create buffers with their initial values, and drop the plans that hold older ones."""
@@ -154,16 +179,14 @@ class ProgramModule(CompiledModule):
                 self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
             return results
         except Exception as error:
-            raise_failure(self._file, error, rank_error(self._ranks, error))
+            raise_failure(self._file, error, error if self._ranks is None else self._ranks.failure(error))
         finally:
             self._workers.give(worker)
 
     def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
         """Replace each segment's runner by ``wrap(segment, runner)`` in later sequential calls, for measurements."""
         worker = self._workers.take()
-        executor = worker.executor if isinstance(worker, CudaWorker) else worker
-        assert isinstance(executor, SegmentExecutor)
-        executor.instrument(wrap)
+        (worker.executor if isinstance(worker, CudaWorker) else worker).instrument(wrap)
         self._workers.give(worker)
 
     @property
@@ -192,13 +215,12 @@ class ProgramModule(CompiledModule):
             known = self._plans.get(key)
         except TypeError:
             return given, self._plan(given)
-        return given, known or self._remember(key, self._plan(given))
-
-    def _remember(self, key: object, plan: CallPlan) -> CallPlan:
-        while len(self._plans) >= PLANS:
-            self._plans.pop(next(iter(self._plans)), None)
-        self._plans[key] = plan
-        return plan
+        if known is None:
+            known = self._plan(given)
+            while len(self._plans) >= PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[key] = known
+        return given, known
 
     def _plan(self, given: Sequence[Leaf]) -> CallPlan:
         try:
@@ -207,13 +229,14 @@ class ProgramModule(CompiledModule):
             raise_failure(self._file, error, error)
 
     def _new_plan(self, given: Sequence[Leaf]) -> CallPlan:
-        agreed(self._ranks, given)
+        if self._ranks is not None:
+            self._ranks.agree(given)
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
         template: list[Leaf] = [None] * len(layout.slots)
-        for slot, value in (*layout.constants, *self._weights.items(), *self._constants_on(home).items()):
+        for slot, value in {**layout.constants, **self._weights, **self._constants_on(home)}.items():
             template[slot] = value
-        for slot, expr in layout.sizes:
+        for slot, expr in layout.sizes.items():
             template[slot] = number_of(expr, symbols)
         for name, value in views(self.program, self, symbols):
             template[layout.slots[name]] = value
@@ -229,8 +252,7 @@ class ProgramModule(CompiledModule):
         return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
     def _home(self, given: Sequence[object]) -> torch.device:
-        """Return the device of outputs: that of the inputs, a GPU before the CPU; without tensor inputs the CPU if the
-        model was captured there."""
+        """Return the device of outputs: the inputs', a GPU before the CPU; without tensors, where it was captured."""
         devices = [value.device for value in given if isinstance(value, torch.Tensor)]
         if not devices:
             return torch.device("cpu") if self._layout.on_cpu else self.device
@@ -307,15 +329,13 @@ def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
 
 
 def _default_executor(engines: Sequence[Engine]) -> Executor:
-    if has_gpu():
-        others = [e.library for e in engines if e.library.split(" ")[0] != CAPABILITIES.flavour]
-        if not others:
-            return "tensorrt"
-        log.warning(
-            "engines were built by %s, and %s is loaded: they run on the CPU reference executor", others[0], LIBRARY
-        )
+    if not has_gpu():
+        log.info("no GPU here: engines run on the CPU reference executor")
         return "reference"
-    log.info("no GPU here: engines run on the CPU reference executor")
+    other = next((e.library for e in engines if e.library.split(" ")[0] != CAPABILITIES.flavour), None)
+    if other is None:
+        return "tensorrt"
+    log.warning("engines were built by %s, and %s is loaded: they run on the CPU reference executor", other, LIBRARY)
     return "reference"
 
 
@@ -323,45 +343,16 @@ def _worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
     if executor == "reference":
-        return SegmentExecutor(layout, list(map(ignoring_turn, parts)), device)
-
+        return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
     return CudaWorker(layout, parts, device, settings, graphs)
 
 
-def _part(
-    module: ProgramModule,
-    compiled: Compiled,
-    segment: Segment,
-    parameters: Mapping[str, torch.Tensor],
-    constant: Callable[[str], torch.Tensor],
-    loaded: dict[str, LoadedEngine],
-) -> object:
-    """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates a
-    context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
-    if segment.kind == "torch":
-        on_gpu = module.executor == "tensorrt"
-        mode = module.settings.torch_compile if on_gpu else None
-        in_graph = on_gpu and (
-            module.settings.cuda_graphs or compiled.settings.cuda_graphs
-        )  # or it is measured for one
-        return torch_segment(module.program, segment, constant, module.device, mode, in_graph=in_graph)
-    index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
-    network = compiled.networks[index]
-    if module.executor == "reference":
-        return _reference(compiled, index, parameters)
-    engine = compiled.engines[index]
-    if engine.digest in loaded and not engine.stripped:
-        return loaded[engine.digest].serving(engine, network)
-    loaded_now = loaded_engine(compiled, index, module.settings, module._kernels, parameters)
-    return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
-
-
-def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> Runner:
+def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
     network = compiled.networks[index]
     engine = ReferenceEngine(network, weights_of(compiled, network, parameters), group_in(compiled, index))
 
-    def run(inputs: list[Leaf]) -> Sequence[torch.Tensor]:
+    def run(inputs: list[Leaf], turn: Turn = ON_CPU) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])
 
     return run

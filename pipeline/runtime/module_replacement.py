@@ -55,8 +55,13 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
     """Return an object of a module's class that runs a program: see `Compiled.in_place_of`."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
         raise TypeError(f"in_place_of takes the nn.Module that was compiled, not {kind_of(model)}")
-    _check_takes(model, runner)
-    kind = type(model)
+    kind, (positional, named) = type(model), children(runner.program.in_spec)
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*[None] * len(children(positional)), **dict.fromkeys(named.context or ()))
+    except TypeError as error:
+        name = f"{kind.__name__}.forward({', '.join(signature.parameters)})"
+        raise TypeError(f"{name} does not take the inputs of the program: {error}") from None
 
     def forward(self: InPlace, *args: object, **kwargs: object) -> Leaf:
         return self.runner(*args, **kwargs)
@@ -73,20 +78,8 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
     return replacement.eval()
 
 
-def _check_takes(model: torch.nn.Module, runner: CompiledModule) -> None:
-    """Raise `TypeError` if a module's ``forward`` does not take the program's inputs."""
-    positional, named = children(runner.program.in_spec)
-    signature = inspect.signature(model.forward)
-    try:
-        signature.bind(*[None] * len(children(positional)), **dict.fromkeys(named.context or ()))
-    except TypeError as error:
-        name = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
-        raise TypeError(f"{name} does not take the inputs of the program: {error}") from None
-
-
 class Fixed(dict[str, Leaf]):
-    """The submodules or parameters of a module without weights. Assigning to them is an error, since the program would
-    not change."""
+    """The submodules or parameters of a module without weights: assigning to them would change nothing, and raises."""
 
     def __setitem__(self, name: str, value: object) -> None:
         what = f"{name} cannot be {kind_of(value)} here, which would change nothing"

@@ -78,20 +78,21 @@ def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
 
 class FileWeights(FrozenDict[str, Leaf]):
     """Memory-mapped tensors; each access by name checks their files. ``call_bytes``: the memory that a call of their
-    program takes, as its file states; 0 if it does not."""
+    program takes, as its file states; 0 if it does not. ``absent``: why tensors have no value (meta tensors), if so."""
 
-    __slots__ = ("call_bytes", "files")
+    __slots__ = ("absent", "call_bytes", "files")
     files: tuple[OpenedFile, ...]
     call_bytes: int
+    absent: str
 
-    def __init__(self, items: Leaf, files: tuple[OpenedFile, ...], call_bytes: int = 0) -> None:
+    def __init__(self, items: Leaf, files: tuple[OpenedFile, ...], call_bytes: int = 0, absent: str = "") -> None:
         super().__init__(items)
-        object.__setattr__(self, "files", files)
-        object.__setattr__(self, "call_bytes", call_bytes)
+        for name, value in (("files", files), ("call_bytes", call_bytes), ("absent", absent)):
+            object.__setattr__(self, name, value)
 
     def __getitem__(self, name: str) -> Leaf:
         check_files(self)
         return super().__getitem__(name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return FrozenDict, (dict(self),)
+        return (FileWeights, (self._items, (), 0, self.absent)) if self.absent else (FrozenDict, (dict(self),))

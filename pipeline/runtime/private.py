@@ -37,13 +37,10 @@ def opened_private(path: Path) -> BinaryIO:
             raise OSError(f"{path} is not a regular file: delete it")
         _check(found, path)
         os.utime(descriptor if os.utime in os.supports_fd else path)
-    except PermissionError:
-        return file  # a read-only folder
     except OSError as error:
-        if error.errno == errno.EROFS:
-            return file
-        file.close()
-        raise
+        if not isinstance(error, PermissionError) and error.errno != errno.EROFS:  # in a read-only folder
+            file.close()
+            raise
     return file
 
 

@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from pipeline.aten.collectives import groups_of
 from pipeline.compiled import Compiled
+from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.recipes import held
@@ -23,7 +24,6 @@ from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_t
 from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.opened_file import FileWeights
 from pipeline.runtime.snapshot import Snapshot, present
-from pipeline.runtime.weight_streaming import stream_weights
 from pipeline.settings import CompilationSettings
 from pipeline.trt import has_gpu, trt
 
@@ -37,8 +37,7 @@ THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 2))
 
 @frozen
 class Loads:
-    """The result of loading a program's engines: TensorRT's message for each engine that does not load, by name, and
-    the kernels compiled for the engines."""
+    """TensorRT's message for each engine that does not load, by name, and the kernels compiled for the engines."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
     kernels: Kernels = NO_KERNELS
@@ -119,8 +118,14 @@ def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     parameters, device = Snapshot(compiled.program), torch.cuda.current_device()
 
     def refusal(index: int) -> str:
-        with torch.cuda.device(device):
-            return _refusal(compiled, index, cache, parameters)
+        try:
+            with torch.cuda.device(device), listening() as messages:
+                loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
+                context, config = loaded.context(messages)
+                del context, config  # in this order
+        except UnloadableError as error:
+            return error.message
+        return ""
 
     first = [indices[0] for indices in alike.values()]
     with ThreadPoolExecutor(1 if any(e.stripped for e in compiled.engines) else THREADS, "pipeline-load") as pool:
@@ -128,18 +133,6 @@ def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     found = {index: refusal(index) for index, message in zip(first, messages, strict=True) if message}
     failed = {indices[0]: indices for indices in alike.values() if found.get(indices[0])}
     return {compiled.engines[i].name: found[index] for index, indices in failed.items() for i in indices}
-
-
-def _refusal(compiled: Compiled, index: int, cache: RuntimeCache | None, parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return TensorRT's message if an engine does not load; empty if it does. The engine is freed."""
-    try:
-        with listening() as messages:
-            loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
-            context, config = loaded.context(messages)
-            del context, config  # in this order
-    except UnloadableError as error:
-        return error.message
-    return ""
 
 
 def loaded_engine(
@@ -162,9 +155,33 @@ def loaded_engine(
         if settings.weight_streaming_budget is not None:
             stream_weights(engine.name, loaded, settings.weight_streaming_budget)
 
-    targets, specialization = settings.compute_capabilities, settings.kernel_specialization
-    options = {"specialization": specialization, "cache": cache, "targets": targets}
-    return LoadedEngine.of(engine, network, prepare, group=group_in(compiled, index), **options)
+    return LoadedEngine.of(
+        engine,
+        network,
+        prepare,
+        specialization=settings.kernel_specialization,
+        cache=cache,
+        targets=settings.compute_capabilities,
+        group=group_in(compiled, index),
+    )
+
+
+def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
+    """Limit the bytes that an engine's weights take on the GPU, before contexts are created; others are streamed from
+    the host at each call.
+
+    Raises:
+        ExecutionError: TensorRT refuses the budget.
+    """
+    size = int(loaded.streamable_weights_size)
+    if not size:
+        log.warning("%s has no weights that can be streamed: all are on the GPU (weight_streaming_budget)", name)
+        return
+    wanted = min(budget, size)
+    loaded.weight_streaming_budget_v2 = wanted
+    if loaded.weight_streaming_budget_v2 != wanted:
+        streamable = f"{name} has {size} bytes of weights that can be streamed"
+        raise ExecutionError(f"TensorRT refused weight_streaming_budget={budget}: {streamable}", "set a larger budget")
 
 
 def group_in(compiled: Compiled, index: int) -> str:
@@ -180,15 +197,11 @@ def group_in(compiled: Compiled, index: int) -> str:
 
 def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of an engine's network, by name."""
-    return {
-        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
-        if w.name in compiled.refit_map
-        else _literal(compiled.literals, w.name)
-        for w in network.weights
-    }
-
-
-def _literal(literals: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return a constant of a network, copied if it is memory-mapped."""
-    found = present(literals, name)
-    return found.clone() if isinstance(literals, FileWeights) else found
+    mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
+    for name in (weight.name for weight in network.weights):
+        if name in compiled.refit_map:
+            found[name] = held(compiled.refit_map[name].evaluate(parameters))
+        else:
+            literal = present(compiled.literals, name)
+            found[name] = literal.clone() if mapped else literal
+    return found

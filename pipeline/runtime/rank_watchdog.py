@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 from weakref import ref
 
 import torch
 from attrs import define, field
 
+from pipeline.aten.types import Argument
 from pipeline.errors import worded
 
 log = logging.getLogger(__name__)
@@ -30,48 +31,24 @@ GRACE: Final = 3.0
 """The seconds that other ranks have to say that they wait, too."""
 
 
-class Mark(Protocol):
-    """A mark on a GPU's stream."""
-
-    def query(self) -> bool:
-        """Return whether everything before it is done."""
-        ...
-
-
-class Store(Protocol):
-    """A store that all ranks see, such as that of `torch.distributed`."""
-
-    def set(self, key: str, value: str) -> object:
-        """Store a value."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether it has all keys."""
-        ...
-
-
-def end_process() -> None:
-    """End this process as torch's watchdog does."""
-    os.abort()
-
-
 @define(eq=False)
 class Watchdog:
     """A thread that ends the process, with an error in the log, if a call on the GPU is not done after ``seconds``. It
     watches one call until that is done, and then the latest. It asks the GPU only after a quarter of ``seconds``:
     CUDA forbids the question while another thread captures a graph in the mode "global". It ends with its watchdog.
 
-    waiting: returns the error's text. end: ends the process. latest: the last call. watched: the call that is watched.
+    waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: the last call,
+        and the one that is watched, each with its time.
     """
 
     seconds: float
     waiting: Callable[[], str]
-    end: Callable[[], None] = end_process
-    latest: deque[tuple[Mark, float]] = field(factory=lambda: deque(maxlen=1), init=False)
-    watched: tuple[Mark, float] | None = field(default=None, init=False)
+    end: Callable[[], object] = os.abort
+    latest: deque[tuple[torch.cuda.Event, float]] = field(factory=lambda: deque(maxlen=1), init=False)
+    watched: tuple[torch.cuda.Event, float] | None = field(default=None, init=False)
     thread: threading.Thread | None = field(default=None, init=False)
 
-    def watch(self, mark: Mark) -> None:
+    def watch(self, mark: torch.cuda.Event) -> None:
         """Watch the call that was launched before this mark."""
         self.latest.append((mark, time.monotonic()))
         if self.thread is None:
@@ -93,7 +70,6 @@ class Watchdog:
 
 
 def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
-    """Look at a watchdog's calls until it is gone."""
     while True:
         time.sleep(every)
         here = watchdog()
@@ -106,15 +82,9 @@ def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
         del here
 
 
-def watched(watchdog: Watchdog) -> None:
-    """Watch what was launched on the current stream, unless it is being captured."""
-    if not torch.cuda.is_current_stream_capturing():
-        mark = torch.cuda.Event()
-        mark.record()
-        watchdog.watch(mark)
-
-
-def waiting_text(store: Store, key: str, rank: int, others: Iterable[int], seconds: float, grace: float = GRACE) -> str:
+def waiting_text(
+    store: Argument, key: str, rank: int, others: Iterable[int], seconds: float, grace: float = GRACE
+) -> str:
     """Return why a call of this rank is not done: which of the other ranks do not say that they wait as well."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:

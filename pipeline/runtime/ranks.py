@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import time
@@ -13,6 +14,7 @@ from typing import Final, TypeVar
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from attrs import define, field
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -21,7 +23,7 @@ from pipeline.aten.types import Argument
 from pipeline.errors import ExecutionError, worded
 from pipeline.program import Program
 from pipeline.records.sharding import Alone, Layout, Sharding
-from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text, watched
+from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ _exchanges: Final = count()
 _modules: Final = count()
 """Numbers of the modules that were made of programs with a sharding: all ranks make them in one order."""
 
+CAPSULE: Final = b"ncclComm_t"
+"""The name that TensorRT expects of a capsule with a pointer to a communicator."""
 SAME: Final = "every rank runs the same calls in the same order, with inputs of the same shapes"
 
 
@@ -61,9 +65,7 @@ class Ranks:
     def attach(self, module: torch.nn.Module, on_gpu: bool) -> None:
         """Let a module take and return DTensors, if the program does, and watch its calls on a GPU."""
         if on_gpu:
-            from torch.distributed.distributed_c10d import _get_default_store
-
-            seconds = PART * _get_default_store().timeout.total_seconds()  # type: ignore[attr-defined]
+            seconds = PART * _store().timeout.total_seconds()
             itself = ref(self)
             self.watchdog = Watchdog(seconds, lambda: "" if (ranks := itself()) is None else ranks.waiting(seconds))
         if self.sharding.inputs:
@@ -100,11 +102,9 @@ class Ranks:
         Raises:
             ExecutionError: another rank has other shapes, has no new shapes in its next call, or has ended.
         """
-        from torch.distributed.distributed_c10d import _get_default_store
-
         ports = zip(self.program.inputs, given, strict=False)
         own = ", ".join(f"{p.name}: {list(v.shape) if isinstance(v, torch.Tensor) else v}" for p, v in ports)
-        store, key, before = _get_default_store(), self._key(), self._key(-1)
+        store, key, before = _store(), self._key(), self._key(-1)
         self.calls += 1
         store.set(f"{key}/{self.sharding.rank}", own)
         for other in self.others():
@@ -119,15 +119,15 @@ class Ranks:
             store.delete_key(f"{before}/{self.sharding.rank}")
 
     def launched(self) -> None:
-        """Watch the call that was launched on the current stream."""
-        if self.watchdog is not None:
-            watched(self.watchdog)
+        """Watch the call that was launched on the current stream, unless that is being captured."""
+        if self.watchdog is not None and not torch.cuda.is_current_stream_capturing():
+            mark = torch.cuda.Event()
+            mark.record()
+            self.watchdog.watch(mark)
 
     def waiting(self, seconds: float) -> str:
         """Return why a call is not done after so many seconds."""
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        return waiting_text(_get_default_store(), self._key(), self.sharding.rank, self.others(), seconds)
+        return waiting_text(_store(), self._key(), self.sharding.rank, self.others(), seconds)
 
     def _key(self, later: int = 0) -> str:
         return f"pipeline/{self.number}/{self.calls + later}"
@@ -149,8 +149,6 @@ class Ranks:
 
 def _check(sharding: Sharding) -> None:
     """Raise an ExecutionError if this process cannot run a rank's program."""
-    import torch.distributed as dist
-
     if not dist.is_available() or not dist.is_initialized():
         why = f"the program is that of {sharding}, and this process has no process group"
         raise ExecutionError(why, "start it with torchrun, and call torch.distributed.init_process_group")
@@ -169,15 +167,11 @@ def _check(sharding: Sharding) -> None:
 
 def ranks_of(name: str) -> tuple[int, ...]:
     """Return the ranks of a process group by its name."""
-    import torch.distributed as dist
-
     return tuple(dist.get_process_group_ranks(group_of(name)))
 
 
 def backend_of(name: str) -> str:
     """Return the backend of a process group, such as "nccl"; empty if this process has no such group."""
-    import torch.distributed as dist
-
     try:
         return str(dist.get_backend(group_of(name)))
     except (LookupError, RuntimeError, ValueError):
@@ -192,10 +186,31 @@ def runs_on_host(name: str) -> bool:
 
 def group_of(name: str) -> Argument:
     """Return a process group by its name."""
-    from torch.distributed import distributed_c10d
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
 
-    resolve: Argument = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-    return resolve(name)
+
+def _store() -> Argument:
+    return dist.distributed_c10d._get_default_store()
+
+
+def communicator(name: str) -> object:
+    """Return the NCCL communicator of a process group on the current GPU, as the capsule that TensorRT takes for the
+    collectives of an engine.
+
+    All ranks of the group call this at the same time: a group that has no communicator yet gets it by a collective.
+
+    Raises:
+        ExecutionError: the group is not one of NCCL.
+    """
+    group = group_of(name)
+    pointer = getattr(group._get_backend(torch.device("cuda")), "_comm_ptr", None)
+    if pointer is None:
+        why = f"the engine's collectives need a process group of NCCL, and {name!r} is of {dist.get_backend(group)}"
+        raise ExecutionError(why, "call init_process_group('nccl'), or compile with collectives_in_engine=False")
+    if not pointer():
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    form = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return form(("PyCapsule_New", ctypes.pythonapi))(pointer(), CAPSULE, None)
 
 
 def _local_of(tensor: Argument, layout: Layout, name: str) -> torch.Tensor:
@@ -232,11 +247,9 @@ def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]
-    from torch.distributed.distributed_c10d import _get_default_store
-
     every = [ranks for ranks in sharding.groups.values() if sharding.rank in ranks]
     ranks = range(sharding.ranks) if len(every) > 1 else every[0]
-    store, key = _get_default_store(), f"pipeline/values/{next(_exchanges)}/{ranks[0]}"
+    store, key = _store(), f"pipeline/values/{next(_exchanges)}/{ranks[0]}"
     names = [f"{key}/{rank}" for rank in ranks]
     store.set(f"{key}/{sharding.rank}", json.dumps(value))
     ends = time.monotonic() + seconds
@@ -250,14 +263,11 @@ def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
 
 @contextmanager
 def same_random_numbers(program: Program) -> Iterator[None]:
-    """A context in which all ranks of a program draw the random numbers of the first one, on the CPU and the GPU;
-    afterwards the others go on with their own."""
+    """A context in which all ranks draw the first one's random numbers, on CPU and GPU; then each its own again."""
     groups = {} if program.sharding is None else program.sharding.groups
     if not groups:
         yield
         return
-    import torch.distributed as dist
-
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     for name, ranks in groups.items():
@@ -276,14 +286,3 @@ def of_the_host(program: Program) -> str:
     groups = () if program.sharding is None else program.sharding.groups
     host = next(filter(runs_on_host, groups), "")
     return f"the collectives of {backend_of(host)} run on the host" if host else ""
-
-
-def agreed(ranks: Ranks | None, given: Sequence[object]) -> None:
-    """Compare the shapes of a call with those of other ranks, if there are any."""
-    if ranks is not None:
-        ranks.agree(given)
-
-
-def rank_error(ranks: Ranks | None, error: Exception) -> Exception:
-    """Return an error with its rank, if it is of a collective."""
-    return error if ranks is None else ranks.failure(error)

@@ -76,8 +76,7 @@ class FastReplay:
 
 
 def like(leaves: Sequence[Leaf]) -> Callable[..., bool] | None:
-    """Return torch's guard for the types, dtypes, devices, sizes and strides of these tensors; None if one is not a
-    plain tensor."""
+    """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if one is not plain."""
     if not leaves or any(type(leaf) is not torch.Tensor or leaf.layout != torch.strided for leaf in leaves):
         return None
     sizes, strides = [list(leaf.shape) for leaf in leaves], [list(leaf.stride()) for leaf in leaves]

@@ -11,12 +11,11 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, version
-from pipeline.runtime.opened_file import FileWeights, OpenedFile
+from pipeline.runtime.opened_file import FileWeights
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
-    """The model's parameters, without copies. Reading one that was changed in place since compiling raises an
-    ``ExecutionError``."""
+    """The model's parameters, without copies; reading one that was changed in place raises an ``ExecutionError``."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -50,31 +49,11 @@ class Snapshot(Unchanged):
         return self.copies[name]
 
 
-class AbsentWeights(FileWeights):
-    """The meta tensors of a program that was loaded without weights, and the reason for their absence."""
-
-    __slots__ = ("reason",)
-    reason: str
-
-    def __init__(
-        self,
-        items: Mapping[str, torch.Tensor],
-        reason: str,
-        files: tuple[OpenedFile, ...] = (),
-        call_bytes: int = 0,
-    ) -> None:
-        super().__init__(items, files, call_bytes)
-        object.__setattr__(self, "reason", reason)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return AbsentWeights, (dict(self._items), self.reason)
-
-
 def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """Return the tensor of a name; raise `ExecutionError` if it was loaded without its value."""
     tensor = tensors[name]
     if tensor.is_meta:
-        why = f": {tensors.reason}" if isinstance(tensors, AbsentWeights) else ""
+        why = f": {tensors.absent}" if isinstance(tensors, FileWeights) and tensors.absent else ""
         raise ExecutionError(
             f"{name} has no value{why}",
             'save with weights="inside", restore the file of weights, or pass all weights to '

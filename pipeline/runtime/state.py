@@ -63,8 +63,7 @@ def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[t
 
 
 def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (placeholder, buffer) for a call with these sizes: the first elements of each buffer in the placeholder's
-    shape."""
+    """Yield (placeholder, buffer) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -91,7 +90,6 @@ class Flags:
         return self._free.popleft().zero_()
 
     def give(self, flag: torch.Tensor) -> None:
-        """Return a flag to the pool."""
         self._free.append(flag)
 
 
@@ -128,8 +126,7 @@ class Guard:
             raise self.error("this call")
 
     def check(self) -> None:
-        """Raise ``ExecutionError`` if an earlier call that the GPU has finished had positions outside; until `reset`
-        the buffers lack its rows."""
+        """Raise ``ExecutionError`` if an earlier call that the GPU has finished had positions outside."""
         if self._look:
             raise self.error("an earlier call")
 
@@ -141,7 +138,6 @@ class Guard:
         self.seen.zero_()
 
     def error(self, which: str) -> ExecutionError:
-        """Return the error for a call."""
         return ExecutionError(
             f"{which} has positions outside of {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",
@@ -150,7 +146,8 @@ class Guard:
 
 def guard(program: Program, module: torch.nn.Module) -> Guard | None:
     """Return the guard of a program that checks positions; None for others."""
-    if not any(output.kind == "check" for output in program.outputs):
+    name = next((output.target for output in program.outputs if output.kind == "check"), None)
+    if name is None:
         return None
-    name = next(output.target for output in program.outputs if output.kind == "check")
-    return Guard(buffer(module, name).device, f"{name} {list(buffer(module, name).shape)}")
+    tensor = buffer(module, name)
+    return Guard(tensor.device, f"{name} {list(tensor.shape)}")

@@ -7,18 +7,18 @@ use can be freed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.collectives import is_collective
-from pipeline.aten.interpreter import Builder, held_by, placed
+from pipeline.aten.interpreter import Builder, Change, held_by, placed
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import Argument, Leaf, Node, aten
 from pipeline.program import Program, Segment
+from pipeline.runtime.call_plan import ON_CPU, SegmentRunner, Turn
 from pipeline.runtime.collective_calls import called
 from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
 from pipeline.runtime.few_rows import installed, linear
@@ -35,11 +35,12 @@ def torch_segment(
     mode: str | None = None,
     *,
     in_graph: bool = False,
-) -> Callable[[list[Leaf]], Sequence[object]]:
+) -> SegmentRunner:
     """Return a function from the segment's inputs to its outputs.
 
     constant: returns a constant of the program on the device, by the name of its placeholder. mode: that of
-        torch.compile; None: each operator is called. in_graph: whether CUDA graphs record the calls.
+        torch.compile; None: each operator is called. in_graph: whether CUDA graphs record calls of the program, as
+        they do not where a module measures its segments.
     """
     constants = {name: constant(name) for name in segment.constants}
     steps = _Steps(program, segment, device, constants, in_graph)
@@ -53,7 +54,7 @@ def torch_segment(
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
     memory = frozenset(map(_memory_of, constants.values()))
 
-    def run(inputs: list[Leaf]) -> Sequence[Leaf]:
+    def run(inputs: list[Leaf], turn: Turn = ON_CPU) -> Sequence[Leaf]:
         results: Sequence[Leaf] = call(*inputs)
         return _cloned_where_shared(results, inputs, owned, memory) if owned else results
 
@@ -93,7 +94,7 @@ class _Steps:
     ) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
-        self.moved = partial(_on_own_device, device)
+        self.moved: Change = lambda value: device if isinstance(value, torch.device) else value
         self.builder = Builder((port.name for port in segment.inputs), self.moved)
         for name, value in constants.items():
             self.builder.constant(name, value)
@@ -106,17 +107,14 @@ class _Steps:
             self.kernels = {SDPA: attention_in_graphs, LINEAR: linear} if fast else {SDPA: attention}
         self.updated: set[str] = set()
 
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor of control flow to the device."""
-        return tensor.detach().to(self.device, copy=True)
-
     def add(self, node: torch.fx.Node) -> None:
         """Add a node, and before it the numbers it reads that are not inputs of the segment."""
         if node.name in self.builder.places:
             return
         if node.op == "get_attr":
             graph = held_by(self.program.graph_module, str(node.target))
-            self.builder.constant(node.name, placed(graph, self._copied, self.moved))
+            flow = placed(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
+            self.builder.constant(node.name, flow)
             return
         args, kwargs = node.args, node.kwargs
         if node.target is SDPA:
@@ -148,11 +146,6 @@ def conditions(
             high, low = (number.item() for number in numbers)
             if high == 0 and low <= torch.finfo(numbers[1].dtype).min and condition.meta["val"].dtype == torch.bool:
                 yield mask, choice, condition
-
-
-def _on_own_device(device: torch.device, value: object) -> object:
-    """Replace a device by the segment's."""
-    return device if isinstance(value, torch.device) else value
 
 
 def choice_of(mask: Node) -> Node | None:

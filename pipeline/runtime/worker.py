@@ -5,24 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
 from pipeline.aten.types import Leaf
 from pipeline.errors import DecisionError, worded
 from pipeline.program import Segment
-from pipeline.runtime.call_plan import CallPlan, Layout, Slots, Step, dropped, to_write
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, SegmentRunner, Slots, Step, Turn, dropped, to_write
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.run_context import ON_CPU, SegmentRunner, Turn
 from pipeline.shapes.environment import number_of
-
-
-class Worker(Protocol):
-    """Run a program, for one caller at a time."""
-
-    def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """Return the program's outputs for these inputs."""
 
 
 class SegmentExecutor:
@@ -32,8 +24,6 @@ class SegmentExecutor:
         self.layout, self.runners, self.device = layout, runners, device
         self._set_steps(tuple(zip(layout.steps, runners, strict=True)))
         self._double = layout.program.settings.truncate_double
-        self._returns, self._checks, self._writes = layout.returns, layout.checks, layout.writes
-        self._decisions = layout.decisions
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
         """Return the outputs of a call, and write mutated inputs and buffers back."""
@@ -41,14 +31,14 @@ class SegmentExecutor:
         for given, slot, moved in plan.moves:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
-        if self._decisions:
+        if self.layout.decisions:
             self._run_checked(slots, plan, turn)
         else:
             self.run(slots, plan, turn)
-        if self._checks:
-            plan.report_checks(slots, self._checks)
+        if self.layout.checks:
+            plan.report_checks(slots, self.layout.checks)
         results = self.results(slots, leaves, plan)
-        if self._writes:
+        if self.layout.writes:
             self.write(slots, leaves)
         return results
 
@@ -57,16 +47,13 @@ class SegmentExecutor:
         self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
 
     def _set_steps(self, steps: tuple[tuple[Step, SegmentRunner], ...]) -> None:
-        """Set the steps, and select those of each profile."""
+        """Set the steps, and select those of each profile, with the slots that nothing reads after them."""
         self._steps = steps
-        places = (None, *range(len(self.layout.program.profiles)))
-        self._in_profile = {place: self._with_drops(place) for place in places}
-
-    def _with_drops(self, profile: int | None) -> tuple[tuple[Step, SegmentRunner, tuple[int, ...]], ...]:
-        """Return the steps of a profile, each with the slots that nothing reads after it."""
-        chosen = [(step, run) for step, run in self._steps if step.segment.runs_in(profile)]
-        drops = dropped(self.layout, [step for step, _ in chosen])
-        return tuple((step, run, after) for (step, run), after in zip(chosen, drops, strict=True))
+        self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
+        for profile in (None, *range(len(self.layout.program.profiles))):
+            chosen = [(step, run) for step, run in steps if step.segment.runs_in(profile)]
+            drops = dropped(self.layout, [step for step, _ in chosen])
+            self._in_profile[profile] = [(*row, after) for row, after in zip(chosen, drops, strict=True)]
 
     def arrive(self, value: torch.Tensor) -> torch.Tensor:
         """Convert an input to the program's device and the dtype in which it computes."""
@@ -74,8 +61,7 @@ class SegmentExecutor:
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Fill the slots of all segments' outputs and of the sizes that they determine; empty those that nothing
-        reads any more."""
+        """Fill the slots of outputs and of the sizes that they determine; empty those that nothing reads any more."""
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
@@ -102,15 +88,18 @@ class SegmentExecutor:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            places = " or ".join(place for _, place in self._decisions)
+            places = " or ".join(place for _, place in self.layout.decisions)
             why = f"this call failed, probably because it takes another branch at {places} than the captured example"
             raise DecisionError(f"{why}: {worded(error)}") from error
-        _check_branches(slots, self._decisions)
+        differ = torch.stack([slots[slot] for slot, _ in self.layout.decisions]).tolist()
+        for differs, (_, place) in zip(differ, self.layout.decisions, strict=True):
+            if differs:
+                raise DecisionError(f"this call takes another branch at {place} than the captured example")
 
     def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
         """Return the program's outputs."""
         results: list[Leaf] = []
-        for output in self._returns:
+        for output in self.layout.returns:
             if output.computed:
                 value = slots[output.slot]
                 if isinstance(value, torch.Tensor):
@@ -129,22 +118,13 @@ class SegmentExecutor:
 
     def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
         """Write mutations back to buffers and the caller's inputs."""
-        for write, value in zip(self._writes, to_write(slots, self._writes), strict=True):
+        for write, value in zip(self.layout.writes, to_write(slots, self.layout.writes), strict=True):
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not value:
                 target.copy_(value)
 
 
-def _check_branches(slots: Slots, decisions: Sequence[tuple[int, str]]) -> None:
-    """Raise `DecisionError` if this call takes another data-dependent branch than the captured example."""
-    flags = torch.stack([slots[slot] for slot, _ in decisions]).tolist()
-    for differs, (_, place) in zip(flags, decisions, strict=True):
-        if differs:
-            raise DecisionError(f"this call takes another branch at {place} than the captured example")
-
-
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    """Return the sizes and numbers that a segment's outputs determine."""
     return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
 
 
@@ -156,8 +136,7 @@ W = TypeVar("W")
 
 
 class Pool(Generic[W]):
-    """A pool of at most ``limit`` workers, created on demand. The one used last is taken first; callers wait while all
-    are busy."""
+    """At most ``limit`` workers, made on demand. The one used last is taken first; callers wait while all are busy."""
 
     def __init__(self, make: Callable[[], W], limit: int) -> None:
         self._make, self._left = make, limit
@@ -188,23 +167,17 @@ class Pool(Generic[W]):
     def _more(self) -> W:
         with self._turn:
             if self._left:
-                return self._made()
+                self._left -= 1
+                try:
+                    return self._make()
+                except BaseException:
+                    self._left += 1
+                    raise
             self._waiting += 1
             try:
-                return self._awaited()
+                while True:
+                    self._turn.wait_for(lambda: bool(self._free))
+                    with suppress(IndexError):  # another thread was faster
+                        return self._free.pop()
             finally:
                 self._waiting -= 1
-
-    def _awaited(self) -> W:
-        while True:
-            self._turn.wait_for(lambda: bool(self._free))
-            with suppress(IndexError):  # another thread was faster
-                return self._free.pop()
-
-    def _made(self) -> W:
-        self._left -= 1
-        try:
-            return self._make()
-        except BaseException:
-            self._left += 1
-            raise

@@ -29,7 +29,7 @@ from pipeline.aten.collectives import is_collective
 from pipeline.converters import collectives
 from pipeline.export_fixes.patching import VERSION
 from pipeline.program import Built, Converted
-from pipeline.runtime.communicator import communicator
+from pipeline.runtime.ranks import communicator
 from pipeline.stages import unbuilt
 from pipeline.stages.build import build
 from pipeline.trt import CAPABILITIES

@@ -10,9 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from examples.models import full
-from pipeline.runtime import graph_copies, graph_fills
-from pipeline.runtime.graph_copies import checked, nodes
-from pipeline.runtime.graph_fills import instantiate
+from pipeline.runtime import graph_copies
+from pipeline.runtime.graph_copies import checked, instantiate, nodes
 from tests.gpu.test_runtime_gpu import compiled, worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not graph_copies.available(), reason="needs cuda.bindings")]
@@ -55,8 +54,8 @@ def test_memory_is_what_a_memset_makes_it(size: int) -> None:
 
 def test_a_model_with_counters_to_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """ResNet-50 at batch 1: counters are cleared before convolutions that several blocks work on."""
-    replaced, replace = [], graph_fills._replace
-    monkeypatch.setattr(graph_fills, "_replace", lambda *args: (replaced.append(args), replace(*args)))
+    replaced, replace = [], graph_copies._replace
+    monkeypatch.setattr(graph_copies, "_replace", lambda *args: (replaced.append(args), replace(*args)))
     case = full("resnet50", torch.float16)
     inputs = [value.cuda() for value in case.inputs(batch=1).values()]
     program = compiled(case.model.cuda(), *inputs)

@@ -35,7 +35,6 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         (
             "distributed/",
             "converters/collectives.py",
-            "runtime/communicator.py",
             "runtime/ranks.py",
             "runtime/collective_calls.py",
             "runtime/rank_watchdog.py",

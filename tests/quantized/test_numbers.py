@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.aten import quantized as q
 from pipeline.network.description import Layer, Tensor
-from pipeline.runtime.reference.quantized import KINDS, nearest, unpacked
+from pipeline.runtime.reference.kinds import KINDS
+from pipeline.runtime.reference.quantized import nearest, unpacked
 
 SPECIAL = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 127.5, -128.5, 448.0, 464.0, 1e6, -1e6, 1e-9, 3.0]
 numbers = st.lists(st.one_of(st.sampled_from(SPECIAL), st.floats(-600, 600, width=32)), min_size=32, max_size=64)

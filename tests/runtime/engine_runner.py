@@ -9,10 +9,10 @@ import torch
 
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
+from pipeline.runtime.cuda_worker import Lane
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
-from pipeline.runtime.engine_stream import Lane
 
 
 class EngineRunner:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline import ExecutionError
-from pipeline.runtime import communicator, engine_context
+from pipeline.runtime import engine_context, ranks
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
@@ -17,8 +17,8 @@ from tests.runtime.fake_engine import CPU, FakeEngine, FakeStream
 
 def test_a_capsule_points_at_the_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
     group = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(_comm_ptr=lambda: 0x1234))
-    monkeypatch.setattr(communicator, "group_of", lambda name: group)
-    capsule = communicator.communicator("0")
+    monkeypatch.setattr(ranks, "group_of", lambda name: group)
+    capsule = ranks.communicator("0")
     form = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     assert form(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, b"ncclComm_t") == 0x1234
 

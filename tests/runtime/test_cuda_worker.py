@@ -17,9 +17,9 @@ import pipeline
 from pipeline.compiled import CompiledModule
 from pipeline.network.description import Tensor
 from pipeline.runtime import cuda_worker
+from pipeline.runtime.call_plan import Turn
 from pipeline.runtime.cuda_worker import CudaWorker, EngineStep
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.run_context import Turn
 from pipeline.runtime.worker import Pool
 from pipeline.trt import CAPABILITIES
 from tests.runtime.fake_engine import CPU, FakeContext, FakeEngine, FakeLane

@@ -16,7 +16,7 @@ import pytest
 from pipeline.network.description import Network
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime import engine_cache
-from pipeline.runtime.engine_cache import RuntimeCache, default_directory
+from pipeline.runtime.engine_cache import RuntimeCache, cache_folder
 
 MAGIC = b"kernels:"
 
@@ -215,9 +215,9 @@ def test_the_key_names_all_that_kernels_depend_on(monkeypatch: pytest.MonkeyPatc
 
 def test_the_folder_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PIPELINE_CACHE", raising=False)
-    assert default_directory().parts[-2:] == ("stagewright", "runtime")
+    assert cache_folder("runtime").parts[-2:] == ("stagewright", "runtime")
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path))
-    assert default_directory() == tmp_path / "runtime"
+    assert cache_folder("runtime") == tmp_path / "runtime"
 
 
 WRITER = """

@@ -9,7 +9,7 @@ import torch
 
 import pipeline
 from pipeline.network.description import Network, Profile, Tensor
-from pipeline.runtime.engine_profiles import ProfiledSession
+from pipeline.runtime.cuda_worker import ProfiledSession
 
 NETWORK = Network(
     "net",

@@ -17,7 +17,7 @@ from pipeline.network.engine import Engine
 from pipeline.runtime import engine_refit
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.runtime.engine_refit import refit, supply
-from pipeline.runtime.weight_streaming import stream_weights
+from pipeline.runtime.program_engines import stream_weights
 from pipeline.trt import dtype_name, to_trt, trt
 from tests.runtime.fake_engine import say
 

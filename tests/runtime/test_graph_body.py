@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pipeline
+from pipeline.runtime.call_plan import ON_CPU
 from pipeline.runtime.cuda_graphs import CapturedCall
-from pipeline.runtime.run_context import ON_CPU
 from tests.capture.test_mutation import OLD, Delayed
 
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtime import graph_copies, graph_fills
-from pipeline.runtime.graph_fills import Fill
+from pipeline.runtime import graph_copies
+from pipeline.runtime.graph_copies import Fill
 
 
 @given(st.sampled_from([1, 2, 4]), st.integers(0, 2**32 - 1), st.integers(1, 7), st.integers(0, 3))
@@ -95,7 +95,7 @@ def instantiated(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
     happened: list[str] = []
     graph: Any = SimpleNamespace(raw_cuda_graph=lambda: "whole", instantiate=lambda: happened.append("instantiated"))
-    graph_fills.instantiate(graph)
+    graph_copies.instantiate(graph)
     return happened
 
 

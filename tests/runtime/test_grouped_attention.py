@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from pipeline.runtime import torch_segment
-from pipeline.runtime.grouped_attention import SDPA, attention
+import pipeline
+from pipeline.aten.interpreter import Interpreter
+from pipeline.runtime.torch_segment import SDPA, attention, torch_segment
 
 SHAPES = [(1, 1, 5), (2, 1, 5), (2, 3, 5), (2, 0, 5)]
 MASKS = {
@@ -44,5 +47,18 @@ def test_other_attentions_are_called_as_they_are() -> None:
         assert torch.equal(attention(*args, **how), SDPA(*args, **how))
 
 
+class Attention(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
 def test_segments_on_a_gpu_call_it() -> None:
-    assert torch_segment.attention is attention and torch_segment.SDPA is SDPA
+    compile = pipeline.default(torch_executed_ops={str(SDPA)}, min_block_size=1).until("partition")
+    partitioned = compile(Attention(), args=(torch.randn(1, 2, 3, 4),))
+    (segment,) = partitioned.segments
+    called = {}
+    for device in ("cuda", "cpu"):
+        run: Any = torch_segment(partitioned.program, segment, lambda name: None, torch.device(device))
+        (steps,) = [c.cell_contents for c in run.__closure__ if isinstance(c.cell_contents, Interpreter)]
+        called[device] = {step.call for step in steps.steps} & {attention, SDPA}
+    assert called == {"cuda": {attention}, "cpu": {SDPA}}

@@ -29,7 +29,7 @@ def convolved(
 
     def add(net: Net, source: Any) -> Any:
         make = net.net.add_deconvolution_nd if transposed else net.net.add_convolution_nd
-        weights = [net.weight(value) for value in (kernel, bias) if value is not None]
+        weights = [net.weight(value.flatten()) for value in (kernel, bias) if value is not None]
         return windowed(make(source, maps, tuple(kernel.shape[2:]), *weights), **settings)
 
     return computed(add, x)

@@ -20,7 +20,7 @@ import pipeline
 from pipeline import ShapeError
 from pipeline.program import Segment
 from pipeline.runtime import module as module_file
-from pipeline.runtime.run_context import SegmentRunner, Turn
+from pipeline.runtime.call_plan import SegmentRunner, Turn
 from pipeline.runtime.worker import Pool
 
 

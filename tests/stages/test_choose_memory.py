@@ -13,7 +13,7 @@ import torch
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.program import Segment
-from pipeline.runtime.run_context import SegmentRunner, Turn
+from pipeline.runtime.call_plan import SegmentRunner, Turn
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
 from pipeline.verification.samples import sample, usual_sizes

@@ -1,7 +1,7 @@
 """Run network descriptions on the CPU: the meaning of TensorRT's layers, in PyTorch."""
 
+from pipeline.runtime.reference.common import LayerError
 from pipeline.runtime.reference.executor import ReferenceEngine, run
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED
-from pipeline.runtime.reference.layer_types import LayerError
 
 __all__ = ["FLOW", "KINDS", "NOT_MODELLED", "LayerError", "ReferenceEngine", "run"]

@@ -1,12 +1,11 @@
 """Non-maximum suppression."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import optional, present
-from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
+from pipeline.runtime.reference.common import Maybe, Outputs
 from pipeline.trt import torch_dtype
 
 
@@ -35,31 +34,27 @@ def _kept(boxes: torch.Tensor, order: torch.Tensor, threshold: float, most: int)
         order = order[_overlap(boxes[best], boxes[order]) <= threshold]
 
 
-def _candidates(scores: torch.Tensor, threshold: float, limit: int) -> torch.Tensor:
-    order = torch.sort(scores, descending=True, stable=True).indices[:limit]
-    return order[scores[order] > threshold]
-
-
-def _value(inputs: Inputs, index: int) -> float:
-    tensor = optional(inputs, index)
-    return 0.0 if tensor is None else float(tensor)
-
-
-def nms(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def nms(
+    layer: Layer,
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    most: torch.Tensor,
+    overlap: Maybe = None,
+    lowest: Maybe = None,
+) -> Outputs:
     """Return rows of (batch, class, box), by batch and then by descending score; and their number."""
-    boxes, scores, most = present(inputs, 3)
     corners = _corners(boxes.float(), layer.attribute("bounding_box_format"))
-    limit, overlap, lowest = layer.attribute("topk_box_limit"), _value(inputs, 3), _value(inputs, 4)
+    limit = layer.attribute("topk_box_limit")
+    at_most, above = (0.0 if value is None else float(value) for value in (overlap, lowest))
     rows: list[tuple[int, int, int]] = []
     for batch in range(scores.shape[0]):
         found = []
         for kind in range(scores.shape[2]):
             own = corners[batch] if boxes.dim() == 3 else corners[batch, :, kind]
-            order = _candidates(scores[batch, :, kind].float(), lowest, limit)
-            found += [(batch, kind, box) for box in _kept(own, order, overlap, int(most))]
+            values = scores[batch, :, kind].float()
+            order = torch.sort(values, descending=True, stable=True).indices[:limit]
+            order = order[values[order] > above]
+            found += [(batch, kind, box) for box in _kept(own, order, at_most, int(most))]
         rows += sorted(found, key=lambda row: -float(scores[row[0], row[2], row[1]]))
     selected = torch.tensor(rows, dtype=torch_dtype(layer.outputs[0].dtype)).reshape(-1, 3)
     return selected, torch.tensor(len(rows), dtype=torch_dtype(layer.outputs[1].dtype))
-
-
-KINDS: Mapping[str, Kind] = {"NMS": nms}

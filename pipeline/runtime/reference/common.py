@@ -1,23 +1,25 @@
-"""Helpers for the functions of all layer kinds."""
+"""The types of layer kinds, and helpers for their functions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
-from pipeline.runtime.reference.layer_types import Inputs, LayerError
+from pipeline.errors import ExecutionError
+from pipeline.network.description import Layer
 
 HALVES = (torch.float16, torch.bfloat16)
+Maybe: TypeAlias = torch.Tensor | None
+Outputs: TypeAlias = tuple[torch.Tensor, ...]
+Kind: TypeAlias = Callable[[Layer, Sequence[Maybe], Mapping[str, torch.Tensor]], Outputs]
+"""Returns the outputs of a layer for its inputs and its weights by role."""
 
 
-def present(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
-    """Return the first `count` inputs; raise `LayerError` if one is absent."""
-    given = tuple(tensor for tensor in inputs[:count] if tensor is not None)
-    if len(given) != count:
-        raise LayerError(f"needs {count} inputs, has {len(given)}")
-    return given
+class LayerError(ExecutionError):
+    """A layer breaks a rule of TensorRT, or the reference does not model it; the message names the layer."""
 
-
-def optional(inputs: Inputs, index: int) -> torch.Tensor | None:
-    """Return input `index`, or None if it is absent."""
-    return inputs[index] if index < len(inputs) else None
+    advice = "if the original model takes these inputs, name the layer's operator in torch_executed_ops"
+    named = False
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Elementwise layer kinds."""
+"""Elementwise layer kinds, casts among them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,12 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, present, wide
-from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
-
-Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Unary = Callable[[torch.Tensor], torch.Tensor]
-Activation = Callable[[torch.Tensor, float, float], torch.Tensor]
+from pipeline.runtime.reference.common import along, wide
+from pipeline.trt import torch_dtype
 
 
 def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
@@ -30,7 +26,7 @@ def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 # MAX and MIN keep the first operand unless the second compares greater or less: a NaN in the first stays, one in the
 # second is ignored (measured on RTX 1.4; NVIDIA/TensorRT issue 4758).
-ELEMENTWISE: Mapping[str, Binary] = {
+ELEMENTWISE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": torch.add,
     "PROD": torch.mul,
     "MAX": lambda a, b: torch.where(b > a, b, a),
@@ -46,42 +42,16 @@ ELEMENTWISE: Mapping[str, Binary] = {
     "GREATER": torch.gt,
     "LESS": torch.lt,
 }
-UNARY: Mapping[str, Unary] = {
-    "EXP": torch.exp,
-    "LOG": torch.log,
-    "SQRT": torch.sqrt,
+SAME_IN_TORCH = (
+    *("exp", "log", "sqrt", "abs", "neg", "ceil", "floor", "round", "erf", "isinf", "isnan"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+)
+UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name.upper(): getattr(torch, name) for name in SAME_IN_TORCH},
     "RECIP": torch.reciprocal,
-    "ABS": torch.abs,
-    "NEG": torch.neg,
-    "SIN": torch.sin,
-    "COS": torch.cos,
-    "TAN": torch.tan,
-    "SINH": torch.sinh,
-    "COSH": torch.cosh,
-    "ASIN": torch.asin,
-    "ACOS": torch.acos,
-    "ATAN": torch.atan,
-    "ASINH": torch.asinh,
-    "ACOSH": torch.acosh,
-    "ATANH": torch.atanh,
-    "CEIL": torch.ceil,
-    "FLOOR": torch.floor,
-    "ERF": torch.erf,
     "NOT": torch.logical_not,
     "SIGN": lambda x: torch.where(x != x, x, torch.sign(x)),
-    "ROUND": torch.round,
-    "ISINF": torch.isinf,
-    "ISNAN": torch.isnan,
 }
-
-
-def _elu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    return torch.where(x >= 0, x, alpha * torch.expm1(x))
-
-
-def _softplus(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    """Compute alpha * log(1 + exp(beta * x)) without overflow."""
-    return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
 
 
 def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
@@ -92,15 +62,16 @@ def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-ACTIVATION: Mapping[str, Activation] = {
+ACTIVATION: Mapping[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
     "RELU": lambda x, alpha, beta: torch.relu(x),
     "SIGMOID": lambda x, alpha, beta: torch.sigmoid(x),
     "TANH": lambda x, alpha, beta: torch.tanh(x),
     "LEAKY_RELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * x),
-    "ELU": _elu,
+    "ELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * torch.expm1(x)),
     "SELU": lambda x, alpha, beta: beta * torch.where(x > 0, x, alpha * torch.expm1(x)),
     "SOFTSIGN": lambda x, alpha, beta: x / (1 + x.abs()),
-    "SOFTPLUS": _softplus,
+    # alpha * log(1 + exp(beta * x)), without overflow
+    "SOFTPLUS": lambda x, alpha, beta: alpha * torch.logaddexp(beta * x, torch.zeros_like(x)),
     "CLIP": lambda x, alpha, beta: x.clamp(alpha, beta),
     "HARD_SIGMOID": lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     "SCALED_TANH": lambda x, alpha, beta: alpha * torch.tanh(beta * x),
@@ -110,10 +81,9 @@ ACTIVATION: Mapping[str, Activation] = {
 }
 
 
-def elementwise(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    a, b = present(inputs, 2)
+def elementwise(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     result = ELEMENTWISE[layer.attribute("op")](wide(a), wide(b))
-    return (result if result.dtype == torch.bool else result.to(a.dtype),)
+    return result if result.dtype == torch.bool else result.to(a.dtype)
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
@@ -121,26 +91,22 @@ def _real(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype == torch.int8 else wide(x)
 
 
-def unary(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def unary(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     result = UNARY[layer.attribute("op")](_real(x))
-    return (result if result.dtype == torch.bool else result.to(x.dtype),)
+    return result if result.dtype == torch.bool else result.to(x.dtype)
 
 
-def activation(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def activation(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     result = ACTIVATION[layer.attribute("type")](_real(x), layer.attribute("alpha"), layer.attribute("beta"))
-    return (result.to(x.dtype),)
+    return result.to(x.dtype)
 
 
-def select(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    condition, then, otherwise = present(inputs, 3)
-    return (torch.where(condition, then, otherwise),)
+def select(layer: Layer, condition: torch.Tensor, then: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    return torch.where(condition, then, otherwise)
 
 
-def parametric_relu(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, slope = present(inputs, 2)
-    return (torch.where(x >= 0, wide(x), wide(slope) * wide(x)).to(x.dtype),)
+def parametric_relu(layer: Layer, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    return torch.where(x >= 0, wide(x), wide(slope) * wide(x)).to(x.dtype)
 
 
 def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -152,21 +118,34 @@ def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.T
     return wide(weight).reshape([1] * axis + list(x.shape[axis:]))
 
 
-def scale(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
     """Compute (x * scale + shift) ** power, each of them optional."""
-    (x,) = present(inputs, 1)
     result = wide(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
         if role in weights:
             result = apply(result, _coefficient(layer, weights[role], x))
-    return (result.to(x.dtype),)
+    return result.to(x.dtype)
 
 
-KINDS: Mapping[str, Kind] = {
-    "ELEMENTWISE": elementwise,
-    "UNARY": unary,
-    "ACTIVATION": activation,
-    "SELECT": select,
-    "PARAMETRIC_RELU": parametric_relu,
-    "SCALE": scale,
-}
+def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, or the least
+    int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
+    if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
+        return x.to(dtype)
+    if dtype.itemsize == 1:
+        return converted(x, torch.int32).to(dtype)
+    bounds = torch.iinfo(dtype)
+    nan = float(bounds.min) if dtype == torch.int64 else 0.0
+    exact = x.double().nan_to_num(nan=nan, posinf=float(bounds.max), neginf=float(bounds.min)).trunc()
+    inside = exact.clamp(float(bounds.min), float(bounds.max))
+    high, low = exact >= float(bounds.max), exact <= float(bounds.min)  # 2**63 - 1 is not a float64
+    return inside.masked_fill(high | low, 0).to(dtype).masked_fill(high, bounds.max).masked_fill(low, bounds.min)
+
+
+def cast(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    return converted(x, torch_dtype(layer.attribute("to_type")))
+
+
+def identity(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    """Return the input, cast if the output has another dtype."""
+    return converted(x, torch_dtype(layer.outputs[0].dtype))

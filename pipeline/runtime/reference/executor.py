@@ -6,9 +6,9 @@ import attrs
 import torch
 
 from pipeline.network.description import Layer, Network, Tensor
+from pipeline.runtime.reference.common import LayerError
 from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED, collective
-from pipeline.runtime.reference.layer_types import LayerError
 from pipeline.runtime.reference.quantized import element_dtype
 
 Values = Mapping[str, torch.Tensor]
@@ -31,18 +31,14 @@ class Plan:
         wanted = needed(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
         steps = [layer for layer in live if not flow.regions_of(layer) and layer.kind not in LIMITS]
-        return cls(network, flow, tuple(steps), _last_uses(network, live, steps))
-
-
-def _last_uses(network: Network, live: Sequence[Layer], steps: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
-    ours = {layer.name for layer in steps if layer.kind not in FLOW}
-    kept = {tensor.name for tensor in network.outputs}
-    kept |= {name for layer in live if layer.name not in ours for name in used(layer)}
-    last = {name: layer.name for layer in steps if layer.name in ours for name in used(layer) if name not in kept}
-    found: dict[str, tuple[str, ...]] = {}
-    for name, layer_name in last.items():
-        found[layer_name] = (*found.get(layer_name, ()), name)
-    return found
+        ours = {layer.name for layer in steps if layer.kind not in FLOW}
+        kept = {tensor.name for tensor in network.outputs}
+        kept |= {name for layer in live if layer.name not in ours for name in used(layer)}
+        last = {name: layer.name for layer in steps if layer.name in ours for name in used(layer) if name not in kept}
+        last_uses: dict[str, tuple[str, ...]] = {}
+        for name, layer_name in last.items():
+            last_uses[layer_name] = (*last_uses.get(layer_name, ()), name)
+        return cls(network, flow, tuple(steps), last_uses)
 
 
 @attrs.frozen
@@ -130,8 +126,7 @@ class _Machine:
         return self.home(name, frame).values.get(name)
 
     def demand(self, name: str, frame: Frame) -> torch.Tensor:
-        """Return the value of a tensor after running the layers it depends on, with a stack, since networks are
-        deep."""
+        """Return a tensor's value, after the layers it depends on; with a stack, since networks are deep."""
         value = self.get(name, frame)
         if value is not None:
             return value
@@ -175,18 +170,21 @@ class _Machine:
         except Exception as error:
             if getattr(error, "named", False):
                 raise
-            raise _named(layer, error) from error
+            text = error.message if isinstance(error, LayerError) else f"{type(error).__name__}: {error}"
+            named = LayerError(f"{layer.kind} {layer.name!r}: {text}")
+            named.named = True
+            raise named from error
 
     def results(self, layer: Layer, frame: Frame) -> tuple[torch.Tensor, ...]:
         if layer.kind == "LOOP_OUTPUT":
             return (self.loop(region_of(layer), frame)[layer.name],)
         if layer.kind == "CONDITIONAL_OUTPUT":
             return (self.demand(self.needs(layer, frame)[0], frame),)
+        if layer.kind == "DIST_COLLECTIVE":
+            return (collective(layer, self.demand(used(layer)[0], frame), self.group),)
         inputs = [None if name is None else self.demand(name, frame) for name in layer.inputs]
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
-        if layer.kind == "DIST_COLLECTIVE":
-            return collective(layer, inputs, self.group)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
             raise LayerError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
@@ -208,8 +206,7 @@ class _Machine:
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
     def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Return whether a loop continues: within its count and the length of iterated tensors, while its condition
-        holds."""
+        """Return whether a loop goes on: within its count and its iterated tensors, while its condition holds."""
         if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
@@ -218,8 +215,7 @@ class _Machine:
         return all(bool(self.demand(used(limit)[0], inner)) for limit in limits)
 
     def slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
-        source = self.demand(used(iterator)[0], inner)
-        axis = iterator.attribute("axis")
+        source, axis = self.demand(used(iterator)[0], inner), iterator.attribute("axis")
         length = source.shape[axis]
         if trip < length:
             index = length - 1 - trip if iterator.attribute("reverse") else trip
@@ -243,17 +239,9 @@ class _Machine:
         return torch.stack(collected[::-1] if layer.attribute("kind") == "REVERSE" else collected, axis)
 
 
-def _named(layer: Layer, error: Exception) -> LayerError:
-    text = error.message if isinstance(error, LayerError) else f"{type(error).__name__}: {error}"
-    named = LayerError(f"{layer.kind} {layer.name!r}: {text}")
-    named.named = True
-    return named
-
-
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights; call it with tensors in the order of the network's inputs. Its collectives join the
-    process group ``group``."""
+    """A network with its weights, called with its inputs in order; collectives join the process group ``group``."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)

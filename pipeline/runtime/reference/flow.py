@@ -76,8 +76,7 @@ def _inside(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[
 def _around(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], inside: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the regions around a layer's outputs. An exit of a region is in all regions around its boundaries, but not
-    in the region itself."""
+    """Return the regions around a layer's outputs. An exit is in all regions around its boundaries but its own."""
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
     found = frozenset().union(*(inside.get(name, frozenset()) for source in sources for name in used(source)))

@@ -1,13 +1,12 @@
 """Layer kinds that index elements: slice, gather, scatter."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, axis_of, integers, optional, present
-from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
+from pipeline.runtime.reference.common import LayerError, Maybe, along, axis_of, integers
 
 
 def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:
@@ -63,23 +62,28 @@ def _argument(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[
     return given
 
 
-def slice_(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Slice: inputs are data, start, shape, stride, fill value, axes; all but the data may be attributes instead."""
-    (x,) = present(inputs, 1)
-    start, size, stride = (
-        _argument(layer, name, optional(inputs, i)) for i, name in enumerate(("start", "shape", "stride"), 1)
-    )
+def slice_(
+    layer: Layer,
+    x: torch.Tensor,
+    starts: Maybe = None,
+    sizes: Maybe = None,
+    strides: Maybe = None,
+    value: Maybe = None,
+    of_axes: Maybe = None,
+) -> torch.Tensor:
+    """Slice; start, shape, stride and axes are inputs or attributes, and without axes they are of all."""
+    start, size = _argument(layer, "start", starts), _argument(layer, "shape", sizes)
+    stride, axes = _argument(layer, "stride", strides), _argument(layer, "axes", of_axes)
     if start is None or size is None or stride is None:
         raise LayerError("start, shape or stride is missing")
-    axes = _argument(layer, "axes", optional(inputs, 5))
-    mode, value = layer.attribute("mode"), optional(inputs, 4)
+    mode = layer.attribute("mode")
     for axis, first, count, step in zip(range(x.dim()) if axes is None else axes, start, size, stride, strict=True):
         axis = axis_of(axis, x.dim())
         if mode == "STRICT_BOUNDS":
             x = _strict(x, axis, first, count, step)
         elif (first, count, step) != (0, x.shape[axis], 1):
             x = _sampled(x, axis, first + step * torch.arange(count), mode, 0 if value is None else value.reshape(()))
-    return (x,)
+    return x
 
 
 def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
@@ -110,27 +114,22 @@ def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Te
     return rows.index_select(0, _positions(x, indices, batched).reshape(-1)).reshape([*indices.shape[:-1], *rest])
 
 
-def gather(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, indices = present(inputs, 2)
+def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     axis, batched = axis_of(layer.attribute("axis"), x.dim()), layer.attribute("num_elementwise_dims")
     if layer.attribute("mode") == "ELEMENT":
-        return (x.gather(axis, _in_bounds(indices, x.shape[axis])),)
+        return x.gather(axis, _in_bounds(indices, x.shape[axis]))
     if layer.attribute("mode") == "ND":
-        return (_gather_nd(x, indices, batched),)
-    return (_gather_default(x, indices, axis, batched),)
+        return _gather_nd(x, indices, batched)
+    return _gather_default(x, indices, axis, batched)
 
 
-def scatter(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def scatter(layer: Layer, x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
     """Return a copy of the data with updates written; of two writes to one element either may win."""
-    x, indices, updates = present(inputs, 3)
     if layer.attribute("mode") == "ELEMENT":
         axis = axis_of(layer.attribute("axis"), x.dim())
-        return (x.scatter(axis, _in_bounds(indices, x.shape[axis]), updates),)
+        return x.scatter(axis, _in_bounds(indices, x.shape[axis]), updates)
     depth = indices.shape[-1]
     rows = x.reshape([math.prod(x.shape[:depth]), *x.shape[depth:]]).clone()
     places = _positions(x, indices, 0).reshape(-1)
     rows[places] = updates.reshape([len(places), *x.shape[depth:]])
-    return (rows.reshape(x.shape),)
-
-
-KINDS: Mapping[str, Kind] = {"SLICE": slice_, "GATHER": gather, "SCATTER": scatter}
+    return rows.reshape(x.shape)

@@ -1,6 +1,7 @@
 """The function of each layer kind, and the reason for each kind without one."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -8,7 +9,6 @@ import torch
 from pipeline.network.description import Layer
 from pipeline.runtime.reference import (
     boxes,
-    dtypes,
     elementwise,
     indexing,
     products,
@@ -18,48 +18,95 @@ from pipeline.runtime.reference import (
     shape,
     windows,
 )
-from pipeline.runtime.reference.common import present
+from pipeline.runtime.reference.common import Kind, LayerError, Maybe, Outputs
 from pipeline.runtime.reference.flow import BOUNDARIES
-from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 
 
-def assertion(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (condition,) = present(inputs, 1)
+def assertion(layer: Layer, condition: torch.Tensor) -> Outputs:
     if not bool(condition.all()):
         raise LayerError(f"the network's assertion fails: {layer.attribute('message')}")
     return ()
 
 
-def collective(layer: Layer, inputs: Inputs, group: str) -> Outputs:
+def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
     """Run a collective in a process group of PyTorch."""
     if not group:
         raise LayerError("the program has no collective here, so that the engine gets no communicator")
-    (x,), ops, ranks = present(inputs, 1), torch.ops._c10d_functional, layer.attribute("num_ranks")
+    ops, ranks = torch.ops._c10d_functional, layer.attribute("num_ranks")
     reduction = {"PROD": "product"}.get(name := layer.attribute("reduction"), name.lower())
     begun = {
         "ALL_REDUCE": lambda: ops.all_reduce(x.contiguous(), reduction, group),
         "ALL_GATHER": lambda: ops.all_gather_into_tensor(x.contiguous(), ranks, group),
         "REDUCE_SCATTER": lambda: ops.reduce_scatter_tensor(x.contiguous(), reduction, ranks, group),
     }
-    return (ops.wait_tensor(begun[layer.attribute("operation")]()),)
+    return ops.wait_tensor(begun[layer.attribute("operation")]())  # type: ignore[no-any-return]
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        **elementwise.KINDS,
-        **dtypes.KINDS,
-        **quantized.KINDS,
-        **shape.KINDS,
-        **indexing.KINDS,
-        **reduce.KINDS,
-        **products.KINDS,
-        **windows.KINDS,
-        **sampling.KINDS,
-        **boxes.KINDS,
-        "ASSERTION": assertion,
-        "DIST_COLLECTIVE": lambda layer, inputs, weights: collective(layer, inputs, ""),
-    }
-)
+def _kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
+    """Return a layer kind from a function that takes the layer, its inputs (absent ones are None or left out) and, by
+    keyword, its weights, and returns one output or all."""
+    parameters = inspect.signature(compute).parameters.values()
+    least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
+
+    def run(layer: Layer, inputs: Sequence[Maybe], weights: Mapping[str, torch.Tensor]) -> Outputs:
+        present = sum(x is not None for x in inputs[:least])
+        if present < least:
+            raise LayerError(f"needs {least} inputs, has {present}")
+        result = compute(layer, *inputs, **weights)
+        return (result,) if isinstance(result, torch.Tensor) else result
+
+    return run
+
+
+_FUNCTIONS: Mapping[str, Callable[..., torch.Tensor | Outputs]] = {
+    "ACTIVATION": elementwise.activation,
+    "ASSERTION": assertion,
+    "ATTENTION_INPUT": products.attention_input,
+    "ATTENTION_OUTPUT": products.attention_output,
+    "CAST": elementwise.cast,
+    "CONCATENATION": shape.concatenation,
+    "CONSTANT": shape.constant,
+    "CONVOLUTION": windows.convolution,
+    "CUMULATIVE": reduce.cumulative,
+    "DECONVOLUTION": windows.deconvolution,
+    "DEQUANTIZE": quantized.dequantize,
+    "DIST_COLLECTIVE": collective,
+    "DYNAMIC_QUANTIZE": quantized.dynamic_quantize,
+    "EINSUM": products.einsum,
+    "ELEMENTWISE": elementwise.elementwise,
+    "FILL": shape.fill,
+    "GATHER": indexing.gather,
+    "GRID_SAMPLE": sampling.grid_sample,
+    "IDENTITY": elementwise.identity,
+    "KV_CACHE_UPDATE": products.kv_cache_update,
+    "LRN": reduce.lrn,
+    "MATRIX_MULTIPLY": products.matrix_multiply,
+    "NMS": boxes.nms,
+    "NON_ZERO": reduce.non_zero,
+    "NORMALIZATION": reduce.normalization,
+    "ONE_HOT": shape.one_hot,
+    "PADDING": shape.padding,
+    "PARAMETRIC_RELU": elementwise.parametric_relu,
+    "POOLING": windows.pooling,
+    "QUANTIZE": quantized.quantize,
+    "RAGGED_SOFTMAX": reduce.ragged_softmax,
+    "REDUCE": reduce.reduce,
+    "RESIZE": sampling.resize,
+    "REVERSE_SEQUENCE": shape.reverse_sequence,
+    "ROTARY_EMBEDDING": products.rotary_embedding,
+    "SCALE": elementwise.scale,
+    "SCATTER": indexing.scatter,
+    "SELECT": elementwise.select,
+    "SHAPE": shape.shape,
+    "SHUFFLE": shape.shuffle,
+    "SLICE": indexing.slice_,
+    "SOFTMAX": reduce.softmax,
+    "SQUEEZE": shape.squeeze,
+    "TOPK": reduce.top_k,
+    "UNARY": elementwise.unary,
+    "UNSQUEEZE": shape.unsqueeze,
+}
+KINDS: Mapping[str, Kind] = MappingProxyType({name: _kind(function) for name, function in _FUNCTIONS.items()})
 FLOW = frozenset(BOUNDARIES)
 """The kinds of control flow, which the executor interprets itself."""
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(

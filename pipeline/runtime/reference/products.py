@@ -1,23 +1,19 @@
 """Layer kinds for matmul, einsum, attention and related operations."""
 
-from collections.abc import Mapping
-
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import optional, present, wide
-from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
+from pipeline.runtime.reference.common import LayerError, Maybe, wide
 from pipeline.runtime.reference.quantized import nearest
 
 
-def matrix_multiply(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def matrix_multiply(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Matmul: leading dims broadcast; a VECTOR operand uses only its last dim."""
-    a, b = present(inputs, 2)
     op0, op1 = layer.attribute("op0"), layer.attribute("op1")
     left = _operand(wide(a), op0, -2)
     result = left @ _operand(wide(b), op1, -1)
     result = result.squeeze(-1) if op1 == "VECTOR" else result
-    return ((result.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else result).to(a.dtype),)
+    return (result.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else result).to(a.dtype)
 
 
 def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
@@ -28,9 +24,8 @@ def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
     return x.transpose(-1, -2) if operation == "TRANSPOSE" else x
 
 
-def einsum(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    given = present(inputs, len(inputs))
-    return (torch.einsum(layer.attribute("equation"), *map(wide, given)).to(given[0].dtype),)
+def einsum(layer: Layer, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    return torch.einsum(layer.attribute("equation"), *map(wide, (first, *others))).to(first.dtype)
 
 
 def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -51,43 +46,45 @@ def _only_padded(layer: Layer, *forms: str) -> None:
             raise LayerError(f"{form} {layer.attribute(form)} is not modelled, only PADDED_BHND")
 
 
-def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Attention of query, key, value, mask (bool or additive), quantization scale and both lengths."""
-    query, key, value = present(inputs, 3)
+def attention_input(
+    layer: Layer,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Maybe = None,
+    scale: Maybe = None,
+    query_lengths: Maybe = None,
+    lengths: Maybe = None,
+) -> torch.Tensor:
+    """Attention with a mask (bool or additive), the scale of quantized weights, and the lengths of keys."""
     _only_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
     keys, values = (wide(x).repeat_interleave(repeats, 1) for x in (key, value))
-    weight = _scores(layer, wide(query), keys, optional(inputs, 3))
-    if (lengths := optional(inputs, 6)) is not None:
+    weight = _scores(layer, wide(query), keys, mask)
+    if lengths is not None:
         outside = torch.arange(key.shape[2]) >= lengths.reshape(-1, 1, 1, 1)
         weight = weight.masked_fill(outside, float("-inf") if layer.attribute("norm_op") == "SOFTMAX" else 0)
     if layer.attribute("norm_op") == "SOFTMAX":
         weight = torch.softmax(weight, -1)
-    if (scale := optional(inputs, 4)) is not None:
+    if scale is not None:
         target = str(layer.attribute("normalization_quantize_to_type"))
         weight = nearest(weight / wide(scale), target).float() * wide(scale)
-    return ((weight @ values).to(query.dtype),)
+    return (weight @ values).to(query.dtype)
 
 
-def attention_output(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def attention_output(layer: Layer, result: torch.Tensor) -> torch.Tensor:
     """Return the result of attention_input."""
-    return present(inputs, 1)
+    return result
 
 
-def _tables(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines as [batch, 1, sequence, half], looked up in tables if positions are given."""
-    cosines, sines = (wide(table) for table in present(inputs, 3)[1:])
-    positions = optional(inputs, 3)
+def rotary_embedding(
+    layer: Layer, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, positions: Maybe = None
+) -> torch.Tensor:
+    """Rotate pairs of adjacent elements (interleaved) or of the two halves; elements beyond `rotary_embedding_dim` are
+    unchanged. Cosines and sines are [batch, sequence, half], or tables of all positions."""
     if positions is not None:
         cosines, sines = cosines[positions], sines[positions]
-    return cosines.unsqueeze(1), sines.unsqueeze(1)
-
-
-def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Rotate pairs of adjacent elements (interleaved) or of the two halves; elements beyond `rotary_embedding_dim` are
-    unchanged."""
-    (x,) = present(inputs, 1)
-    cosines, sines = _tables(inputs)
+    cosines, sines = (wide(table).unsqueeze(1) for table in (cosines, sines))
     size = layer.attribute("rotary_embedding_dim") or x.shape[-1]
     turning, rest = wide(x[..., :size]), x[..., size:]
     interleaved = layer.attribute("interleaved")
@@ -95,13 +92,11 @@ def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     axis = -1 if interleaved else -2
     first, second = pairs.unbind(axis)
     turned = torch.stack([first * cosines - second * sines, first * sines + second * cosines], axis)
-    return (torch.cat([turned.flatten(-2).to(x.dtype), rest], -1),)
+    return torch.cat([turned.flatten(-2).to(x.dtype), rest], -1)
 
 
-def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Return a copy of the cache with `update` written from each sequence's index on; writes beyond the end are
-    dropped."""
-    cache, update, starts = present(inputs, 3)
+def kv_cache_update(layer: Layer, cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the cache with `update` from each sequence's index on; writes beyond the end are dropped."""
     _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
         raise LayerError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
@@ -109,14 +104,4 @@ def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     sequence, step = ((place >= 0) & (place < cache.shape[2])).nonzero(as_tuple=True)
     result = cache.clone()
     result[sequence, :, place[sequence, step]] = update[sequence, :, step]
-    return (result,)
-
-
-KINDS: Mapping[str, Kind] = {
-    "MATRIX_MULTIPLY": matrix_multiply,
-    "EINSUM": einsum,
-    "ATTENTION_INPUT": attention_input,
-    "ATTENTION_OUTPUT": attention_output,
-    "ROTARY_EMBEDDING": rotary_embedding,
-    "KV_CACHE_UPDATE": kv_cache_update,
-}
+    return result

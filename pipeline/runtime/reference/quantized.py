@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, axis_of, optional, present, wide
-from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
+from pipeline.runtime.reference.common import LayerError, Maybe, Outputs, along, axis_of, wide
 from pipeline.trt import torch_dtype
 
 INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"
@@ -54,7 +53,10 @@ def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tenso
 def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
     """Round a float32 tensor to a quantized dtype: ties to the even value, saturating."""
     if dtype == FP4:
-        return _nearest_fp4(x)
+        distance = (x.abs()[..., None] - LEVELS).abs()
+        least = distance.amin(-1, keepdim=True)
+        even = torch.where(distance == least, torch.arange(8) % 2, 2).argmin(-1)
+        return torch.copysign(LEVELS[even], x)
     if dtype == E8M0:
         return torch.exp2(x.log2().ceil().clamp(-127, 127)).to(torch.float8_e8m0fnu)
     low, high = RANGES[dtype]
@@ -62,33 +64,23 @@ def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
     return x.to(torch.float8_e4m3fn) if dtype == "float8_e4m3fn" else x.round().to(torch.int8)
 
 
-def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
-    distance = (x.abs()[..., None] - LEVELS).abs()
-    least = distance.amin(-1, keepdim=True)
-    even = torch.where(distance == least, torch.arange(8) % 2, 2).argmin(-1)
-    return torch.copysign(LEVELS[even], x)
-
-
-def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def quantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Quantize with zero point 0, as TensorRT. Its kernels multiply by the scale's reciprocal in float32, as their
     source in plans of RTX 1.6 and 1.7 shows."""
-    x, scale = present(inputs, 2)
     each = wide(_spread(scale, x.shape, layer.attribute("axis")))
-    return (nearest(wide(x) * (1 / each), layer.outputs[0].dtype),)
+    return nearest(wide(x) * (1 / each), layer.outputs[0].dtype)
 
 
-def dequantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, scale = present(inputs, 2)
-    zero, axis = optional(inputs, 2), layer.attribute("axis")
+def dequantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor, zero: Maybe = None) -> torch.Tensor:
+    axis = layer.attribute("axis")
     values = x.float() if zero is None else x.float() - _spread(zero.float(), x.shape, axis)
-    return ((values * _spread(scale.float(), x.shape, axis)).to(torch_dtype(layer.outputs[0].dtype)),)
+    return (values * _spread(scale.float(), x.shape, axis)).to(torch_dtype(layer.outputs[0].dtype))
 
 
-def dynamic_quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def dynamic_quantize(layer: Layer, x: torch.Tensor, tensor_scale: Maybe = None) -> Outputs:
     """Return quantized values and the scale of each block: the least power of two that keeps the block in range (E8M0);
     or, with a second input (the tensor's scale), its greatest magnitude over the greatest quantized value, in E4M3."""
-    (x,) = present(inputs, 1)
-    tensor_scale, axis = optional(inputs, 1), axis_of(layer.attribute("axis"), x.dim())
+    axis = axis_of(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
     moved = wide(x).movedim(axis, -1)
     blocks = moved.unflatten(-1, (-1, layer.attribute("block_size")))
@@ -102,10 +94,3 @@ def dynamic_quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
         each = scales.float() * factor
     values = nearest(torch.where(each[..., None] == 0, 0.0, blocks / each[..., None]), kind)
     return values.flatten(-2).movedim(-1, axis), scales.movedim(-1, axis)
-
-
-KINDS: Mapping[str, Kind] = {
-    "QUANTIZE": quantize,
-    "DEQUANTIZE": dequantize,
-    "DYNAMIC_QUANTIZE": dynamic_quantize,
-}

@@ -6,30 +6,20 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import optional, present, wide, without_nan
-from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
+from pipeline.runtime.reference.common import Maybe, Outputs, wide, without_nan
 from pipeline.trt import torch_dtype
 
 Axes = tuple[int, ...]
 
 
-def _max(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    return _empty(x, axes, -math.inf) if _is_empty(x, axes) else without_nan(x, -math.inf).amax(axes, keepdim=True)
-
-
-def _min(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    return _empty(x, axes, math.inf) if _is_empty(x, axes) else without_nan(x, math.inf).amin(axes, keepdim=True)
-
-
-def _is_empty(x: torch.Tensor, axes: Axes) -> bool:
-    return any(x.shape[axis] == 0 for axis in axes)
-
-
-def _empty(x: torch.Tensor, axes: Axes, value: float) -> torch.Tensor:
-    """Return the extreme of no elements: an infinity, or that bound of an integer dtype."""
+def _extreme(x: torch.Tensor, axes: Axes, of_none: float) -> torch.Tensor:
+    """Return the least or greatest elements; of no elements this infinity, or that bound of an integer dtype."""
+    if all(x.shape[axis] for axis in axes):
+        known = without_nan(x, of_none)
+        return known.amin(axes, keepdim=True) if of_none > 0 else known.amax(axes, keepdim=True)
     if not x.is_floating_point():
-        value = torch.iinfo(x.dtype).max if value > 0 else torch.iinfo(x.dtype).min
-    return x.new_full([1 if axis in axes else size for axis, size in enumerate(x.shape)], value)
+        of_none = torch.iinfo(x.dtype).max if of_none > 0 else torch.iinfo(x.dtype).min
+    return x.new_full([1 if axis in axes else size for axis, size in enumerate(x.shape)], of_none)
 
 
 def _prod(x: torch.Tensor, axes: Axes) -> torch.Tensor:
@@ -53,68 +43,60 @@ def _avg(x: torch.Tensor, axes: Axes) -> torch.Tensor:
 REDUCE: Mapping[str, Callable[[torch.Tensor, Axes], torch.Tensor]] = {
     "SUM": _sum,
     "PROD": _prod,
-    "MAX": _max,
-    "MIN": _min,
+    "MAX": lambda x, axes: _extreme(x, axes, -math.inf),
+    "MIN": lambda x, axes: _extreme(x, axes, math.inf),
     "AVG": _avg,
 }
 
 
-def reduce(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def reduce(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     axes = layer.attribute("axes")
     result = REDUCE[layer.attribute("op")](wide(x), axes).to(x.dtype) if axes else x
     if layer.attribute("keep_dims"):
-        return (result,)
-    return (result.reshape([size for axis, size in enumerate(x.shape) if axis not in axes]),)
+        return result
+    return result.reshape([size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
-def top_k(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def top_k(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> Outputs:
     """Return the top values and their indices, of equal ones the earlier first. NaN sorts last, as an infinity."""
-    (x,) = present(inputs, 1)
     x = without_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
-    dynamic = optional(inputs, 1)
     k = layer.attribute("k") if dynamic is None else int(dynamic)
     values, indices = torch.sort(x, dim=axis, descending=layer.attribute("op") == "MAX", stable=True)
     index_dtype = torch_dtype(layer.outputs[1].dtype)
     return values.narrow(axis, 0, k), indices.narrow(axis, 0, k).to(index_dtype)
 
 
-def softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def softmax(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     (axis,) = layer.attribute("axes")
-    return (torch.softmax(wide(x), axis).to(x.dtype),)
+    return torch.softmax(wide(x), axis).to(x.dtype)
 
 
-def ragged_softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def ragged_softmax(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Apply softmax to the first `length` elements of each row; the others are 0."""
-    x, lengths = present(inputs, 2)
     inside = torch.arange(x.shape[-1]) < lengths.reshape(*x.shape[:-1], 1)
     scores = wide(x).masked_fill(~inside, float("-inf"))
-    return (torch.softmax(scores, -1).masked_fill(~inside, 0).to(x.dtype),)
+    return torch.softmax(scores, -1).masked_fill(~inside, 0).to(x.dtype)
 
 
-def cumulative(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, axis = wide(present(inputs, 1)[0]), int(present(inputs, 2)[1])
+def cumulative(layer: Layer, x: torch.Tensor, axis: torch.Tensor) -> torch.Tensor:
+    dim, values = int(axis), wide(x)
     if layer.attribute("reverse"):
-        x = x.flip(axis)
-    result = x.cumsum(axis, dtype=x.dtype)
+        values = values.flip(dim)
+    result = values.cumsum(dim, dtype=values.dtype)
     if layer.attribute("exclusive"):
-        result = torch.cat([torch.zeros_like(x.narrow(axis, 0, min(1, x.shape[axis]))), result], axis)
-        result = result.narrow(axis, 0, x.shape[axis])
-    result = result.flip(axis) if layer.attribute("reverse") else result
-    return (result.to(present(inputs, 1)[0].dtype),)
+        result = torch.cat([torch.zeros_like(values.narrow(dim, 0, min(1, x.shape[dim]))), result], dim)
+        result = result.narrow(dim, 0, x.shape[dim])
+    return (result.flip(dim) if layer.attribute("reverse") else result).to(x.dtype)
 
 
-def non_zero(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def non_zero(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Return the coordinates of nonzero elements: one column per element, one row per dim."""
-    (x,) = present(inputs, 1)
-    return (x.nonzero().t().contiguous().to(torch_dtype(layer.outputs[0].dtype)),)
+    return x.nonzero().t().contiguous().to(torch_dtype(layer.outputs[0].dtype))
 
 
-def normalization(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def normalization(layer: Layer, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Normalize groups of channels; v1 has a scale and bias per group, v2 per channel."""
-    x, scale, bias = present(inputs, 3)
     groups, axes = layer.attribute("num_groups"), layer.attribute("axes")
     values, scale, bias = wide(x), wide(scale), wide(bias)
     if groups != 1:
@@ -124,7 +106,7 @@ def normalization(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     centred = values - mean
     variance = centred.square().mean(axes, keepdim=True)
     normal = (centred * torch.rsqrt(variance + layer.attribute("epsilon"))).reshape(x.shape)
-    return ((normal * _per_channel(scale, x) + _per_channel(bias, x)).to(x.dtype),)
+    return (normal * _per_channel(scale, x) + _per_channel(bias, x)).to(x.dtype)
 
 
 def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -134,24 +116,11 @@ def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return coefficient
 
 
-def lrn(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def lrn(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Compute x / (k + alpha / window * sum of squares across channels) ** beta."""
-    (x,) = present(inputs, 1)
     values, size = wide(x), layer.attribute("window_size")
     distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
     near = (distance.abs() <= size // 2).to(values.dtype)
     total = torch.einsum("cd,nd...->nc...", near, values.square())
-    bottom = layer.attribute("k") + layer.attribute("alpha") / size * total
-    return ((values * bottom.pow(-layer.attribute("beta"))).to(x.dtype),)
-
-
-KINDS: Mapping[str, Kind] = {
-    "REDUCE": reduce,
-    "TOPK": top_k,
-    "SOFTMAX": softmax,
-    "RAGGED_SOFTMAX": ragged_softmax,
-    "CUMULATIVE": cumulative,
-    "NON_ZERO": non_zero,
-    "NORMALIZATION": normalization,
-    "LRN": lrn,
-}
+    bottom: torch.Tensor = layer.attribute("k") + layer.attribute("alpha") / size * total
+    return (values * bottom.pow(-layer.attribute("beta"))).to(x.dtype)

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, integers, optional, present, wide
-from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
+from pipeline.runtime.reference.common import Maybe, along, integers, wide
 
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -76,28 +75,23 @@ def _resized(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: float |
     return torch.stack([value * along(weight, axis, x.dim()) for value, weight in picked]).sum(0)
 
 
-def resize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def resize(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
     """Resize axis by axis: to a shape (attribute or second input), or by scales, which also determine coordinates."""
-    (x,) = present(inputs, 1)
-    dynamic, scales = optional(inputs, 1), layer.attribute("scales")
+    scales = layer.attribute("scales")
     sizes = layer.attribute("shape") if dynamic is None else integers(dynamic)
     if sizes is None:
         sizes = [int(length * scale) for length, scale in zip(x.shape, scales, strict=True)]
     result = x if layer.attribute("resize_mode") == "NEAREST" else wide(x)
     for axis, size in enumerate(sizes):
         result = _resized(layer, result, axis, size, scales[axis] if scales else None)
-    return (result.to(x.dtype),)
+    return result.to(x.dtype)
 
 
 INTERPOLATION = {"NEAREST": "nearest", "LINEAR": "bilinear", "CUBIC": "bicubic"}
 BORDER = {"FILL": "zeros", "CLAMP": "border", "REFLECT": "reflection"}
 
 
-def grid_sample(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, grid = present(inputs, 2)
+def grid_sample(layer: Layer, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     mode, border = INTERPOLATION[layer.attribute("interpolation_mode")], BORDER[layer.attribute("sample_mode")]
     result = functional.grid_sample(wide(x), wide(grid), mode, border, layer.attribute("align_corners"))
-    return (result.to(x.dtype),)
-
-
-KINDS: Mapping[str, Kind] = {"RESIZE": resize, "GRID_SAMPLE": grid_sample}
+    return result.to(x.dtype)

@@ -1,24 +1,23 @@
 """Layer kinds that move elements or create tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, axis_of, integers, optional, present
-from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
+from pipeline.runtime.reference.common import LayerError, Maybe, along, axis_of, integers
 from pipeline.runtime.reference.quantized import element_dtype, unpacked
 from pipeline.trt import torch_dtype
 
 
-def constant(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def constant(layer: Layer, *, weights: Maybe = None) -> torch.Tensor:
     """Return a constant; an empty one has no weight."""
     shape, dtype = layer.attribute("shape"), layer.outputs[0].dtype
-    if "weights" not in weights:
-        return (torch.empty(shape, dtype=element_dtype(dtype)),)
-    return (unpacked(weights["weights"], dtype).reshape(shape),)
+    return (
+        torch.empty(shape, dtype=element_dtype(dtype)) if weights is None else unpacked(weights, dtype).reshape(shape)
+    )
 
 
 def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
@@ -36,63 +35,55 @@ def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) 
     return x.reshape(shape)
 
 
-def shuffle(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def shuffle(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
     x = _permuted(x, layer.attribute("first_transpose"))
-    dynamic = optional(inputs, 1)
     wanted = layer.attribute("reshape_dims") if dynamic is None else integers(dynamic)
     if wanted is not None:
         x = reshaped(x, wanted, layer.attribute("zero_is_placeholder"))
-    return (_permuted(x, layer.attribute("second_transpose")),)
+    return _permuted(x, layer.attribute("second_transpose"))
 
 
-def concatenation(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    return (torch.cat(present(inputs, len(inputs)), layer.attribute("axis")),)
+def concatenation(layer: Layer, *parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts, layer.attribute("axis"))
 
 
-def shape(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
-    return (torch.tensor(list(x.shape), dtype=torch_dtype(layer.outputs[0].dtype)),)
+def shape(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(x.shape), dtype=torch_dtype(layer.outputs[0].dtype))
 
 
-def squeeze(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, axes = present(inputs, 2)
+def squeeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
     gone = {axis_of(axis, x.dim()) for axis in integers(axes)}
     if any(x.shape[axis] != 1 for axis in gone):
         raise LayerError(f"squeezes axes {sorted(gone)} of shape {list(x.shape)}, which are not all 1")
-    return (x.reshape([size for axis, size in enumerate(x.shape) if axis not in gone]),)
+    return x.reshape([size for axis, size in enumerate(x.shape) if axis not in gone])
 
 
-def unsqueeze(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, axes = present(inputs, 2)
+def unsqueeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
     rank = x.dim() + axes.numel()
     for axis in sorted(axis_of(axis, rank) for axis in integers(axes)):
         x = x.unsqueeze(axis)
-    return (x,)
+    return x
 
 
-def padding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def padding(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Pad the last two dims with zeros; negative amounts trim."""
-    (x,) = present(inputs, 1)
     before, after = layer.attribute("pre_padding_nd"), layer.attribute("post_padding_nd")
-    return (functional.pad(x, (before[1], after[1], before[0], after[0])),)
+    return functional.pad(x, (before[1], after[1], before[0], after[0]))
 
 
-def reverse_sequence(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def reverse_sequence(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Reverse the first `length` entries of each sequence."""
-    x, lengths = present(inputs, 2)
     batch, sequence = layer.attribute("batch_axis"), layer.attribute("sequence_axis")
     place = along(torch.arange(x.shape[sequence]), sequence, x.dim())
     end = along(lengths.to(torch.int64), batch, x.dim())
-    return (x.gather(sequence, torch.where(place < end, end - 1 - place, place).expand(x.shape)),)
+    return x.gather(sequence, torch.where(place < end, end - 1 - place, place).expand(x.shape))
 
 
-def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def fill(layer: Layer, sizes: Maybe = None, first: Maybe = None, steps: Maybe = None) -> torch.Tensor:
     """Compute alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
     if layer.attribute("operation") != "LINSPACE":
         raise LayerError(f"{layer.attribute('operation')} is not modelled, since random numbers differ from run to run")
     dtype = torch_dtype(layer.outputs[0].dtype)
-    sizes, first, steps = optional(inputs, 0), optional(inputs, 1), optional(inputs, 2)
     result_shape = layer.attribute("shape") if sizes is None else integers(sizes)
     result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)
     step = torch.as_tensor(layer.attribute("beta") if steps is None else steps).to(dtype).reshape(-1)
@@ -100,26 +91,11 @@ def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
         raise LayerError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
     for axis, size in enumerate(result_shape):
         result = result + along(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
-    return (result,)
+    return result
 
 
-def one_hot(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+def one_hot(layer: Layer, indices: torch.Tensor, values: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
     """One-hot encode; values are [off, on], and indices outside the depth select off values only."""
-    indices, values, depth = present(inputs, 3)
     axis = axis_of(layer.attribute("axis"), indices.dim() + 1)
     classes = along(torch.arange(int(depth)), axis, indices.dim() + 1)
-    return (torch.where(indices.unsqueeze(axis) == classes, values[1], values[0]),)
-
-
-KINDS: Mapping[str, Kind] = {
-    "CONSTANT": constant,
-    "SHUFFLE": shuffle,
-    "CONCATENATION": concatenation,
-    "SHAPE": shape,
-    "SQUEEZE": squeeze,
-    "UNSQUEEZE": unsqueeze,
-    "PADDING": padding,
-    "REVERSE_SEQUENCE": reverse_sequence,
-    "FILL": fill,
-    "ONE_HOT": one_hot,
-}
+    return torch.where(indices.unsqueeze(axis) == classes, values[1], values[0])

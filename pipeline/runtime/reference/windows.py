@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import optional, present, wide, without_nan
-from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
+from pipeline.runtime.reference.common import LayerError, Maybe, wide, without_nan
 
 Pads = list[tuple[int, int]]
 
@@ -43,9 +42,10 @@ def padded(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
     return functional.pad(x, flat, value=value) if any(flat) else x
 
 
-def _kernel(layer: Layer, x: torch.Tensor, inputs: Inputs, weights: Roles) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return kernel and bias, each a flat weight or an input."""
-    kernel, bias = optional(inputs, 1), optional(inputs, 2)
+def _kernel(
+    layer: Layer, x: torch.Tensor, kernel: Maybe, bias: Maybe, weights: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, Maybe]:
+    """Return kernel and bias, each an input or a flat weight."""
     if kernel is None:
         maps, groups = layer.attribute("num_output_maps"), layer.attribute("num_groups")
         first, second = (maps, x.shape[1] // groups) if layer.kind == "CONVOLUTION" else (x.shape[1], maps // groups)
@@ -69,10 +69,11 @@ def _as_before(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return result.reshape([*x.shape[: 1 - result.dim()], *result.shape[1:]]).to(x.dtype)
 
 
-def convolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def convolution(
+    layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
+) -> torch.Tensor:
     values = wide(_images(layer, x))
-    kernel, bias = _kernel(layer, values, inputs, weights)
+    kernel, bias = _kernel(layer, values, kernel, bias, weights)
     dilations = layer.attribute("dilation_nd")
     pads = window_pads(layer, values.shape[2:], _extents(kernel.shape[2:], dilations))
     around = tuple(before for before, _ in pads)
@@ -83,46 +84,37 @@ def convolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     result = convolve(values, kernel, None, layer.attribute("stride_nd"), around, dilations, groups)
     if bias is not None:  # separate: torch compiles other kernels for a convolution with bias
         result += bias.reshape(-1, *(1,) * len(pads))
-    return (_as_before(result, x),)
+    return _as_before(result, x)
 
 
-def deconvolution_trims(layer: Layer, extents: Sequence[int]) -> Pads:
-    """Return how much to cut from each end of the full result; SAME makes the result `stride` times the input."""
-    mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
-    if not mode.startswith("SAME"):
-        return _declared(layer)
-    return [_split(max(extent - stride, 0), mode) for stride, extent in zip(strides, extents, strict=True)]
-
-
-def deconvolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Transposed convolution: padding is cut from the result."""
-    (x,) = present(inputs, 1)
+def deconvolution(
+    layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
+) -> torch.Tensor:
+    """Transposed convolution: padding is cut from the result; SAME makes the result `stride` times the input."""
     values = wide(_images(layer, x))
-    kernel, bias = _kernel(layer, values, inputs, weights)
+    kernel, bias = _kernel(layer, values, kernel, bias, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
     spread = functional.conv_transpose2d if kernel.dim() == 4 else functional.conv_transpose3d
     full = spread(values, kernel, bias, strides, 0, 0, groups, dilations)
-    trims = deconvolution_trims(layer, _extents(kernel.shape[2:], dilations))
-    return (_as_before(padded(full, [(-before, -after) for before, after in trims]), x),)
-
-
-def _summed(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    if len(size) == 2:
-        return functional.avg_pool2d(x, size, stride, divisor_override=1)
-    return functional.avg_pool3d(x, size, stride, divisor_override=1)
+    trims, mode = _declared(layer), layer.attribute("padding_mode")
+    if mode.startswith("SAME"):
+        extents = _extents(kernel.shape[2:], dilations)
+        trims = [_split(max(extent - stride, 0), mode) for stride, extent in zip(strides, extents, strict=True)]
+    return _as_before(padded(full, [(-before, -after) for before, after in trims]), x)
 
 
 def _average(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
-    """Average pooling; a window that extends beyond counts the elements of the input, or of the declared padding
-    too."""
-    size, stride = layer.attribute("window_size_nd"), layer.attribute("stride_nd")
+    """Average pooling; a window beyond the input counts its elements, or those of the declared padding too."""
+    pool = functional.avg_pool2d if len(pads) == 2 else functional.avg_pool3d
+    window = {"kernel_size": layer.attribute("window_size_nd"), "stride": layer.attribute("stride_nd")}
     counted = torch.ones_like(x[:1, :1])
     rest = pads
     if not layer.attribute("average_count_excludes_padding"):
         declared = pads if layer.attribute("padding_mode").startswith("SAME") else _declared(layer)
         counted = padded(counted, declared, 1.0)
         rest = [(0, pad[1] - own[1]) for pad, own in zip(pads, declared, strict=True)]
-    return _summed(padded(x, pads), size, stride) / _summed(padded(counted, rest), size, stride)
+    total, count = (pool(values, **window, divisor_override=1) for values in (padded(x, pads), padded(counted, rest)))
+    return total / count
 
 
 def _declared(layer: Layer) -> Pads:
@@ -136,8 +128,7 @@ def _maximum(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
     return result
 
 
-def pooling(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    (x,) = present(inputs, 1)
+def pooling(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     values, kind = wide(_images(layer, x)), layer.attribute("type")
     pads = window_pads(layer, values.shape[2:], layer.attribute("window_size_nd"))
     if kind == "MAX":
@@ -149,7 +140,4 @@ def pooling(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
         result = (1 - blend) * _maximum(layer, values, pads) + blend * _average(layer, values, pads)
     else:
         raise LayerError(f"pooling {kind} is not modelled")
-    return (_as_before(result, x),)
-
-
-KINDS: Mapping[str, Kind] = {"CONVOLUTION": convolution, "DECONVOLUTION": deconvolution, "POOLING": pooling}
+    return _as_before(result, x)
