@@ -93,14 +93,11 @@ def _is_torchs(function: object) -> bool:
 def qualified_names(target: object) -> frozenset[str]:
     """Return every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
     if isinstance(target, OpOverload):
-        return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{_tail(target)}"})
+        tail = str(target).partition(".")[2]
+        return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{tail}"})
     if isinstance(target, str):
         return frozenset({target})
     return frozenset({torch.typename(target), f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}"})
-
-
-def _tail(target: OpOverload[..., Any]) -> str:
-    return str(target).split(".", 1)[1]
 
 
 def entry_name(entry: object) -> str:
