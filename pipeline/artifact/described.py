@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from attrs import evolve
@@ -18,13 +17,10 @@ from pipeline.artifact import op_names
 from pipeline.artifact.graphs import SavedGraph, SavedNode
 from pipeline.artifact.hashing import THREADS
 from pipeline.artifact.load import Loader
-from pipeline.artifact.manifest import SavedSegment
 from pipeline.artifact.manifest_file import opened
 from pipeline.artifact.tensors import SavedTensor, Source
 from pipeline.compiled import Compiled
 from pipeline.program import Program
-
-Graph = TypeVar("Graph", SavedGraph, SavedSegment)
 
 
 def described(path: Path) -> Compiled:
@@ -53,19 +49,15 @@ class _Describer(Loader):
     def decomposed(self, program: Program) -> Program | None:
         return None
 
-    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedSegment]) -> torch.fx.GraphModule:
-        module = super().module([_named(row) for row in rows], list(map(_without_calls, segments)))
+    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedGraph]) -> torch.fx.GraphModule:
+        module = super().module([evolve(row, calls=False) for row in rows], list(map(_without_calls, segments)))
         for node, row in zip(module.graph.nodes, rows, strict=True):
             if row.calls and row.op == "call_function":
                 node.target = op_names.known(row.target) or node.target
         return module
 
 
-def _without_calls(graph: Graph) -> Graph:
+def _without_calls(graph: SavedGraph) -> SavedGraph:
     """Return a graph whose nodes, also in inner graphs, call nothing."""
     inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
-    return evolve(graph, nodes=tuple(map(_named, graph.nodes)), graphs=inner)
-
-
-def _named(row: SavedNode) -> SavedNode:
-    return evolve(row, calls=False)
+    return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)

@@ -9,23 +9,23 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 import torch
-from attrs import evolve
+from attrs import asdict, evolve
+from attrs.filters import exclude
 
 from pipeline.artifact import graphs, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_bytes, largest
 from pipeline.artifact.codec import at
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
-from pipeline.artifact.graphs import SavedNode
+from pipeline.artifact.graphs import SavedGraph, SavedNode
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
-from pipeline.artifact.manifest import KERNELS, SavedEngine, SavedSegment, SavedSource, SavedVerdict, saved_fields
+from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
@@ -133,12 +133,12 @@ class Loader:
         """Return the program after all checks."""
         kept = self.manifest
         networks = tuple(map(self.network, kept.networks))
-        self.segments = [self.entry(name, SavedSegment) for name in kept.graphs]
+        self.segments = [self.entry(name, SavedGraph) for name in kept.graphs]
         self.kept_source = self.entry(kept.source, SavedSource) if kept.source else None
         self.tensor = self.tensors()
         try:
             check_weights(networks, kept)
-            partitioned = self.partitioned()
+            partitioned = Partitioned(self.program(), kept.segments, self.verdicts(), kept.fallbacks, kept.cuts)
             self.check_recipes()
             compiled = Compiled(
                 partitioned=partitioned,
@@ -190,12 +190,14 @@ class Loader:
 
     def engines(self) -> tuple[Engine, ...]:
         """Memory-map the engines."""
-        kept = self.manifest.engines
-        if not kept:
+        if not self.manifest.engines:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
-        rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
-        return tuple(evolve(engine_of(e, memory[at.data : at.end]), file=self.opened[0]) for e, at in rows)
+        found: list[Engine] = []
+        for kept in self.manifest.engines:
+            at, shared = self.verified[kept.entry].result(), asdict(kept, recurse=False, filter=exclude("entry"))
+            found.append(Engine(plan=memory[at.data : at.end], file=self.opened[0], **shared))
+        return tuple(found)
 
     def kernels(self) -> Kernels:
         """Read the compiled kernels."""
@@ -222,7 +224,7 @@ class Loader:
             with opened(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
-                same = partial(_has_digest, digest=kept.sha256, size=kept.size)
+                same = lambda again: SharedFile(again).digest(0, kept.size) == kept.sha256  # noqa: E731
                 self.opened = (*self.opened, _opened_file(file, beside, same))
                 return self.mapped(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
@@ -242,11 +244,10 @@ class Loader:
             return AbsentWeights(found, self.missing, self.opened, self.manifest.call)
         return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
 
-    def partitioned(self) -> Partitioned:
-        """Build the partitioned program."""
-        kept = self.manifest
-        verdicts = FrozenDict({verdict.node: _verdict(verdict) for verdict in kept.verdicts})
-        return Partitioned(self.program(), kept.segments, verdicts, kept.fallbacks, kept.cuts)
+    def verdicts(self) -> FrozenDict[str, Verdict]:
+        """Return the verdicts by node, with stand-ins for converters."""
+        rows = ((each, stand_in(each.converter) if each.supported else None) for each in self.manifest.verdicts)
+        return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
     def program(self) -> Program:
         """Build the program."""
@@ -281,11 +282,12 @@ class Loader:
             raise MalformedError("the nodes of the graph are not those that the manifest lists")
         return self.module([rows[name] for name in self.manifest.nodes], self.segments)
 
-    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedSegment]) -> torch.fx.GraphModule:
+    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedGraph]) -> torch.fx.GraphModule:
         """Build a graph of nodes that read the graphs and tensors of segments."""
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}
-        module = graphs.Reader(self.tensor, self.libraries, self.most).module(rows, inner.items(), tensors.items())
+        graph = SavedGraph(tuple(rows), tuple(inner.items()), tuple(tensors.items()))
+        module = graphs.Reader(self.tensor, self.libraries, self.most).module(graph)
         for node, row in zip(module.graph.nodes, rows, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return module
@@ -303,10 +305,6 @@ def _has(reader: Reader, digests: Mapping[str, str]) -> bool:
         return all(reader.verify(name, digest) for name, digest in digests.items())
     except ArtifactError:
         return False
-
-
-def _has_digest(file: BinaryIO, digest: str, size: int) -> bool:
-    return SharedFile(file).digest(0, size) == digest
 
 
 def _check_parts(compiled: Compiled, reader: Reader) -> None:
@@ -340,15 +338,3 @@ def fitting(name: str) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         why = f"its parts do not fit each other ({type(error).__name__}: {error})"
         raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy or save the file again") from None
-
-
-def engine_of(kept: SavedEngine, plan: Any) -> Engine:
-    return Engine(
-        kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights, kept.stripped
-    )
-
-
-def _verdict(kept: SavedVerdict) -> Verdict:
-    return Verdict(
-        kept.node, kept.target, stand_in(kept.converter) if kept.supported else None, kept.reasons, kept.where
-    )

@@ -10,7 +10,7 @@ from typing import Final
 from attrs import field, fields, frozen
 
 from pipeline.artifact.codec import Json
-from pipeline.artifact.graphs import SavedGraph, SavedNode
+from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.tensors import SavedTensor
 from pipeline.aten.support import Rejection
 from pipeline.aten.types import Argument
@@ -68,19 +68,10 @@ class SavedWeights:
 
 
 @frozen
-class SavedSegment:
-    """The nodes of a segment that runs in PyTorch, and the graphs and tensors that they read as attributes."""
-
-    nodes: tuple[SavedNode, ...]
-    graphs: tuple[tuple[str, SavedGraph], ...] = ()
-    tensors: tuple[tuple[str, SavedTensor], ...] = ()
-
-
-@frozen
 class SavedSource:
     """The program before `decompose`: its graph, inputs and outputs."""
 
-    graph: SavedSegment
+    graph: SavedGraph
     inputs: tuple[Port, ...]
     outputs: tuple[Output, ...]
     constants: FrozenDict[str, Recipe]
