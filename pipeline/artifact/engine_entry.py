@@ -32,13 +32,12 @@ FORMAT = "engine 1"
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the SHA-256 of each tensor's bytes, computed on threads, since a warm compilation spends its time here."""
+
+    def digest(tensor: torch.Tensor) -> str:
+        return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
+
     with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(weights, threads.map(tensor_digest, weights.values()), strict=True))
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes in hexadecimal; hashing releases the GIL."""
-    return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
+        return dict(zip(weights, threads.map(digest, weights.values()), strict=True))
 
 
 def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:

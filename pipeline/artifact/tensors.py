@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import mmap
@@ -16,6 +15,7 @@ from attrs import define, field, frozen
 
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.json_values import dtype_name
+from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import ArtifactError, worded
 
 PAGE = 4096
@@ -87,10 +87,10 @@ class Tensors:
         """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.by_key.values())
 
-    def parts(self) -> Iterator[memoryview | bytes]:
+    def parts(self) -> Iterator[memoryview]:
         """Yield the bytes of the tensors in order, without copies where possible."""
         for _, tensor in self._ordered():
-            yield _bytes(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg())
+            yield memoryview(raw_bytes(tensor.cpu()).numpy())  # type: ignore[arg-type]
 
     def _ordered(self) -> list[tuple[str, torch.Tensor]]:
         """Sort by element size, the widest first, which aligns every tensor without gaps."""
@@ -115,15 +115,6 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
         except (ArtifactError, KeyError, TypeError) as error:
             why = f"{path} is no safetensors file: {worded(error)}"
             raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Return the memory of a contiguous CPU tensor."""
-    if not tensor.nbytes:
-        return b""
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.tensor = tensor  # type: ignore[attr-defined]
-    return memoryview(memory)
 
 
 class Source:

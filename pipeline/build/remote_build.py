@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from attrs import define, evolve, field, frozen
 
+from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.memory import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, room_for, serialize
@@ -93,14 +93,9 @@ def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, 
             dtype = dtypes.get(name, str(tensor.dtype).removeprefix("torch."))
             count = tensor.numel() * (2 if dtype in PACKED else 1)
             index[name] = Stored(dtype, count, file.tell(), tensor.nbytes)
-            file.write(_bytes(tensor))
+            file.write(memoryview(raw_bytes(tensor).numpy()))  # type: ignore[arg-type]
         file.write(b"\0")  # an empty file cannot be mapped
     return index
-
-
-def _bytes(tensor: torch.Tensor) -> Any:
-    """Return the memory of a contiguous CPU tensor, without a copy."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 
 
 class MappedFile:
