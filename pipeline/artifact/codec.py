@@ -71,7 +71,7 @@ def _record(kind: type) -> Rule:
     rules: dict[str, Rule] = {}
     fields = {field.name: field for field in attrs.fields(kind) if field.init}
     defaults = {name: field.default for name, field in fields.items()}
-    defaults |= {name: each.factory() for name, each in defaults.items() if isinstance(each, attrs.Factory)}
+    defaults |= {name: each.factory() for name, each in defaults.items() if isinstance(each, attrs.Factory)}  # type: ignore[arg-type]
 
     def known() -> dict[str, Rule]:  # lazily, since records may be recursive
         if not rules:

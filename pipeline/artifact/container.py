@@ -13,6 +13,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import BinaryIO, Self
 
 from attrs import evolve, frozen
@@ -42,12 +43,8 @@ _COMMENT = 64
 class Entry:
     """An entry of the file.
 
-    Attributes:
-        name: its name.
-        offset: where its header begins.
-        size: the bytes of its data in the file.
-        crc: the CRC-32 of its inflated data.
-        inflated: the bytes of its inflated data; None if it is stored.
+    offset: where its header begins. size: the bytes of its data in the file. crc: the CRC-32 of its inflated data.
+    inflated: the bytes of its inflated data; None if it is stored.
     """
 
     name: str
@@ -214,7 +211,7 @@ class Reader:
         """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""
         entry = self._entry(name)
         if self.file.digest(entry.data, entry.size) != digest:
-            raise self._altered_error(name)
+            raise self.broken(f"entry {name} was altered")
         return entry
 
     def _entry(self, name: str) -> Entry:
@@ -222,29 +219,24 @@ class Reader:
             raise self.broken(f"the entry {name} is missing")
         return self.entries[name]
 
-    def _altered_error(self, name: str) -> ArtifactError:
-        return self.broken(f"entry {name} was altered")
-
     def read(self, name: str, digest: str) -> bytes:
         """Return an entry's data, verified and inflated."""
         entry = self._entry(name)
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self._altered_error(name)
+            raise self.broken(f"entry {name} was altered")
         return self._inflated(entry, data)
 
     def _inflated(self, entry: Entry, data: bytes) -> bytes:
         """Inflate the data of an entry to the size that it declares."""
         if entry.inflated is None:
             return data
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
+        inflate, found = zlib.decompressobj(-zlib.MAX_WBITS), b""
+        with suppress(zlib.error):
             found = inflate.decompress(data, entry.inflated + 1)
-        except zlib.error:
-            raise self._altered_error(entry.name) from None
         ends = inflate.eof and not inflate.unused_data and len(found) == entry.inflated
         if not ends or zlib.crc32(found) != entry.crc:
-            raise self._altered_error(entry.name)
+            raise self.broken(f"entry {entry.name} was altered")
         return found
 
 

@@ -25,16 +25,11 @@ SYNCED = 1 << 25
 """Bytes between requests to write a file to disk."""
 
 
-def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
-    """Cut a part into pieces of `PIECE` bytes."""
-    view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
-    return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
-
-
 def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
     """Cut parts into pieces of at most `PIECE` bytes, and join small neighbours to save work per piece."""
     small, size = list[memoryview](), 0
-    for piece in (piece for part in parts for piece in pieces(part)):
+    views = (memoryview(part).cast("B") for part in parts if memoryview(part).nbytes)
+    for piece in (view[start : start + PIECE] for view in views for start in range(0, view.nbytes, PIECE)):
         if small and (piece.nbytes > SMALL or size + piece.nbytes > PIECE):
             yield b"".join(small)
             small, size = [], 0
