@@ -10,11 +10,12 @@ from attrs import evolve, field, frozen
 
 from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, digests, engine_key, packed, unpacked
 from pipeline.artifact.engine_fsspec import FsspecStore
-from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files, warn
+from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files
 from pipeline.aten.types import Function
 from pipeline.build.deduplicate import serving
 from pipeline.build.serialized_plans import Order, Plan
 from pipeline.compose.pipelines import Pipeline, StageLike, report
+from pipeline.errors import ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
@@ -110,41 +111,41 @@ class Cached:
             BuildError: TensorRT cannot build an engine; the message names it.
         """
         files, wanted = as_files(self.store), list(wanted_engines(converted))
-        engines = [
-            self._load_entry(files, each, i, len(wanted)) if self.reuse else None for i, each in enumerate(wanted)
-        ]
-        if missing := {each.identity: i for i, each in reversed([*enumerate(wanted)]) if engines[i] is None}:
-            with files.building(key for key, *_ in missing):
-                engines = self._build_missing(files, converted, wanted, engines, missing)
+        found = {i: self._load_entry(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
+        engines = {i: engine for i, engine in found.items() if engine is not None}
+        sources = {each.identity: i for i, each in reversed([*enumerate(wanted)]) if i not in engines}
+        if sources:
+            with files.building(key for key, *_ in sources):
+                engines |= self._build_missing(files, converted, wanted, sorted(sources.values()))
+        for i, each in enumerate(wanted):
+            if i not in engines:
+                source = sources[each.identity]
+                engines[i] = serving(engines[source], wanted[source].form, each.order.name, each.form)
         return Built(
             partitioned=converted.partitioned,
             networks=converted.networks,
-            engines=tuple(engine for engine in engines if engine is not None),
+            engines=tuple(engines[i] for i in range(len(wanted))),
             recipes=converted.recipes,
             literals=converted.literals,
             computed=converted.computed,
         )
 
     def _build_missing(
-        self,
-        files: FileStore,
-        converted: Converted,
-        wanted: Sequence[Wanted],
-        engines: Sequence[Engine | None],
-        missing: Mapping[tuple[str, ...], int],
-    ) -> list[Engine | None]:
-        """Build the missing engines, except those that another process has built meanwhile."""
-        found = {
-            i: self._load_entry(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()
-        }
-        due = sorted(i for i, engine in found.items() if engine is None)
-        built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
-        built = {i: self._save_entry(files, wanted[i], engine) for i, engine in built.items()}
-        fresh = {wanted[i].identity: (i, built.get(i) or engine) for i, engine in found.items()}
-        return [engine or _renamed_engine(wanted, i, *fresh[wanted[i].identity]) for i, engine in enumerate(engines)]
+        self, files: FileStore, converted: Converted, wanted: Sequence[Wanted], missing: Sequence[int]
+    ) -> dict[int, Engine]:
+        """Return the missing engines: those that another process has saved meanwhile, the others built and saved."""
+        found = {i: self._load_entry(files, wanted[i], i, len(wanted)) for i in missing}
+        engines = {i: engine for i, engine in found.items() if engine is not None}
+        if due := [i for i in missing if i not in engines]:
+            engines |= dict(zip(due, self.build(_part(converted, due)).engines, strict=True))
+        for i in due if self.keep else ():
+            self._save_entry(files, wanted[i], engines[i])
+        return engines
 
     def _load_entry(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
         """Return the engine in the store, or None. Errors of the store become warnings."""
+        if not self.reuse:
+            return None
         try:
             opened = files.opened(wanted.key)
             if opened is None:
@@ -152,25 +153,25 @@ class Cached:
             with opened[0] as file:
                 engine = wanted.engine(*unpacked(file, opened[1], wanted.key))
         except CorruptEntryError as error:
-            warn(f"the entry {wanted.key} of the engine cache is dropped: {error}; {wanted.order.name} is built")
+            why = f"the entry {wanted.key} of the engine cache is dropped: {error}"
+            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
             files.drop(wanted.key)
             return None
         except Exception as error:
-            warn(f"the engine cache failed ({type(error).__name__}: {error}); {wanted.order.name} is built")
+            why = f"the engine cache failed ({type(error).__name__}: {error})"
+            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
             return None
         if engine is not None:
             report(done, total, f"{wanted.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
         return engine
 
-    def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> Engine:
-        if not self.keep:
-            return engine
+    def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> None:
         try:
             files.write(wanted.key, packed(wanted.entry(engine), engine.checked()))
         except Exception as error:
-            warn(f"{wanted.order.name} cannot be saved to the engine cache: {type(error).__name__}: {error}")
-        return engine
+            why = f"{type(error).__name__}: {error}"
+            warn(f"{wanted.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
@@ -204,13 +205,6 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
         networks=tuple(converted.networks[i] for i in places),
         handles=tuple(converted.handles[i] for i in places),
     )
-
-
-def _renamed_engine(wanted: Sequence[Wanted], place: int, source: int, engine: Engine | None) -> Engine | None:
-    """Return the engine of one network for another that shares it."""
-    if place == source or engine is None:
-        return engine
-    return serving(engine, wanted[source].form, wanted[place].order.name, wanted[place].form)
 
 
 def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:

@@ -7,7 +7,6 @@ import io
 import os
 import re
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import filelock
 from attrs import field, frozen
 
 from pipeline.artifact.engine_entry import Buffer
-from pipeline.errors import ArtifactWarning
+from pipeline.errors import ArtifactWarning, warn
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.private import MODE, make_private, opened_private
@@ -27,11 +26,6 @@ ABANDONED = 3600.0
 """Seconds without a write after which a partial file is taken to belong to a killed process."""
 _KEY = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,199}", re.ASCII)
 _DIGEST = 32
-
-
-def warn(text: str) -> None:
-    """Warn of a failure of the cache; the compilation continues without it."""
-    warnings.warn(ArtifactWarning(text), stacklevel=3)
 
 
 @runtime_checkable
@@ -49,7 +43,7 @@ class EngineStore(Protocol):
 
 
 @runtime_checkable
-class FileStore(EngineStore, Protocol):
+class FileStore(Protocol):
     """A store whose entries are files: plans are memory-mapped, and processes share it."""
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
@@ -71,18 +65,12 @@ class InMemory:
 
     store: EngineStore
 
-    def load(self, key: str) -> bytes | None:
-        return self.store.load(key)
-
-    def save(self, key: str, data: bytes) -> None:
-        self.store.save(key, data)
-
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        data = self.load(key)
+        data = self.store.load(key)
         return None if data is None else (io.BytesIO(data), len(data))
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        self.save(key, b"".join(parts))
+        self.store.save(key, b"".join(parts))
 
     def drop(self, key: str) -> None:
         """Do nothing: the entry is replaced when its engine is built."""
@@ -131,7 +119,7 @@ class DiskStore:
         body, digest = data[:-_DIGEST], data[-_DIGEST:]
         if hashlib.sha256(body).digest() == digest:
             return body
-        warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped")
+        warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped", ArtifactWarning)
         self.drop(key)
         return None
 
@@ -148,7 +136,7 @@ class DiskStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            warn(f"the engine cache {self.folder} cannot be read: {error}")
+            warn(f"the engine cache {self.folder} cannot be read: {error}", ArtifactWarning)
             return None
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
@@ -157,9 +145,8 @@ class DiskStore:
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
-            warn(
-                f"an engine of {size} bytes is not saved: the cache {self.folder} holds {self.size} (engine_cache_size)"
-            )
+            limit = f"the cache {self.folder} holds {self.size} (engine_cache_size)"
+            warn(f"an engine of {size} bytes is not saved: {limit}", ArtifactWarning)
             return
         try:
             make_private(self.folder)
@@ -173,7 +160,7 @@ class DiskStore:
                 file.write(sha256.digest())
             self._evict(path)
         except OSError as error:
-            warn(f"an engine cannot be saved to {self.folder}: {error}")
+            warn(f"an engine cannot be saved to {self.folder}: {error}", ArtifactWarning)
 
     def drop(self, key: str) -> None:
         """Delete an entry if possible; else it is replaced by the next save."""
@@ -203,7 +190,8 @@ class DiskStore:
             make_private(folder)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
-            warn(f"the engine cache {self.folder} cannot be locked ({error}): an engine may be built twice")
+            why = f"the engine cache {self.folder} cannot be locked ({error})"
+            warn(f"{why}: an engine may be built twice", ArtifactWarning)
             yield
             return
         try:
@@ -214,7 +202,7 @@ class DiskStore:
     def _evict(self, newest: Path) -> None:
         """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
         with self._lock("all.lock"):
-            found = [(path, stat) for path in self.folder.glob(f"*{SUFFIX}") if (stat := _stat(path)) is not None]
+            found = self._found(f"*{SUFFIX}")
             total = sum(stat.st_size for _, stat in found)
             for path, stat in sorted(found, key=lambda row: row[1].st_mtime_ns):
                 if total <= self.size:
@@ -222,13 +210,14 @@ class DiskStore:
                 if path != newest:
                     path.unlink(missing_ok=True)
                     total -= stat.st_size
-            for part in self.folder.glob(f".*{SUFFIX}.*.part"):
-                if (stat := _stat(part)) is not None and time.time() - stat.st_mtime > ABANDONED:
+            for part, stat in self._found(f".*{SUFFIX}.*.part"):
+                if time.time() - stat.st_mtime > ABANDONED:
                     part.unlink(missing_ok=True)
 
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:
-        return None
+    def _found(self, pattern: str) -> list[tuple[Path, os.stat_result]]:
+        """Return the folder's files of a pattern, except those that another process deletes meanwhile."""
+        found = []
+        for path in self.folder.glob(pattern):
+            with suppress(FileNotFoundError):
+                found.append((path, path.lstat()))
+        return found
