@@ -44,13 +44,8 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
     It depends on the layers, their arguments and wiring; shapes, ranges and dtypes; the builder's settings; the
-    library, its version and its targets; the platform and NVIDIA_TF32_OVERRIDE. It does not depend on the names of
-    nodes, tensors, weights and sizes.
-
-    Args:
-        order: the network and its settings.
-        form: the network's structure, as `canonical` returns it.
-        values: the SHA-256 of each weight whose value the engine depends on, by name.
+    library, its version and its targets; the platform and NVIDIA_TF32_OVERRIDE; but not on names. ``values``: the
+    SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
@@ -85,14 +80,8 @@ class CorruptEntryError(PipelineError):
 class EngineEntry:
     """The description of a plan.
 
-    Attributes:
-        key: the key of the entry.
-        library: the library that built the plan.
-        digest: the plan's SHA-256.
-        bindings: the plan's names for inputs and outputs, in the network's order.
-        weights: the plan's names for weights, in the order of their first use.
-        values: the SHA-256 of each refittable weight in the plan, in the same order; empty for a plan that cannot be
-            refitted.
+    bindings: the plan's names for inputs and outputs, in the network's order. weights: those for weights, in the order
+    of their first use. values: the SHA-256 of each refittable weight in the plan, in the same order.
     """
 
     key: str
@@ -125,7 +114,10 @@ def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | 
     text = _at(file, size - _FOOT.size - length, length)
     if hashlib.sha256(text).digest() != digest:
         raise CorruptEntryError("the engine's description was altered")
-    entry = _read(text)
+    try:
+        entry: EngineEntry = codec.read(json.loads(text), EngineEntry)
+    except (MalformedError, ValueError, RecursionError) as error:
+        raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
     if entry.key != key:
         raise CorruptEntryError(f"the entry was saved under another key, {entry.key[:16]}…")
     plan = _plan(file, size - _FOOT.size - length)
@@ -137,14 +129,6 @@ def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | 
 def _at(file: BinaryIO, offset: int, size: int) -> bytes:
     file.seek(offset)
     return file.read(size)
-
-
-def _read(text: bytes) -> EngineEntry:
-    try:
-        found: EngineEntry = codec.read(json.loads(text), EngineEntry)
-        return found
-    except (MalformedError, ValueError, RecursionError) as error:
-        raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
 
 
 def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:

@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import evolve
 
 from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter
-from pipeline.artifact.refit import missing, remade
+from pipeline.artifact.refit import missing, remade, tied_names
 from pipeline.artifact.tensors import tensors_of
 from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
@@ -54,10 +54,10 @@ def with_lora(
 
 def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
     """Return the adapted parameters whose tensor has several names, since the adapter may mean any of them."""
-    tensors = program.parameters
-    others = {a.parameter: [n for n, t in tensors.items() if t is tensors[a.parameter]] for a in adapters}
+    adapted = {adapter.parameter for adapter in adapters}
     return {
         name: f"it is one tensor with {', '.join(other for other in names if other != name)}"
-        for name, names in others.items()
-        if len(names) > 1
+        for names in tied_names(program.parameters)
+        for name in names
+        if name in adapted
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
 from pipeline.artifact.adapters import is_adapter
+from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import is_loaded, rebuilt
 from pipeline.capture.shared_tensors import taken_apart
 from pipeline.compiled import Compiled, RefitMap
@@ -55,12 +56,10 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
         raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
-    if wrong := missing(given, new_weights, program) | _unfit(given, program) or _differing_tied_weights(
-        given, program
-    ):
+    wrong = missing(given, new_weights, program) | _unfit(given, program)
+    if wrong := wrong or _differing_tied_weights(given, program):
         raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
-    copies = _copies(given, program)
-    parameters = FrozenDict({**program.parameters, **copies})
+    parameters = FrozenDict({**program.parameters, **_copies(given, program)})
     changed = _made_of(_changed_parameters(program, parameters), compiled)
     unknown = _made_of(_its_own(given, program.parameters), compiled)
     return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
@@ -76,13 +75,9 @@ def remade(
 ) -> Compiled:
     """Return a compiled program with other parameters or constants; engines are refitted if possible, else rebuilt.
 
-    Args:
-        compiled: the compiled program.
-        program: its program with other parameters, or other recipes for its constants.
-        recipes: the recipe of each engine weight.
-        changed: the engine weights whose values differ.
-        unknown: the engine weights whose values may differ: they are the model's own tensors, and torch does not count
-            all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has folded one away.
+    changed: the engine weights whose values differ. unknown: those whose values may differ: they are the model's own
+    tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has
+    folded one away.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
@@ -113,16 +108,13 @@ def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
         plain = {name: value for name in program.written if (value := _attribute(weights, name)) is not None}
         return {**plain, **{name: tensor for tensors in named for name, tensor in tensors}}
     if isinstance(weights, ExportedProgram):
-        literals = {name: weights.constants[name] for name in _literals(weights)}
-        return {**literals, **weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        specs = weights.graph_signature.input_specs
+        literals = [str(spec.target) for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR]
+        known = {**weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        return {**{name: weights.constants[name] for name in literals}, **known}
     if not isinstance(weights, Mapping):
         raise TypeError(f"new_weights is {kind_of(weights)}: pass a module, an ExportedProgram or a state_dict")
     return dict(weights)
-
-
-def _literals(exported: ExportedProgram) -> Iterator[str]:
-    specs = exported.graph_signature.input_specs
-    return (str(spec.target) for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR)
 
 
 def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
@@ -139,7 +131,7 @@ def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progra
     value to keep."""
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
-        tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}
+        tied = {other for names in tied_names(program.parameters) if given.keys() & names for other in names}
         if empty := [name for name in absent if name not in tied and program.parameters[name].is_meta]:
             return dict.fromkeys(empty, "it was loaded without its value, and new_weights does not have it")
         changed = [name for name in absent if name not in tied and _is_trained(program, name)]
@@ -166,7 +158,7 @@ def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str
     }
 
 
-def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Return the names of each tensor with several names."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
@@ -176,19 +168,14 @@ def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 def _differing_tied_weights(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
     """Return the names of tied weights whose new values differ."""
-    groups = ([name for name in names if name in given] for names in _groups(program.parameters))
+    groups = ([name for name in names if name in given] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
         for first, *others in filter(None, groups)
         for name in others
-        if not _equal(given[first], given[name])
+        if not _is_the_same(given[first], given[name])
+        and not torch.equal(given[first].detach().cpu(), given[name].detach().cpu())
     }
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype have equal values; NaN equals itself only in the same
-    memory."""
-    return _is_the_same(a, b) or torch.equal(a.detach().cpu(), b.detach().cpu())
 
 
 def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -206,7 +193,7 @@ def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.T
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
     """Return copies of the new weights, one for all names of a tensor."""
     copies = {name: tensor.detach().clone() for name, tensor in given.items() if name in program.parameters}
-    for names in _groups(program.parameters):
+    for names in tied_names(program.parameters):
         if found := [name for name in names if name in copies]:
             copies.update(dict.fromkeys(names, copies[found[0]]))
     return copies
@@ -219,14 +206,11 @@ def _mismatch(value: object, old: torch.Tensor) -> str:
     if is_lazy(value):
         return "it is not initialized: it has no shape yet"
     if value.shape != old.shape or value.dtype != old.dtype:
-        return f"it is {_kind(value)}, the engine's is {_kind(old)}"
+        found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (value, old))
+        return f"it is {found}, the engine's is {due}"
     if value.is_meta:
         return "it is on the meta device: it has no value"
     return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
@@ -242,15 +226,14 @@ def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
-def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
+def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the parameters whose values differ from those in the engines; NaN always differs."""
-    return frozenset(
-        name for name, tensor in program.parameters.items() if not _is_same(program, name, tensor, new[name])
-    )
-
-
-def _is_same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
-    return not (old.is_meta or _is_trained(program, name)) and (new is old or torch.equal(new.cpu(), old.cpu()))
+    changed = {name for name, old in program.parameters.items() if old.is_meta or _is_trained(program, name)}
+    for name in program.parameters.keys() - changed:
+        old, own = program.parameters[name], new[name]
+        if own is not old and not torch.equal(own.cpu(), old.cpu()):
+            changed.add(name)
+    return changed
 
 
 def _is_trained(program: Program, name: str) -> bool:

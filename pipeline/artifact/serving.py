@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_of, obstacle
 from pipeline.artifact.container import Reader
+from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load
 from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.aten.tensor_type import TensorType
@@ -24,16 +25,9 @@ from pipeline.program import Port
 from pipeline.runtime.atomic import replacing
 from pipeline.shapes.environment import Range, shape_of
 
+INTEGERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 TYPES = {
-    torch.bool: "TYPE_BOOL",
-    torch.uint8: "TYPE_UINT8",
-    torch.uint16: "TYPE_UINT16",
-    torch.uint32: "TYPE_UINT32",
-    torch.uint64: "TYPE_UINT64",
-    torch.int8: "TYPE_INT8",
-    torch.int16: "TYPE_INT16",
-    torch.int32: "TYPE_INT32",
-    torch.int64: "TYPE_INT64",
+    **{getattr(torch, name): f"TYPE_{name.upper()}" for name in INTEGERS},
     torch.float16: "TYPE_FP16",
     torch.bfloat16: "TYPE_BF16",
     torch.float32: "TYPE_FP32",
@@ -115,11 +109,9 @@ def serve_config(
 
 def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> ServeConfig:
     """Return the configuration of a program; see `serve_config`."""
-    program = compiled.program
-    given = named_io.inputs_of(program)
-    results = list(_results(compiled))
+    given, results = named_io.inputs_of(compiled.program), list(_results(compiled))
     ports = [*given, *(port for _, port in results)]
-    batch = batch_of(program, ports) if batching is not False else None
+    batch = batch_of(compiled.program, ports) if batching is not False else None
     why = obstacle(compiled, ports) if batch is not None and batching is None else ""
     batch = None if why else batch
     return ServeConfig(
@@ -152,7 +144,7 @@ def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
 def _row(name: str, port: Port, batch: Range | None) -> Row:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
-        raise ArtifactError(f"{name} is {str(dtype).removeprefix('torch.')}, a dtype that Triton lacks")
+        raise ArtifactError(f"{name} is {dtype_name(dtype)}, a dtype that Triton lacks")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
     return Row(name, dtype, sizes or (1,))
 
