@@ -146,7 +146,6 @@ def bare(recipe: Recipe) -> Recipe:
 
 
 def _renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
-    """Rename the values that a recipe reads."""
 
     def renamed(value: Argument) -> Argument:
         return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value

@@ -65,7 +65,6 @@ def _outputs_of_rows(compiled: Compiled, symbol: str, rows: int) -> Iterator[Map
 
 
 def _is_equal_up_to_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether two outputs are equal up to rounding."""
     if found.shape != expected.shape or not expected.is_floating_point():
         return torch.equal(found, expected)
     finite, bound = expected.isfinite(), max(1e-3, 8 * torch.finfo(expected.dtype).eps)

@@ -100,7 +100,6 @@ def _record(kind: type) -> Rule:
 
 
 def _is_default(default: object, value: object) -> bool:
-    """Return whether a value is the default of its field."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)

@@ -122,7 +122,6 @@ def _faults(manifest: Manifest) -> Iterator[str]:
 
 
 def _port_fault(port: Port) -> str:
-    """Describe a fault of a port; empty if there is none."""
     if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
         return "has no dtype, or not one range for each dim"
     return "" if all(map(_is_range, port.ranges)) else "has an empty range"
@@ -133,7 +132,6 @@ def _is_range(each: Range) -> bool:
 
 
 def _recipe_fault(recipe: Recipe, parameters: Iterable[str]) -> str:
-    """Describe a fault of a recipe; empty if there is none."""
     known = {*parameters}
     for step in recipe.steps:
         if absent := [name for name in refs((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:

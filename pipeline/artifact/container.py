@@ -55,12 +55,10 @@ class Entry:
 
     @property
     def data(self) -> int:
-        """The offset of its data."""
         return self.offset + len(self.header())
 
     @property
     def end(self) -> int:
-        """The offset of the next entry."""
         return self.data + self.size
 
     def header(self) -> bytes:
@@ -137,7 +135,6 @@ class Writer:
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
-        """Write the manifest and the end of the archive."""
         digest = self.add(MANIFEST, [manifest], len(manifest))
         self.file.write(tail(self.entries, digest))
 
@@ -165,7 +162,6 @@ class Reader:
         self.manifest = self._manifest(digest)
 
     def broken(self, why: str) -> ArtifactError:
-        """Return the error for an altered file."""
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
 
     def _directory(self) -> tuple[list[Entry], str]:

@@ -58,6 +58,5 @@ class _Describer(Loader):
 
 
 def _without_calls(graph: SavedGraph) -> SavedGraph:
-    """Return a graph whose nodes, also in inner graphs, call nothing."""
     inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)

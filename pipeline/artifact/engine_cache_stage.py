@@ -197,7 +197,6 @@ def _roles(program: Program, segment: Segment) -> dict[str, str]:
 
 
 def _part(converted: Converted, places: Sequence[int]) -> Converted:
-    """Return a `Converted` with some of its networks only."""
     segments = converted.partitioned.engine_segments
     return evolve(
         converted,

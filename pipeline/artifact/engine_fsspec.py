@@ -47,7 +47,6 @@ class FsspecStore:
         object.__setattr__(self, "_root", root.rstrip("/"))
 
     def load(self, key: str) -> bytes | None:
-        """Return the entry of a key; None if there is none."""
         try:
             data: bytes = self._system.cat_file(self._path(key))
         except FileNotFoundError:

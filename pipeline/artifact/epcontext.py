@@ -131,7 +131,6 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _results(compiled: Compiled) -> Iterator[tuple[str, Output]]:
-    """Yield the results that are not constants, by name."""
     return ((name, output) for name, output in named_outputs(compiled.program) if not output.constant)
 
 

@@ -69,7 +69,6 @@ def written(expr: Any) -> JsonData:
 
 @lru_cache(1024)
 def _symbol(expr: Any) -> list[JsonData]:
-    """Return a symbol with its assumptions, without implied ones."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
 
@@ -122,7 +121,6 @@ class _Bits:
         self.nodes = 0
 
     def most(self, data: JsonData, depth: int) -> float:
-        """Return the most bits of an expression's value."""
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:

@@ -226,7 +226,6 @@ class Nodes:
         self.env[row.name] = node
 
     def resolved(self, value: object) -> Argument:
-        """Replace a node's name by the node."""
         if not isinstance(value, NodeName):
             return value
         if value.name not in self.env:

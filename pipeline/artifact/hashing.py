@@ -125,7 +125,6 @@ class SharedFile:
         self.size = file.seek(0, 2)
 
     def at(self, offset: int, size: int) -> bytes:
-        """Read up to ``size`` bytes."""
         with self.lock:
             self.file.seek(offset)
             return self.file.read(max(0, min(size, self.size - offset)))

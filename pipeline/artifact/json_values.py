@@ -157,7 +157,6 @@ def written(value: object) -> JsonData:
 
 @cache
 def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
-    """Return the name and the function that write a type."""
     for kinds, name, write, _ in _FORMS:
         if issubclass(kind, kinds):
             return name, write

@@ -80,9 +80,10 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     if not record:
         return compiled
     data: dict[str, Any] = json.loads(record)
-    found = [each.load() for each in entry_points(group="pipeline.saved", name=str(data.get("library")))]
+    library = str(data.get("library"))
+    found = [each.load() for each in entry_points(group="pipeline.saved", name=library)]
     if not found:
-        why = f"{place} is a language model of {str(data.get('library'))[:40]}, which no entry point restores"
+        why = f"{place} is a language model of {library[:40]}, which no entry point restores"
         raise ArtifactError(why, "pip install . in the checkout of pipeline adds its entry points")
     with fitting(str(place)):
         made: Compiled = found[0](compiled, data, lambda name: program(place.with_name(Path(name).name), operators))
@@ -114,7 +115,7 @@ class Loader:
     the text is read; their data is used only after the checks."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None = ()) -> None:
-        self.file, self.path, self.threads, self.libraries = file, path, threads, libraries
+        self.file, self.path, self.libraries = file, path, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
         self.missing, kept = "", self.manifest
@@ -124,7 +125,11 @@ class Loader:
         digests = {name: self.digest(name) for name in large}
 
         def same(again: BinaryIO) -> bool:
-            return _has(Reader(again, str(path)), digests)
+            reader = Reader(again, str(path))
+            try:
+                return all(reader.verify(name, digest) for name, digest in digests.items())
+            except ArtifactError:
+                return False
 
         self.opened: tuple[OpenedFile, ...] = (_opened_file(file, path, same),)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
@@ -167,16 +172,14 @@ class Loader:
             at("a weight's recipe", lambda name: target_of(name, self.libraries), target)
         size = largest(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
-            why = f"a weight's recipe computes {size} bytes, and its file declares at most {self.most} for a tensor"
-            raise MalformedError(why)
+            limit = f"its file declares at most {self.most} for a tensor"
+            raise MalformedError(f"a weight's recipe computes {size} bytes, and {limit}")
 
     def entry(self, name: str, kind: type[T]) -> T:
-        """Read an entry's record."""
         data = self.reader.read(name, self.digest(name))
         return read(self.reader, json_of(self.reader, data, name), kind, name)
 
     def network(self, name: str) -> Network:
-        """Read the description of an engine's network."""
         found = self.entry(name, Network)
         if why := fault(found):
             raise self.reader.broken(f"entry {name}: {why}")
@@ -189,7 +192,6 @@ class Loader:
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
-        """Memory-map the engines."""
         if not self.manifest.engines:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -200,7 +202,6 @@ class Loader:
         return tuple(found)
 
     def kernels(self) -> Kernels:
-        """Read the compiled kernels."""
         if not self.manifest.kernels:
             return NO_KERNELS
         at = self.verified[KERNELS].result()
@@ -231,7 +232,6 @@ class Loader:
         return Source()
 
     def mapped(self, file: BinaryIO, offset: int, size: int) -> Source:
-        """Memory-map the tensors of a file."""
         try:
             return Source(file, offset, size)
         except ArtifactError as error:
@@ -245,12 +245,10 @@ class Loader:
         return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
-        """Return the verdicts by node, with stand-ins for converters."""
         rows = ((each, stand_in(each.converter) if each.supported else None) for each in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
     def program(self) -> Program:
-        """Build the program."""
         kept, parameters = self.manifest, self.named(self.manifest.parameters)
         program = Program(
             graph_module=self.graph_module(),
@@ -299,16 +297,7 @@ def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -
     return OpenedFile(again, str(path), lambda: same(again))
 
 
-def _has(reader: Reader, digests: Mapping[str, str]) -> bool:
-    """Return whether a file has entries with these digests."""
-    try:
-        return all(reader.verify(name, digest) for name, digest in digests.items())
-    except ArtifactError:
-        return False
-
-
 def _check_parts(compiled: Compiled, reader: Reader) -> None:
-    """Raise an error if the parts of a program are inconsistent."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
     fits = {
@@ -322,7 +311,7 @@ def _check_parts(compiled: Compiled, reader: Reader) -> None:
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")
     try:
-        with fitting(str(reader.name)):
+        with fitting(reader.name):
             check_program(compiled)
             LayoutBuilder(program, compiled.partitioned.segments).layout()
             compiled.report()

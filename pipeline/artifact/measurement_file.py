@@ -72,7 +72,6 @@ class MeasurementFile:
 
     @property
     def path(self) -> Path:
-        """The file's path."""
         return self.given or cache_folder("measurements") / "measurements.json"
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:

@@ -190,7 +190,6 @@ def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
 
 @lru_cache(maxsize=64)
 def _expressions(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
-    """Parse the facts of a call."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [read(size) for size in shape]) for dtype, shape in data["results"]]
     return [[read(s) for s in shape] for shape in data["tensors"]], [read(s) for s in data["sizes"]], results

@@ -138,7 +138,6 @@ def _written_class(spec: Spec) -> dict[str, JsonData]:
 
 
 def _shape(spec: Spec) -> Shape:
-    """Return the class of an object's structure."""
     context, count = spec.context, spec.num_children
     kind = context if spec.type is namedtuple else spec.type
     name = f"{kind.__module__}:{kind.__qualname__}"

@@ -66,7 +66,6 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
 
 def _made_of(parameters: Set[str], compiled: Compiled) -> set[str]:
-    """Return the engine weights that are computed from any of these parameters."""
     return {name for name, recipe in compiled.refit_map.items() if not parameters.isdisjoint(recipe.parameters)}
 
 
@@ -95,7 +94,6 @@ def remade(
 
 
 def _refittable(compiled: Compiled) -> bool:
-    """Return whether all engines with weights are refittable."""
     engines = zip(compiled.engines, compiled.networks, strict=True)
     have = [engine.refittable for engine, network in engines if network.weights]
     return bool(have) and all(have)
@@ -118,7 +116,6 @@ def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
 
 
 def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
-    """Return the tensor attribute of a module or submodule; None if there is none."""
     try:
         value = attrgetter(path)(module)
     except AttributeError:
@@ -167,7 +164,6 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _differing_tied_weights(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """Return the names of tied weights whose new values differ."""
     groups = ([name for name in names if name in given] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
@@ -191,7 +187,6 @@ def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.T
 
 
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    """Return copies of the new weights, one for all names of a tensor."""
     copies = {name: tensor.detach().clone() for name, tensor in given.items() if name in program.parameters}
     for names in tied_names(program.parameters):
         if found := [name for name in names if name in copies]:

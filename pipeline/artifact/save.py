@@ -104,7 +104,6 @@ def _checked_place(weights: StrPath) -> str:
 
 
 def _split(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Split tensors into the model's weights, and the constants of its code and adapters."""
     weights = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     rows = tensors.by_key.items()
     return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
@@ -255,7 +254,6 @@ def _versions(program: Program) -> Versions:
 
 
 def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
-    """Return a parameter, and raise an error if it was changed since compiling."""
     tensor = program.parameters[name]
     if version(tensor) != program.versions.get(name, version(tensor)):
         raise ArtifactError(

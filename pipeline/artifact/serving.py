@@ -67,7 +67,6 @@ class ServeConfig:
     operators: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the text of config.pbtxt."""
         return "\n".join(_lines(self)) + "\n"
 
 
@@ -186,7 +185,6 @@ def _parameter(key: str, value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Quote a string for protobuf's text format."""
     plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return f'"{"".join(plain)}"'
 

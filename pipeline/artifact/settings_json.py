@@ -29,7 +29,6 @@ class Predicate:
 
     @property
     def name(self) -> str:
-        """Its saved name."""
         return f"{self.__module__}.{self.__qualname__}"
 
 

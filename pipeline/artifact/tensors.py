@@ -61,7 +61,6 @@ class Tensors:
     _keys: dict[int, SavedTensor] = field(factory=dict)
 
     def keep(self, name: str, tensor: torch.Tensor) -> SavedTensor:
-        """Add a tensor, under a unique name."""
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
@@ -84,7 +83,6 @@ class Tensors:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.by_key.values())
 
     def parts(self) -> Iterator[memoryview]:

@@ -55,7 +55,6 @@ def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Eng
 
 
 def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) -> bool:
-    """Return whether the same weights can be refitted in both engines."""
     pairs = zip(form.weights, others.weights, strict=True)
     return one.refit_flags == other.refit_flags and all(one.replaceable(a) == other.replaceable(b) for a, b in pairs)
 
@@ -68,7 +67,6 @@ def _equal(
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two weights of one shape are equal bit by bit."""
     if one.dtype != other.dtype:
         return False
     return torch.equal(raw_bytes(one), raw_bytes(other))

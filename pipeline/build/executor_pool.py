@@ -104,7 +104,6 @@ _ENDED = (
 
 
 def _suspects(futures: Mapping[Future[object], Job]) -> Iterator[str]:
-    """Return the names of the engines that were begun and not finished."""
     for future, job in futures.items():
         finished = future.done() and not future.cancelled() and future.exception() is None
         if job.path.exists() and not finished:

@@ -72,7 +72,6 @@ class MemoryMappedWeights:
             self.file.close()  # the mapping stays valid
 
     def leave_memory(self) -> None:
-        """Drop the pages that were read from this process's memory; they are read again when needed."""
         if self.mapping is not None:
             leave_memory(self.mapping)
 

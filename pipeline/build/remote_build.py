@@ -105,7 +105,6 @@ class MappedFile:
         self.mapping = mapped(path)
 
     def leave_memory(self) -> None:
-        """Drop the pages that were read from this process's memory."""
         leave_memory(self.mapping)
 
 

@@ -80,7 +80,6 @@ class Order:
 
     @property
     def name(self) -> str:
-        """Return the engine's name."""
         return self.network.name
 
 
@@ -186,7 +185,6 @@ def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
 
 @contextmanager
 def _temporary_names(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
-    """Restore the names of the network's inputs and outputs on exit."""
     try:
         yield
     finally:
