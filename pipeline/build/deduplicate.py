@@ -62,11 +62,5 @@ def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) 
 def _equal(
     form: Canonical, weights: Mapping[str, torch.Tensor], other: Canonical, others: Mapping[str, torch.Tensor]
 ) -> bool:
-    pairs = zip(form.weights, other.weights, strict=True)
-    return all(_same_bytes(weights[a], others[b]) for a, b in pairs)
-
-
-def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype:
-        return False
-    return torch.equal(raw_bytes(one), raw_bytes(other))
+    pairs = ((weights[a], others[b]) for a, b in zip(form.weights, other.weights, strict=True))
+    return all(a.dtype == b.dtype and torch.equal(raw_bytes(a), raw_bytes(b)) for a, b in pairs)

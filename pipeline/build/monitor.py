@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pipeline.build.memory import return_free_memory
 from pipeline.trt import trt
 
-__all__ = ["Monitor", "interruptible"]
-
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
     """A progress monitor: reports the phases of a build to `tell`, returns memory to the system between them, and stops

@@ -37,9 +37,9 @@ def _check(program: Program, segment: Segment, port: Port) -> None:
     for size, range in sizes:
         if range.max >= 2**31:
             ends = "no bound" if range.max == LARGEST else f"sizes up to {range.max}"
+            what = f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}"
             raise BuildError(
-                f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}, and "
-                f"TensorRT takes at most {2**31 - 1}",
+                f"{what}, and TensorRT takes at most {2**31 - 1}",
                 "give the dims that it is computed from a smaller max (Dim or pipeline.Input), declare its bounds with "
                 "torch._check, or run what reads it in PyTorch (torch_executed_ops)",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,25 +63,21 @@ class RemoteBuild:
 
     @property
     def reachable(self) -> bool:
-        """Return whether this process has the network, or sees the file that its weights were written to."""
-        return self.handle is not None or is_there(self.path, self.index or {})
+        """Return whether this process has the network, or sees the file that its weights were written to. The name of
+        the file's folder is random: no other file can be mistaken for it."""
+        if self.handle is not None:
+            return True
+        size = max((stored.offset + stored.nbytes for stored in (self.index or {}).values()), default=0)
+        return self.path.is_file() and self.path.stat().st_size == size + 1
 
     def opened(self) -> NetworkHandle:
         """Return the network, replayed if this is another process. `BuildError` if that fails."""
-        if self.handle is None:
-            try:
-                self.handle = _replay(self.network, self.path, self.index or {})
-            except ReplayError as error:
-                hint = "build it in this process: leave the stage build without an executor"
-                raise BuildError(f"{self.network.name}: {error}", hint) from None
+        try:
+            self.handle = self.handle or _replay(self.network, self.path, self.index or {})
+        except ReplayError as error:
+            hint = "build it in this process: leave the stage build without an executor"
+            raise BuildError(f"{self.network.name}: {error}", hint) from None
         return self.handle
-
-
-def is_there(path: Path, index: Index) -> bool:
-    """Return whether this machine has the file that holds the weights of an index. The name of its folder is random: no
-    other file can be mistaken for it."""
-    size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
-    return path.is_file() and path.stat().st_size == size + 1
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
@@ -142,3 +139,37 @@ class Job:
             return None
         file = PlanFile(self.path)
         return serialize(self.remote_build.opened(), self.order, file, Monitor(stopped=self.remote_build.stopped))
+
+
+@frozen
+class SentPlan:
+    """A plan that was returned as bytes."""
+
+    plan: Plan
+    data: bytes = field(repr=False)
+
+
+@frozen
+class SentJob:
+    """One engine to build on a machine that does not see this one's files: the weights are sent as bytes."""
+
+    order: Order
+    index: Index = field(repr=False)
+    weights: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, job: Job) -> SentJob:
+        """Create the job; the file of its weights was written when ``job`` was first sent."""
+        build = job.remote_build
+        build.__reduce__()
+        return cls(job.order, build.index or {}, build.path.read_bytes())
+
+    def __call__(self) -> SentPlan:
+        """Build the engine in a worker, from a file of the worker's own."""
+        with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder, "weights")
+            path.write_bytes(self.weights)
+            file = PlanFile()
+            handle = RemoteBuild(self.order.network, path, None, self.index).opened()
+            plan = serialize(handle, self.order, file, Monitor())
+            return SentPlan(plan, bytes(file.mapped()))
