@@ -63,12 +63,8 @@ class RemoteBuild:
 
     @property
     def reachable(self) -> bool:
-        """Return whether this process has the network, or sees the file that its weights were written to. The name of
-        the file's folder is random: no other file can be mistaken for it."""
-        if self.handle is not None:
-            return True
-        size = max((stored.offset + stored.nbytes for stored in (self.index or {}).values()), default=0)
-        return self.path.is_file() and self.path.stat().st_size == size + 1
+        """Return whether this process has the network, or sees the file that its weights were written to."""
+        return self.handle is not None or is_there(self.path, self.index or {})
 
     def opened(self) -> NetworkHandle:
         """Return the network, replayed if this is another process. `BuildError` if that fails."""
@@ -78,6 +74,13 @@ class RemoteBuild:
             hint = "build it in this process: leave the stage build without an executor"
             raise BuildError(f"{self.network.name}: {error}", hint) from None
         return self.handle
+
+
+def is_there(path: Path, index: Index) -> bool:
+    """Return whether this machine has the file that holds the weights of an index. The name of its folder is random: no
+    other file can be mistaken for it."""
+    size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
+    return path.is_file() and path.stat().st_size == size + 1
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
