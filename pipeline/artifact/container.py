@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from attrs import evolve, frozen
 
@@ -99,20 +99,14 @@ def tail(entries: Sequence[Entry], manifest: str) -> bytes:
     return rows + wide + end + manifest.encode()
 
 
-class Writer:
-    """Write entries in order to a seekable file, the manifest last. A context manager."""
+class Writer(SummedWriter):
+    """Write entries in order to a seekable file, the manifest last."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.summed = file, SummedWriter(file)
+        super().__init__(file)
         self.entries: list[Entry] = []
         self.digests: dict[str, str] = {}
         self.text = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.summed.__exit__(kind, *rest)
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
         """Write an entry whose parts have ``size`` bytes in all; return the SHA-256 of its bytes in the file.
@@ -125,7 +119,7 @@ class Writer:
             parts = [deflate.compress(data) + deflate.flush()]
             entry = evolve(entry, size=len(parts[0]), crc=zlib.crc32(data), inflated=size)
         self.file.write(entry.header())
-        self.digests[name], crc = self.summed.write(parts, entry.size, digest)
+        self.digests[name], crc = self.write(parts, entry.size, digest)
         if entry.inflated is None:
             entry = evolve(entry, crc=crc)
         self.file.seek(entry.offset)

@@ -6,7 +6,7 @@ Operators that this process lacks are names. Only ranges of sizes are computed, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import op_names
-from pipeline.artifact.graphs import SavedGraph, SavedNode
+from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS
 from pipeline.artifact.load import Loader
 from pipeline.artifact.manifest_file import opened
@@ -49,9 +49,9 @@ class _Describer(Loader):
     def decomposed(self, program: Program) -> Program | None:
         return None
 
-    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedGraph]) -> torch.fx.GraphModule:
-        module = super().module([evolve(row, calls=False) for row in rows], list(map(_without_calls, segments)))
-        for node, row in zip(module.graph.nodes, rows, strict=True):
+    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        module = super().module(_without_calls(graph))
+        for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
                 node.target = op_names.known(row.target) or node.target
         return module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Wanted:
-    """An engine that a program needs: the order to build it, and its key.
-
-    values: the SHA-256 of each refittable weight by name; an engine of this key may hold other values.
-    """
+    """An engine that a program needs: the order to build it, and its key. ``values``: the SHA-256 of each refittable
+    weight by name; an engine of this key may hold other values."""
 
     order: Order
     handle: NetworkHandle = field(eq=False, repr=False)
@@ -47,19 +45,6 @@ class Wanted:
     def identity(self) -> tuple[str, ...]:
         """A key that is equal for networks that can share one engine without a refit."""
         return (self.key, *self.values.values())
-
-    @classmethod
-    def of(cls, order: Order, handle: NetworkHandle, refitted: Collection[str], places: Mapping[str, str]) -> Wanted:
-        """Return the wanted engine of an order.
-
-        refitted: the weights that a refit would set. places: the program's value of each input and output.
-        """
-        form = canonical(order.network, order.sizes, places)
-        known = digests({name: handle.weights[name] for name in form.weights})
-        loose = {name for name in form.weights if order.replaceable(name) and name in refitted}
-        fixed = {name: digest for name, digest in known.items() if name not in loose}
-        values = {name: known[name] for name in form.weights if name in loose}
-        return cls(order, handle, form, engine_key(order, form, fixed), values)
 
     def entry(self, engine: Engine) -> EngineEntry:
         """Return the cache entry for an engine built for this."""
@@ -176,10 +161,15 @@ class Cached:
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
     """Yield the engine of each network, in order."""
-    program, names = converted.partitioned.program, converted.recipes.keys()
+    program = converted.partitioned.program
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _roles(program, segment))
+        order = Order.of(segment, network, program.settings)
+        form = canonical(order.network, order.sizes, _roles(program, segment))
+        known = digests({name: handle.weights[name] for name in form.weights})
+        values = {n: digest for n, digest in known.items() if order.replaceable(n) and n in converted.recipes}
+        fixed = {name: digest for name, digest in known.items() if name not in values}
+        yield Wanted(order, handle, form, engine_key(order, form, fixed), values)
 
 
 def _roles(program: Program, segment: Segment) -> dict[str, str]:

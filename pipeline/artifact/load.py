@@ -6,7 +6,7 @@ import errno
 import json
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -22,7 +22,7 @@ from pipeline.artifact.allocations import allowed_bytes, largest
 from pipeline.artifact.codec import at
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
-from pipeline.artifact.graphs import SavedGraph, SavedNode
+from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
@@ -114,7 +114,7 @@ class Loader:
     """Build the program of an open file step by step. Threads check engines and weights against their digests while
     the text is read; their data is used only after the checks."""
 
-    def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None = ()) -> None:
+    def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
         self.file, self.path, self.libraries = file, path, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
@@ -242,7 +242,7 @@ class Loader:
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
         if self.missing:
             return AbsentWeights(found, self.missing, self.opened, self.manifest.call)
-        return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
+        return FileWeights(found, self.opened, self.manifest.call)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
         rows = ((each, stand_in(each.converter) if each.supported else None) for each in self.manifest.verdicts)
@@ -267,7 +267,7 @@ class Loader:
         if kept is None:
             return None
         try:
-            module = self.module(kept.graph.nodes, [kept.graph])
+            module = self.module(kept.graph)
         except MissingOperatorError:
             return None
         fields = {name: getattr(kept, name) for name in ("inputs", "outputs", "constants", "buffers")}
@@ -278,15 +278,14 @@ class Loader:
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the nodes of the graph are not those that the manifest lists")
-        return self.module([rows[name] for name in self.manifest.nodes], self.segments)
+        inner = {path: each for segment in self.segments for path, each in segment.graphs}
+        tensors = {path: each for segment in self.segments for path, each in segment.tensors}
+        ordered = tuple(rows[name] for name in self.manifest.nodes)
+        return self.module(SavedGraph(ordered, tuple(inner.items()), tuple(tensors.items())))
 
-    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedGraph]) -> torch.fx.GraphModule:
-        """Build a graph of nodes that read the graphs and tensors of segments."""
-        inner = {path: each for segment in segments for path, each in segment.graphs}
-        tensors = {path: each for segment in segments for path, each in segment.tensors}
-        graph = SavedGraph(tuple(rows), tuple(inner.items()), tuple(tensors.items()))
+    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
         module = graphs.Reader(self.tensor, self.libraries, self.most).module(graph)
-        for node, row in zip(module.graph.nodes, rows, strict=True):
+        for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return module
 
@@ -300,13 +299,13 @@ def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -
 def _check_parts(compiled: Compiled, reader: Reader) -> None:
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
+    kinds = [child.type for child in children(program.in_spec)]
     fits = {
         "not one network for each engine segment": len(compiled.networks) == len(segments),
         "not one engine for each network": len(compiled.engines) in (0, len(segments)),
         "other inputs than their structure": program.in_spec.num_leaves == len(program.inputs),
         "other outputs than their structure": program.out_spec.num_leaves == len(users),
-        "inputs other than positional and keyword arguments": [child.type for child in children(program.in_spec)]
-        == [tuple, dict],
+        "inputs other than positional and keyword arguments": kinds == [tuple, dict],
     }
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")
