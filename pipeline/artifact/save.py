@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from pipeline.artifact.manifest import (
     Versions,
     saved_fields,
 )
-from pipeline.artifact.tensors import Tensors
+from pipeline.artifact.tensors import Tensors, tensor_file
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled, StrPath
@@ -78,7 +78,7 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
         engines = _saved_engines(compiled, plans)
         first = thread.submit(_add_all, writer, plans)
         manifest = described(compiled, engines, tensors, others)
-        stored = _weights_location(_checked_place(weights), file_path, *_split(compiled.program, tensors), others)
+        stored = _weights_location(_checked_place(weights), file_path, compiled.program, tensors, others)
         rest = thread.submit(_add_all, writer, others)
         first.result()
         record = evolve(manifest, weights=stored, generation=generation)
@@ -103,30 +103,26 @@ def _checked_place(weights: StrPath) -> str:
     return given
 
 
-def _split(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    weights = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
-    rows = tensors.by_key.items()
-    return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
-
-
-def _weights_location(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> SavedWeights:
+def _weights_location(weights: str, place: Path, program: Program, tensors: Tensors, entries: Entries) -> SavedWeights:
     """Return the location of the tensors, and add those inside the file as its last entry but one."""
+    names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
+    model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
+    constants = {key: tensor for key, tensor in tensors.by_key.items() if key not in names}
     if weights == NONE:  # a program loaded from an old file without weights also lacks constants
-        kept, inside = SavedWeights(), Tensors({k: t for k, t in constants.by_key.items() if not t.is_meta})
+        kept, inside = SavedWeights(), {key: tensor for key, tensor in constants.items() if not tensor.is_meta}
     elif weights == INSIDE:
-        kept, inside = SavedWeights(), Tensors({**model.by_key, **constants.by_key})
+        kept, inside = SavedWeights(), {**model, **constants}
     else:
-        kept, inside = _weights_beside(Path(weights), place, _present(model)), constants
-    if not inside.by_key:
+        kept, inside = _weights_beside(Path(weights), place, model), constants
+    if not inside:
         return kept
-    header = _present(inside).header()
-    entries[WEIGHTS] = (_chain(header, inside), len(header) + inside.nbytes, "")
+    entries[WEIGHTS] = (*tensor_file(_present(inside)), "")
     return evolve(kept, entry=WEIGHTS, others=weights != INSIDE)
 
 
-def _present(tensors: Tensors) -> Tensors:
+def _present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors, and raise an error if one has no value."""
-    if empty := [key for key, tensor in tensors.by_key.items() if tensor.is_meta]:
+    if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
             f"{empty[0]} has no value: it was loaded without its weights",
             'save with weights="none", or give all weights to pipeline.refit_module_weights first',
@@ -134,18 +130,12 @@ def _present(tensors: Tensors) -> Tensors:
     return tensors
 
 
-def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
-    yield header
-    yield from tensors.parts()
-
-
-def _weights_beside(path: Path, program: Path, tensors: Tensors) -> SavedWeights:
+def _weights_beside(path: Path, program: Path, tensors: dict[str, torch.Tensor]) -> SavedWeights:
+    parts, size = tensor_file(_present(tensors))
     if path.resolve() == program.resolve():
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" saves them in it')
-    header = tensors.header()
-    size = len(header) + tensors.nbytes
     with replacing(path, size=lambda: size) as file, SummedWriter(file) as summed:
-        sha256, _ = summed.write(_chain(header, tensors), size)
+        sha256, _ = summed.write(parts, size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
@@ -266,17 +256,13 @@ def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
 def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedGraph]:
     """Return the nodes of each PyTorch segment, and, in the last entry, all others: inputs, arithmetic on sizes, and
     the nodes of engines, of which only the names are saved."""
-    program = compiled.program
-    home: dict[str, int] = {}
-    for i, segment in enumerate(compiled.partitioned.segments):
-        if segment.kind == "torch":
-            home |= {name: i for name in segment.nodes if name not in home}
-    engines = {n for s in compiled.partitioned.engine_segments for n in s.nodes} - home.keys()
-    places: dict[int, list[torch.fx.Node]] = {i: [] for i in sorted({*home.values()})}
-    rest: list[torch.fx.Node] = []
-    engines -= {n.name for n in program.graph.nodes if is_collective(n)}  # `load` asks for permission for these, too
-    for node in program.graph.nodes:
-        places.get(home.get(node.name, -1), rest).append(node)
-    module = program.graph_module
+    module, segments = compiled.program.graph_module, compiled.partitioned.segments
+    home = {n: i for i, each in reversed([*enumerate(segments)]) if each.kind == "torch" for n in each.nodes}
+    engines = {name for each in compiled.partitioned.engine_segments for name in each.nodes} - home.keys()
+    engines -= {n.name for n in module.graph.nodes if is_collective(n)}  # `load` asks for permission for these, too
+    places: dict[int, list[torch.fx.Node]] = {i: [] for i in (*sorted({*home.values()}), len(segments))}
+    for node in module.graph.nodes:
+        places[home.get(node.name, len(segments))].append(node)
+    rest = places.pop(len(segments))
     kept = {f"segments/{i}.json": kept_graph(module, nodes, "graph", tensors) for i, nodes in places.items()}
     return {**kept, "graph.json": kept_graph(module, rest, "graph", tensors, engines)}

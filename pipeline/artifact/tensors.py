@@ -7,6 +7,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,30 +70,22 @@ class Tensors:
             self._keys[id(tensor)] = SavedTensor(name, tensor.dtype, tuple(tensor.shape))
         return self._keys[id(tensor)]
 
-    def header(self) -> bytes:
-        """Return the header with its length, padded so that the tensors begin at a page."""
-        rows, at = {}, 0
-        for key, tensor in self._ordered():
-            known = DTYPES.get(tensor.dtype)
-            shape = list(tensor.shape) if known else [tensor.nbytes]
-            rows[key] = {"dtype": known or "U8", "shape": shape, "data_offsets": [at, at + tensor.nbytes]}
-            at += tensor.nbytes
-        text = json.dumps(rows, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + 8) % PAGE)
-        return struct.pack("<Q", len(text)) + text
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.by_key.values())
-
-    def parts(self) -> Iterator[memoryview]:
-        """Yield the bytes of the tensors in order, without copies where possible."""
-        for _, tensor in self._ordered():
-            yield memoryview(raw_bytes(tensor.cpu()).numpy())  # type: ignore[arg-type]
-
-    def _ordered(self) -> list[tuple[str, torch.Tensor]]:
-        """Sort by element size, the widest first, which aligns every tensor without gaps."""
-        return sorted(self.by_key.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
+    """Return the parts of a safetensors file, without copies where possible, and its size. Its tensors begin at a
+    page, and the widest elements come first, which aligns every tensor without gaps."""
+    ordered = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+    rows, at = {}, 0
+    for key, tensor in ordered:
+        known = DTYPES.get(tensor.dtype)
+        shape = list(tensor.shape) if known else [tensor.nbytes]
+        rows[key] = {"dtype": known or "U8", "shape": shape, "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(rows, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % PAGE)
+    header = struct.pack("<Q", len(text)) + text
+    contents = (memoryview(raw_bytes(tensor.cpu()).numpy()) for _, tensor in ordered)  # type: ignore[arg-type]
+    return chain((header,), contents), len(header) + at
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
