@@ -24,12 +24,8 @@ from pipeline.program import Program
 
 
 def described(path: Path) -> Compiled:
-    """Return a saved program that prints and does not run. Every byte is checked against its digest.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ArtifactError: it is not a saved program, was truncated or altered, or comes from a newer version.
-    """
+    """Return a saved program that prints and does not run. Every byte is checked against its digest; errors are those
+    of `load`."""
     with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
         return _Describer(file, path, threads, op_names.ANY).compiled()
 

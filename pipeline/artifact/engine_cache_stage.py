@@ -70,13 +70,8 @@ class Wanted:
 
 @frozen
 class Cached:
-    """Look engines up in a store before calling `build`.
-
-    store: the store of engines.
-    build: the stage that builds missing engines.
-    reuse: read engines from the store.
-    keep: save built engines.
-    """
+    """Look engines up in a store before calling ``build``, the stage that builds missing engines. ``reuse``: read
+    engines from the store. ``keep``: save built engines."""
 
     store: EngineStore = field(hash=False)
     build: Function = build
@@ -106,14 +101,8 @@ class Cached:
             if i not in engines:
                 source = sources[each.identity]
                 engines[i] = serving(engines[source], wanted[source].form, each.order.name, each.form)
-        return Built(
-            partitioned=converted.partitioned,
-            networks=converted.networks,
-            engines=tuple(engines[i] for i in range(len(wanted))),
-            recipes=converted.recipes,
-            literals=converted.literals,
-            computed=converted.computed,
-        )
+        built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
+        return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
 
     def _build_missing(
         self, files: FileStore, converted: Converted, wanted: Sequence[Wanted], missing: Sequence[int]
@@ -211,13 +200,10 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
-            ``load(key) -> bytes | None`` and ``save(key, data)``.
+            ``load(key) -> bytes | None`` and ``save(key, data)``; else `TypeError`.
         stage: builds missing engines, for example ``pipeline.stages.Build(build_executor)``.
         reuse: read engines from the store.
         keep: save new engines.
-
-    Raises:
-        TypeError: ``store`` lacks one of the two methods, or ``stage`` compiles whole programs.
     """
     if isinstance(stage, Pipeline) and stage.takes is not Converted:
         hint = 'to cache the engines of a pipeline use pipeline.default().replace("build", pipeline.cached(store))'

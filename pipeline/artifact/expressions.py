@@ -50,11 +50,7 @@ FUNCTIONS: Mapping[str, Any] = {
 
 
 def written(expr: Any) -> JsonData:
-    """Return an int, float, bool or sympy expression as JSON.
-
-    Raises:
-        ArtifactError: the expression has a function that cannot be read back.
-    """
+    """Return an int, float, bool or sympy expression as JSON; `ArtifactError` if a function cannot be read back."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -85,10 +81,7 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 def read(data: JsonData) -> Any:
     """Read an expression from JSON, with numbers as sympy's, without evaluating or reordering anything.
-
-    Raises:
-        ArtifactError: this module does not write such JSON, or a value of the expression could be too large.
-    """
+    `ArtifactError` if this module does not write such JSON, or a value of the expression could be too large."""
     _Bits().most(data, MOST_DEPTH)
     return _expression(data)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from attrs import evolve, frozen
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 
 from pipeline.artifact import codec, json_values, op_names
@@ -143,23 +144,15 @@ class GraphOfFile(torch.fx.GraphModule):
 
 @frozen
 class Reader:
-    """Build graphs from their rows.
-
-    tensor: returns a saved tensor. libraries: the namespaces of allowed libraries; `op_names.ANY` for all. most: the
-    most bytes of a tensor that a node may fill.
-    """
+    """Build graphs from their rows. ``tensor`` returns a saved tensor; ``libraries``: the namespaces of allowed
+    libraries, or `op_names.ANY`; ``most``: the most bytes of a tensor that a node may fill."""
 
     tensor: Callable[[SavedTensor], torch.Tensor]
     libraries: Collection[str] | None
     most: int
 
     def module(self, graph: SavedGraph) -> GraphOfFile:
-        """Build a graph.
-
-        Raises:
-            MissingOperatorError: an operator is missing, or its library is not allowed.
-            MalformedError: a node reads an undefined value, or calls an operator that files may not call.
-        """
+        """Build a graph; `MissingOperatorError` or `MalformedError` if a node cannot be added."""
         root = torch.nn.Module()
         inner = {path: self.module(each) for path, each in graph.graphs}
         held = {path: self.tensor(kept) for path, kept in graph.tensors}
@@ -249,14 +242,14 @@ class Nodes:
         if not row.calls:
             return FUNCTIONS.get(row.target) or op_names.Named(row.target)
         target = op_names.target_of(row.target, self.reader.libraries, row.library)
-        schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else None
+        schema = target._schema.arguments if isinstance(target, OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
             raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
         if schema is not None and (why := _misfit(schema, len(args), kwargs)):
             raise MalformedError(f"{row.target} {why}")
         if (size := filled(target, args, kwargs)) > (most := self.reader.most):
             raise MalformedError(f"it fills {size} bytes, and its file declares at most {most} for a tensor")
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args
             nodes = [value for value in given[:count] if isinstance(value, torch.fx.Node) and value.op == "get_attr"]

@@ -140,11 +140,7 @@ _READ: Mapping[str, Convert] = {
 
 
 def written(value: object) -> JsonData:
-    """Return a value as JSON.
-
-    Raises:
-        ArtifactError: its type cannot be saved.
-    """
+    """Return a value as JSON; `ArtifactError` if its type cannot be saved."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, float):

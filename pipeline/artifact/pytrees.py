@@ -109,11 +109,7 @@ pytree.register_pytree_node(
 
 
 def written(spec: Spec) -> JsonData:
-    """Return a structure as JSON; a leaf is None.
-
-    Raises:
-        ArtifactError: a class has data besides its elements that cannot be saved.
-    """
+    """Return a structure as JSON; a leaf is None. `ArtifactError` if data besides its elements cannot be saved."""
     if spec.type is None:
         return None
     parts = [written(child) for child in children(spec)]

@@ -22,18 +22,10 @@ from pipeline.errors import ArtifactError, worded
 PAGE = 4096
 DTYPES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float16: "F16",
+    **{getattr(torch, f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"float{bits}"): f"F{bits}" for bits in (16, 32, 64)},
     torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
@@ -90,12 +82,7 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryvie
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of the one in a folder
-    that PEFT saved.
-
-    Raises:
-        ArtifactError: the file is of another format.
-        OSError: the file cannot be read.
-    """
+    that PEFT saved. `ArtifactError` if it is of another format."""
     path = path / "adapter_model.safetensors" if path.is_dir() else path
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     with path.open("rb") as file:
@@ -124,11 +111,7 @@ class Source:
             self.start = start + down
 
     def __call__(self, kept: SavedTensor) -> torch.Tensor:
-        """Return a tensor, the same one for the same key.
-
-        Raises:
-            ArtifactError: the file lacks the tensor.
-        """
+        """Return a tensor, the same one for the same key. `ArtifactError` if the file lacks it."""
         if kept.key not in self.found:
             self.found[kept.key] = self._tensor(kept)
         found = self.found[kept.key]
