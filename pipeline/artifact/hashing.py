@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from typing import BinaryIO, Self
 
 PIECE = 1 << 20
@@ -41,24 +40,6 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
         yield b"".join(small)
 
 
-class _Line:
-    """A thread that runs tasks in order, with a bounded queue."""
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1)
-        self.waiting: deque[Future[None]] = deque()
-
-    def put(self, act: Callable[[], None]) -> None:
-        self.waiting.append(self.thread.submit(act))
-        if len(self.waiting) > AHEAD:
-            self.waiting.popleft().result()
-
-    def done(self) -> None:
-        """Wait for all tasks, and raise their errors."""
-        while self.waiting:
-            self.waiting.popleft().result()
-
-
 class SummedWriter:
     """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces.
 
@@ -67,7 +48,7 @@ class SummedWriter:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.lines = _Line(), _Line()
+        self.hashers = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.disk = ThreadPoolExecutor(1)
         self.syncing: Future[None] | None = None
         self.unsynced = 0
@@ -77,7 +58,7 @@ class SummedWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with ExitStack() as ends:
-            for thread in (*(line.thread for line in self.lines), self.disk):
+            for thread in (*self.hashers, self.disk):
                 ends.callback(thread.shutdown, cancel_futures=True)
             if kind is None and self.syncing is not None:
                 self.syncing.result()  # raise an error of the disk, which a later fsync would not report
@@ -85,23 +66,26 @@ class SummedWriter:
     def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
         """Write parts that have ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32.
         ``digest``: the SHA-256 if it is known."""
-        sha256, crc = hashlib.sha256(), [0]
+        sha256, crc, waiting = hashlib.sha256(), 0, deque[Future[None]]()
 
         def check(piece: memoryview | bytes) -> None:
-            crc[0] = zlib.crc32(piece, crc[0])
+            nonlocal crc
+            crc = zlib.crc32(piece, crc)
 
         acts: tuple[Callable[[memoryview | bytes], None], ...] = (check,) if digest else (check, sha256.update)
         for piece in blocks(parts):
-            for line, act in zip(self.lines, acts, strict=False):
+            for thread, act in zip(self.hashers, acts, strict=False):
                 if size <= PIECE:
                     act(piece)
                 else:
-                    line.put(partial(act, piece))
+                    waiting.append(thread.submit(act, piece))
+            while len(waiting) > AHEAD * len(acts):
+                waiting.popleft().result()
             self.file.write(piece)
             self._sync(len(piece))
-        for line in self.lines:
-            line.done()
-        return digest or sha256.hexdigest(), crc[0]
+        for future in waiting:
+            future.result()
+        return digest or sha256.hexdigest(), crc
 
     def _sync(self, count: int) -> None:
         """Start writing to disk every `SYNCED` bytes, so that the final fsync waits for the rest only."""

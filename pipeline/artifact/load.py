@@ -17,7 +17,7 @@ import torch
 from attrs import asdict, evolve
 from attrs.filters import exclude
 
-from pipeline.artifact import graphs, pytrees, settings_json
+from pipeline.artifact import graphs, op_names, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_bytes, largest
 from pipeline.artifact.codec import at
 from pipeline.artifact.consistency import check_program, check_weights
@@ -27,7 +27,6 @@ from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
-from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.tensors import SavedTensor, Source
 from pipeline.aten.naming import stack_of
@@ -110,6 +109,13 @@ def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> C
         return Loader(file, Path(path), threads, libraries).compiled()
 
 
+def described(path: Path) -> Compiled:
+    """Return a saved program that prints and does not run. Every byte is checked against its digest; errors are those
+    of `load`."""
+    with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
+        return _Describer(file, path, threads, op_names.ANY).compiled()
+
+
 class Loader:
     """Build the program of an open file step by step. Threads check engines and weights against their digests while
     the text is read; their data is used only after the checks."""
@@ -169,7 +175,7 @@ class Loader:
         manifest = self.manifest
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
-            at("a weight's recipe", lambda name: target_of(name, self.libraries), target)
+            at("a weight's recipe", lambda name: op_names.target_of(name, self.libraries), target)
         size = largest(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
             limit = f"its file declares at most {self.most} for a tensor"
@@ -288,6 +294,36 @@ class Loader:
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return module
+
+
+class _Describer(Loader):
+    """A loader whose program has no tensors and runs nothing of the file: neither operators, nor recipes, nor graphs,
+    not even on fake tensors. Operators that this process lacks are names. Only ranges of sizes are computed, at a
+    bounded cost."""
+
+    def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
+        for each in self.verified.values():
+            each.result()
+        self.missing = f"{self.path} was described, not loaded"
+        return Source()
+
+    def check_recipes(self) -> None:
+        """Evaluate nothing."""
+
+    def decomposed(self, program: Program) -> Program | None:
+        return None
+
+    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        module = super().module(_without_calls(graph))
+        for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
+            if row.calls and row.op == "call_function":
+                node.target = op_names.known(row.target) or node.target
+        return module
+
+
+def _without_calls(graph: SavedGraph) -> SavedGraph:
+    inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
+    return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
 
 def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:

@@ -1,10 +1,13 @@
-"""Replace the weights of a compiled program, which returns a new ``Compiled``."""
+"""Replace the weights of a compiled program, or add low-rank adapters, which returns a new ``Compiled``."""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Collection, Mapping, Set
 from operator import attrgetter
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -13,16 +16,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
-from pipeline.artifact.adapters import is_adapter
+from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter
 from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import is_loaded, rebuilt
+from pipeline.artifact.tensors import tensors_of
 from pipeline.capture.shared_tensors import taken_apart
-from pipeline.compiled import Compiled, RefitMap
+from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
-from pipeline.recipes import numbers_of
+from pipeline.recipes import Recipe, numbers_of
 from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import present
@@ -81,16 +85,60 @@ def remade(
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
+    compiled = evolve(compiled, refit_map=recipes)
     versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
     if not changed and not unknown and not any(engine.stripped for engine in compiled.engines):
-        return evolve(compiled, partitioned=new, refit_map=recipes, agreement=None)  # engines read the others in place
+        return evolve(compiled, partitioned=new, agreement=None)  # engines read the others in place
     if refits:
-        return _refitted(evolve(compiled, refit_map=recipes), new, changed)
+        return _refitted(compiled, new, changed)
     log.info("the engines cannot be refitted (immutable_weights=True), and are rebuilt")
     if loaded:
-        return rebuilt(evolve(compiled, refit_map=recipes), new)
+        return rebuilt(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
+
+
+def with_lora(
+    compiled: Compiled,
+    adapters: Mapping[str, object] | StrPath,
+    scale: float = 1.0,
+    fan_in_fan_out: bool | None = None,
+) -> Compiled:
+    """Return a compiled program with these adapters in place of its own: see `Compiled.with_lora`."""
+    if isinstance(adapters, str | os.PathLike):
+        adapters = tensors_of(Path(adapters))
+    if not isinstance(adapters, Mapping):
+        due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
+        raise TypeError(f"adapters are {due}, not {kind_of(adapters)}")
+    if not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
+    program = compiled.program
+    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
+    found = adapters_of(adapters, base, fan_in_fan_out)
+    if wrong := missing({}, {}, program) | _tied_parameters(found, program):
+        raise RefitError(wrong, "adapters add to the compiled weights, each of which must be known by one name")
+    known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
+
+    def changed(recipes: Mapping[str, Recipe]) -> FrozenDict[str, Recipe]:
+        return FrozenDict({name: adapted(bare(recipe), known, scale, dtypes) for name, recipe in recipes.items()})
+
+    recipes = RefitMap(changed(compiled.refit_map), compiled.refit_map.computed)
+    both = (*compiled.refit_map.items(), *recipes.items())
+    affected = {name for name, recipe in both if any(map(is_adapter, recipe.parameters))}
+    parameters = FrozenDict({**base, **factors(found)})
+    new = evolve(program, parameters=parameters, constants=changed(program.constants))
+    return remade(compiled, new, recipes, affected)
+
+
+def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
+    """Return the adapted parameters whose tensor has several names, since the adapter may mean any of them."""
+    adapted = {adapter.parameter for adapter in adapters}
+    return {
+        name: f"it is one tensor with {', '.join(other for other in names if other != name)}"
+        for names in tied_names(program.parameters)
+        for name in names
+        if name in adapted
+    }
 
 
 def _refittable(compiled: Compiled) -> bool:
@@ -187,11 +235,10 @@ def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.T
 
 
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    copies = {name: tensor.detach().clone() for name, tensor in given.items() if name in program.parameters}
-    for names in tied_names(program.parameters):
-        if found := [name for name in names if name in copies]:
-            copies.update(dict.fromkeys(names, copies[found[0]]))
-    return copies
+    """Return copies of the new weights, one for all names of a tensor."""
+    known = program.parameters
+    copies = {id(known[name]): tensor.detach().clone() for name, tensor in given.items() if name in known}
+    return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
 
 
 def _mismatch(value: object, old: torch.Tensor) -> str:

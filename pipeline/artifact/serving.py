@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_of, obstacle
@@ -95,8 +95,7 @@ def serve_config(
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"{name!r} is not a model's name", "use letters, digits, _, - and .")
-    found = evolve(config_of(load(path, operators), name, batching), operators=tuple(sorted(operators)))
-    weights = _weights(path)
+    found, weights = config_of(load(path, operators), name, batching, operators), _weights(path)
     version = Path(folder, name, "1")
     version.mkdir(parents=True, exist_ok=True)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
@@ -106,7 +105,7 @@ def serve_config(
     return found
 
 
-def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> ServeConfig:
+def config_of(compiled: Compiled, name: str, batching: bool | None, operators: Collection[str]) -> ServeConfig:
     """Return the configuration of a program; see `serve_config`."""
     given, results = named_io.inputs_of(compiled.program), list(_results(compiled))
     ports = [*given, *(port for _, port in results)]
@@ -120,6 +119,7 @@ def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> Se
         batch=batch,
         ranges=tuple((f"{p.name}.{dim}", r) for p in given for dim, r in enumerate(p.ranges) if r.min != r.max),
         obstacle=why,
+        operators=tuple(sorted(operators)),
     )
 
 
