@@ -25,7 +25,6 @@ from pipeline.frozen import FrozenDict
 
 Json = typing.NewType("Json", object)
 """JSON that is passed through unchanged: other modules write and read it."""
-LARGEST = 2**64
 
 
 @attrs.frozen
@@ -124,7 +123,7 @@ def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any
 
 def _exact(kind: type) -> Rule:
     def read(data: JsonData) -> Any:
-        if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
+        if type(data) is not kind or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
             raise MalformedError(f"expected a value of type {kind.__name__}, not {_excerpt(data)}")
         return data
 

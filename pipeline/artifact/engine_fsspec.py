@@ -19,12 +19,8 @@ class FsspecStore:
     It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is unlimited: use
     the bucket's lifecycle rules. There are no locks: two machines may build the same engine at the same time.
 
-    url: the folder, created when the first entry is saved.
+    url: the folder, created when the first entry is saved; `ValueError` if fsspec does not know the protocol.
     options: arguments of fsspec's file system, such as ``{"profile": "ci"}``.
-
-    Raises:
-        ImportError: fsspec, or the protocol's library, is not installed.
-        ValueError: fsspec does not know the protocol.
     """
 
     url: str
@@ -49,9 +45,9 @@ class FsspecStore:
     def load(self, key: str) -> bytes | None:
         try:
             data: bytes = self._system.cat_file(self._path(key))
+            return data
         except FileNotFoundError:
             return None
-        return data
 
     def save(self, key: str, data: bytes) -> None:
         """Save an entry atomically: directly on object stores, else under another name that is then renamed."""

@@ -56,11 +56,8 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     the file becomes code: a program calls operators of torch that only compute, and those of ``operators``. Outputs of
     a class that is not imported are returned as read-only records with the same positions, keys and attributes.
 
-    Args:
-        path: the file.
-        operators: the namespaces of other libraries whose operators the program may call in PyTorch
-            (``{"torchvision"}``), with any arguments: allow them only for files that you trust. Import the library
-            first.
+    operators: the namespaces of other libraries whose operators the program may call in PyTorch (``{"torchvision"}``),
+        with any arguments: allow them only for files that you trust. Import the library first.
 
     Raises:
         FileNotFoundError: the file does not exist.

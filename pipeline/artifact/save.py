@@ -56,21 +56,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generation: str = "") -> None:
-    """Write a compiled program to a file, which `pipeline.load` reads.
-
-    Args:
-        compiled: the program.
-        path: the file, usually ``NAME.trtp``. An existing file is replaced atomically.
-        weights: ``"inside"``; ``"none"``: without the model's parameters and buffers, which refits, the reference
-            executor and PyTorch segments need, so that only engines can run; or the path of a file for them, in the
-            safetensors format, which the program finds by its relative path. Constants of the model's code and adapters
-            are always inside.
-        generation: the JSON that makes a language model of the program when it is loaded.
-
-    Raises:
-        ArtifactError: a part of the program cannot be saved; the message names it.
-        OSError: the file cannot be written.
-    """
+    """Write a compiled program to a file, as `Compiled.save` documents. Constants of the model's code and adapters are
+    always inside. ``generation``: the JSON that makes a language model of the program when it is loaded."""
     check_files(compiled.program.parameters)
     file_path, tensors, plans, others = path_of(path, "save"), Tensors(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below

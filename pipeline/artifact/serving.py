@@ -88,8 +88,7 @@ def serve_config(
         operators: as in `load`; the server allows the same.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        ArtifactError: it cannot be loaded, its weights are in a file outside its folder, or Triton lacks a dtype.
+        ArtifactError: the file cannot be loaded, its weights are outside its folder, or Triton lacks a dtype.
     """
     path = Path(path)
     name = re.sub(r"\W", "_", path.stem) if name is None else name

@@ -14,14 +14,11 @@ from pipeline.records.wording import kind_of
 
 def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
     """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
-    building.
+    building; `BuildError` is the first error of a worker, or says that a worker died.
 
     A worker that does not see the files of this machine returns None and is sent the weights as bytes; its plan comes
     back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their
     total, and the last one's name.
-
-    Raises:
-        BuildError: the first error of a worker, or that a worker died.
     """
     futures: dict[Future[object], Job] = {}
     plans: dict[str, Plan] = {}

@@ -54,14 +54,8 @@ def kernels(plan: Any) -> tuple[Kernel, ...]:
 
 
 def steps(plan: Any) -> tuple[Kernel, ...]:
-    """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`).
-
-    Args:
-        plan: the serialized engine, as bytes or any buffer; it is searched where it is.
-
-    Raises:
-        ValueError: the plan holds no program as text.
-    """
+    """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`). The
+    plan, bytes or any buffer, is searched where it is; `ValueError` if it holds no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
         raise ValueError("the plan holds no program as text: expected a plan of TensorRT-RTX 1.4")

@@ -72,11 +72,10 @@ class MemoryMappedWeights:
             self.file.close()  # the mapping stays valid
 
     def leave_memory(self) -> None:
-        if self.mapping is not None:
-            leave_memory(self.mapping)
+        leave_memory(self.mapping)
 
 
-def leave_memory(mapping: bytes | mmap.mmap) -> None:
+def leave_memory(mapping: bytes | mmap.mmap | None) -> None:
     """Drop the pages of a mapped file from this process's memory; reading them brings them back, unchanged."""
     if hasattr(mmap, "MADV_DONTNEED") and hasattr(mapping, "madvise"):
         mapping.madvise(mmap.MADV_DONTNEED)

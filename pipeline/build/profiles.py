@@ -12,13 +12,8 @@ from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
 def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
-    """Return the distinct profiles that a segment's engine is built for; none if no input varies.
-
-    is_shape: returns whether a number among the inputs determines shapes, and so has a range too.
-
-    Raises:
-        BuildError: a size has no bound, or may be larger than TensorRT takes.
-    """
+    """Return the distinct profiles that a segment's engine is built for; none if no input varies. ``is_shape`` returns
+    whether a number among the inputs determines shapes, and so has a range too."""
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     for port in varying:
         _check(program, segment, port)

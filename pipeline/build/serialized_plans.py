@@ -94,12 +94,8 @@ class Plan:
 
 
 def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
-    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
-
-    Raises:
-        BuildError: TensorRT failed; the message quotes it.
-        KeyboardInterrupt: Ctrl-C, at the builder's next step.
-    """
+    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX. `BuildError` quotes TensorRT; Ctrl-C
+    is raised at the builder's next step."""
     if order.refit_flags and not has_gpu():
         why = f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
         why += ", and so one that has no weights (strip_engine_weights)" * order.stripped
@@ -243,7 +239,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def mapped(self) -> mmap.mmap:
         """Return the whole plan, mapped read only; it outlives this object."""
-        return _mapped(self.file)
+        return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __del__(self) -> None:
         if hasattr(self, "file"):  # no path that cannot be opened
@@ -253,11 +249,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 def mapped(path: Path) -> mmap.mmap:
     """Map a whole file, read only; its data stays available even if the file is deleted."""
     with path.open("rb") as file:
-        return _mapped(file)
-
-
-def _mapped(file: Any) -> mmap.mmap:
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monitor: Monitor) -> trt.IBuilderConfig:
