@@ -15,7 +15,6 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
-from pipeline.program import Port
 from pipeline.recipes import Recipe, refs
 from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Range
@@ -102,9 +101,12 @@ def _mismatches(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _faults(manifest: Manifest) -> Iterator[str]:
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
-    yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _port_fault(port)))
     known = manifest.shapes.keys()
     for port in ports:
+        if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
+            yield f"input or output {port.name[:80]!r} has no dtype, or not one range for each dim"
+        if not all(map(_is_range, port.ranges)):
+            yield f"input or output {port.name[:80]!r} has an empty range"
         if any(symbol.name not in known for size in port.shape for symbol in sympy.S(size).free_symbols):
             yield f"a size of {port.name[:80]!r} has a symbol that the manifest does not declare"
     for output in manifest.outputs:
@@ -119,12 +121,6 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     narrowed = (found for profile in manifest.profiles for found in profile.values())
     if not all(map(_is_range, (*(symbol.range for symbol in manifest.shapes.symbols.values()), *narrowed))):
         yield "a range of a size is empty"
-
-
-def _port_fault(port: Port) -> str:
-    if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
-        return "has no dtype, or not one range for each dim"
-    return "" if all(map(_is_range, port.ranges)) else "has an empty range"
 
 
 def _is_range(each: Range) -> bool:

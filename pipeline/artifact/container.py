@@ -153,7 +153,11 @@ class Reader:
         except (struct.error, UnicodeDecodeError, IndexError):
             raise self.broken("the end of the file is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
-        self.manifest = self._manifest(digest)
+        entry = self.entries[MANIFEST]
+        data = self.at(entry.data, entry.size)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self.broken("the manifest was altered")
+        self.manifest = self._inflated(entry, data)
 
     def broken(self, why: str) -> ArtifactError:
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
@@ -189,13 +193,6 @@ class Reader:
             offset = entry.end
         if offset != start or self.at(start, self.size) != tail(entries, digest):
             raise self.broken("the directory of entries was altered")
-
-    def _manifest(self, digest: str) -> bytes:
-        entry = self.entries[MANIFEST]
-        data = self.at(entry.data, entry.size)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise self.broken("the manifest was altered")
-        return self._inflated(entry, data)
 
     def verify(self, name: str, digest: str) -> Entry:
         """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""

@@ -82,7 +82,9 @@ def remade(
     tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has
     folded one away.
     """
-    refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
+    engines = zip(compiled.engines, compiled.networks, strict=True)
+    refittable = [engine.refittable for engine, network in engines if network.weights]
+    refits, loaded = has_gpu() and bool(refittable) and all(refittable), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
@@ -139,12 +141,6 @@ def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str
         for name in names
         if name in adapted
     }
-
-
-def _refittable(compiled: Compiled) -> bool:
-    engines = zip(compiled.engines, compiled.networks, strict=True)
-    have = [engine.refittable for engine, network in engines if network.weights]
-    return bool(have) and all(have)
 
 
 def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:

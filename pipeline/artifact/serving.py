@@ -95,10 +95,11 @@ def serve_config(
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"{name!r} is not a model's name", "use letters, digits, _, - and .")
     found, weights = config_of(load(path, operators), name, batching, operators), _weights(path)
-    version = Path(folder, name, "1")
-    version.mkdir(parents=True, exist_ok=True)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
-        _copy(source, version / target)
+        place = Path(folder, name, "1", target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb") as old, replacing(place) as new:
+            shutil.copyfileobj(old, new, 1 << 22)
     with replacing(Path(folder, name, "config.pbtxt")) as file:
         file.write(str(found).encode())
     return found
@@ -154,12 +155,6 @@ def _weights(path: Path) -> list[tuple[Path, str]]:
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
         raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save the weights there")
     return [(path.parent / kept.file, kept.file)] if kept.file else []
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as old, replacing(target) as new:
-        shutil.copyfileobj(old, new, 1 << 22)
 
 
 def _lines(config: ServeConfig) -> Iterator[str]:

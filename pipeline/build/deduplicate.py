@@ -36,11 +36,19 @@ def first_equal(
 ) -> list[int]:
     """Return, for each network, the index of the first network that equals it, weights included: its own if no earlier
     one does. Weights that are inputs of the engine are not compared."""
+
+    def is_equal(i: int, j: int) -> bool:
+        if forms[i].text != forms[j].text or orders[i].refit_flags != orders[j].refit_flags:
+            return False
+        names = list(zip(forms[i].weights, forms[j].weights, strict=True))
+        if any(orders[i].replaceable(a) != orders[j].replaceable(b) for a, b in names):
+            return False
+        pairs = ((weights[i][a], weights[j][b]) for a, b in names)
+        return all(a.dtype == b.dtype and torch.equal(raw_bytes(a), raw_bytes(b)) for a, b in pairs)
+
     found: list[int] = []
-    for place, form in enumerate(forms):
-        alike = [i for i in sorted({*found}) if forms[i].text == form.text]
-        same = (i for i in alike if _refits_alike(orders[i], forms[i], orders[place], form))
-        found.append(next((i for i in same if _equal(forms[i], weights[i], form, weights[place])), place))
+    for place in range(len(forms)):
+        found.append(next((i for i in sorted({*found}) if is_equal(i, place)), place))
     return found
 
 
@@ -52,15 +60,3 @@ def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Eng
         bindings=renames(other.bindings, (engine.bindings.get(each, each) for each in form.bindings)),
         weights=renames(other.weights, (engine.weights.get(each, each) for each in form.weights)),
     )
-
-
-def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) -> bool:
-    pairs = zip(form.weights, others.weights, strict=True)
-    return one.refit_flags == other.refit_flags and all(one.replaceable(a) == other.replaceable(b) for a, b in pairs)
-
-
-def _equal(
-    form: Canonical, weights: Mapping[str, torch.Tensor], other: Canonical, others: Mapping[str, torch.Tensor]
-) -> bool:
-    pairs = ((weights[a], others[b]) for a, b in zip(form.weights, other.weights, strict=True))
-    return all(a.dtype == b.dtype and torch.equal(raw_bytes(a), raw_bytes(b)) for a, b in pairs)

@@ -77,7 +77,7 @@ class MemoryMappedWeights:
 
 def leave_memory(mapping: bytes | mmap.mmap | None) -> None:
     """Drop the pages of a mapped file from this process's memory; reading them brings them back, unchanged."""
-    if hasattr(mmap, "MADV_DONTNEED") and hasattr(mapping, "madvise"):
+    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
