@@ -45,11 +45,8 @@ def is_adapter(name: str) -> bool:
 def adapters_of(
     given: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
-    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B).
-
-    Raises:
-        RefitError: keys are not adapters of a parameter; the message names each, with the reason.
-    """
+    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B). The `RefitError` names each
+    key that is no adapter of a parameter, with the reason."""
     pairs, wrong = _pairs(given, parameters)
     found = {name: _fitted(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}

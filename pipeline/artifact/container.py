@@ -41,11 +41,8 @@ _COMMENT = 64
 
 @frozen
 class Entry:
-    """An entry of the file.
-
-    offset: where its header begins. size: the bytes of its data in the file. crc: the CRC-32 of its inflated data.
-    inflated: the bytes of its inflated data; None if it is stored.
-    """
+    """An entry of the file: where its header begins, the bytes of its data in the file, and of its inflated data, their
+    CRC-32 and their number; ``inflated`` is None if it is stored."""
 
     name: str
     offset: int
@@ -87,8 +84,7 @@ class Entry:
 
 
 def tail(entries: Sequence[Entry], manifest: str) -> bytes:
-    """Return the bytes after the entries: the directory and the end of the archive, with the manifest's digest as the
-    comment."""
+    """Return the bytes after the entries: the directory, and the end of the archive with the manifest's digest."""
     start = entries[-1].end if entries else 0
     rows = b"".join(entry.row() for entry in entries)
     count, wide = len(entries), b""
@@ -134,11 +130,8 @@ class Writer(SummedWriter):
 
 
 class Reader:
-    """The entries of an open file by name; the constructor checks every byte outside their data.
-
-    Raises:
-        ArtifactError: the file is not a saved program, is truncated, or was altered.
-    """
+    """The entries of an open file by name. The constructor checks every byte outside their data: `ArtifactError` if the
+    file is not a saved program, is truncated, or was altered."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = SharedFile(file), name

@@ -85,11 +85,7 @@ class Cached:
             raise TypeError(f"a store has the methods load(key) and save(key, data), which {value!r} lacks")
 
     def __call__(self, converted: Converted) -> Built:
-        """Return the engines of all networks. Equal networks share one plan.
-
-        Raises:
-            BuildError: TensorRT cannot build an engine; the message names it.
-        """
+        """Return the engines of all networks; equal networks share one plan."""
         files, wanted = as_files(self.store), list(wanted_engines(converted))
         found = {i: self._load_entry(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
         engines = {i: engine for i, engine in found.items() if engine is not None}

@@ -78,11 +78,8 @@ class CorruptEntryError(PipelineError):
 
 @frozen
 class EngineEntry:
-    """The description of a plan.
-
-    bindings: the plan's names for inputs and outputs, in the network's order. weights: those for weights, in the order
-    of their first use. values: the SHA-256 of each refittable weight in the plan, in the same order.
-    """
+    """The description of a plan. ``bindings``, ``weights``: the plan's names, in the network's order, and in the order
+    of their first use; ``values``: the SHA-256 of each refittable weight in the plan, in the same order."""
 
     key: str
     library: str
@@ -102,10 +99,7 @@ def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
 
 def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """Read the entry at the start of an open file, and its plan: memory-mapped if the file is on disk.
-
-    Raises:
-        CorruptEntryError: the entry was truncated, altered, or saved under another key.
-    """
+    `CorruptEntryError` if it was truncated, altered, or saved under another key."""
     if size < _FOOT.size:
         raise CorruptEntryError("the entry is too short")
     length, digest, magic = _FOOT.unpack(_at(file, size - _FOOT.size, _FOOT.size))

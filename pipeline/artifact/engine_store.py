@@ -30,10 +30,8 @@ _DIGEST = 32
 
 @runtime_checkable
 class EngineStore(Protocol):
-    """The methods of an engine store, which `pipeline.cached` calls. Keys are 64 hexadecimal digits.
-
-    Entries contain a digest: an altered one is dropped with a warning, and its engine is built.
-    """
+    """The methods of an engine store, which `pipeline.cached` calls. Keys are 64 hexadecimal digits. Entries contain a
+    digest: an altered one is dropped with a warning, and its engine is built."""
 
     def load(self, key: str) -> bytes | None:
         """Return the entry of a key; None if there is none."""

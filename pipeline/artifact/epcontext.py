@@ -43,16 +43,9 @@ def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> N
 
 
 def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) -> None:
-    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs.
-
-    The plan is for the TensorRT that built it. It is ``"inside"`` the file, which has at most 2 GiB, or in a file of
-    its own, in the same folder or below.
-
-    Raises:
-        ArtifactError: the program is not one engine from tensors to tensors, or mutates buffers.
-        ImportError: the package onnx is not installed.
-        OSError: a file cannot be written.
-    """
+    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs. The plan is for
+    the TensorRT that built it. It is ``"inside"`` the file, which has at most 2 GiB, or in a file of its own, in the
+    same folder or below."""
     if reason := next(filter(None, _obstacles(compiled)), ""):
         hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
         raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)

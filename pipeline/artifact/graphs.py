@@ -1,8 +1,5 @@
-"""Write torch.fx graphs as JSON, one row per node: name, target, arguments, dtype and sizes of the result.
-
-Operators that run in PyTorch are looked up when the graph is loaded; of those that run in engines only the names are
-saved.
-"""
+"""Write torch.fx graphs as JSON, one row per node: name, target, arguments, dtype and sizes of the result. Operators
+that run in PyTorch are looked up when the graph is loaded; of those that run in engines only the names are saved."""
 
 from __future__ import annotations
 

@@ -41,10 +41,8 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
 
 
 class SummedWriter:
-    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces.
-
-    A context manager: its threads end with it. The caller still has to call fsync.
-    """
+    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces. A context
+    manager: its threads end with it. The caller still has to call fsync."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -114,8 +112,7 @@ class SharedFile:
             return self.file.read(max(0, min(size, self.size - offset)))
 
     def digest(self, offset: int, size: int) -> str:
-        """Return the SHA-256, in hexadecimal, of the existing bytes of a part. It is read, not mapped, to save
-        memory."""
+        """Return the SHA-256 of the existing bytes of a part. It is read, not mapped, to save memory."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:
             with self.lock:

@@ -107,8 +107,7 @@ def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> C
 
 
 def described(path: Path) -> Compiled:
-    """Return a saved program that prints and does not run. Every byte is checked against its digest; errors are those
-    of `load`."""
+    """Return a saved program that prints and does not run, after checking every byte; errors are those of `load`."""
     with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
         return _Describer(file, path, threads, op_names.ANY).compiled()
 
@@ -294,9 +293,8 @@ class Loader:
 
 
 class _Describer(Loader):
-    """A loader whose program has no tensors and runs nothing of the file: neither operators, nor recipes, nor graphs,
-    not even on fake tensors. Operators that this process lacks are names. Only ranges of sizes are computed, at a
-    bounded cost."""
+    """A loader that runs nothing of the file, neither operators nor recipes nor graphs, not even on fake tensors.
+    Tensors have no values, missing operators are names. Only ranges of sizes are computed, at a bounded cost."""
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         for each in self.verified.values():

@@ -1,7 +1,5 @@
-"""``Manifest``: the description of a saved program, written and read by the codec.
-
-The file also has entries for engines, networks, the graph, and weights.
-"""
+"""``Manifest``: the description of a saved program, which the codec writes and reads, beside the entries of engines,
+networks, the graph, and weights."""
 
 from __future__ import annotations
 

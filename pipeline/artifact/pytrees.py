@@ -28,10 +28,8 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class Shape:
-    """The class that a `Record` replaces: its name, the names of its elements, and of its fields that are None.
-
-    kind: a named tuple, a mapping (as outputs of transformers' models), or neither.
-    """
+    """The class that a `Record` replaces: its name, its kind (as outputs of transformers' models are mappings), the
+    names of its elements, and of its fields that are None."""
 
     cls: str
     kind: Literal["namedtuple", "mapping", "object"] = "object"

@@ -184,8 +184,7 @@ def _text(value: str) -> str:
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """Convert Triton's tensor to the program's input: numbers and tensors of rank 0 are [1] there, and bools are
-    bytes."""
+    """Convert Triton's tensor to the program's input: numbers and tensors of rank 0 are [1] there, bools are bytes."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor

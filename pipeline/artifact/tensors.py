@@ -97,8 +97,7 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 class Source:
     """The tensors of a mapped file, or, without one (``size`` 0), meta tensors. They are views of a private mapping:
-    writes to them do not reach the file.
-    """
+    writes to them do not reach the file."""
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
         self.found: dict[str, torch.Tensor] = {}

@@ -1,8 +1,5 @@
-"""A saved program as a model of NVIDIA Triton's Python backend; it loads ``model.trtp`` in this file's folder.
-
-``pipeline serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a
-``max_batch_size``.
-"""
+"""A saved program, ``model.trtp`` in this file's folder, as a model of NVIDIA Triton's Python backend. ``pipeline
+serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a ``max_batch_size``."""
 
 from __future__ import annotations
 

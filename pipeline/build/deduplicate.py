@@ -43,8 +43,7 @@ def first_equal(
         names = list(zip(forms[i].weights, forms[j].weights, strict=True))
         if any(orders[i].replaceable(a) != orders[j].replaceable(b) for a, b in names):
             return False
-        pairs = ((weights[i][a], weights[j][b]) for a, b in names)
-        return all(a.dtype == b.dtype and torch.equal(raw_bytes(a), raw_bytes(b)) for a, b in pairs)
+        return all(_same_bytes(weights[i][a], weights[j][b]) for a, b in names)
 
     found: list[int] = []
     for place in range(len(forms)):
@@ -60,3 +59,7 @@ def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Eng
         bindings=renames(other.bindings, (engine.bindings.get(each, each) for each in form.bindings)),
         weights=renames(other.weights, (engine.weights.get(each, each) for each in form.weights)),
     )
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(raw_bytes(one), raw_bytes(other))

@@ -43,8 +43,7 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
 
 
 def traced_name(item: object) -> str:
-    """Return the name of a torch function that is traced to operators (``torch.relu``) and so never appears in graphs;
-    or ""."""
+    """Return the name of a torch function that is traced to operators and so never appears in graphs; or ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)
