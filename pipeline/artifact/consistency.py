@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from pipeline.artifact.json_data import MalformedError, check_name
+from pipeline.artifact.json_data import MalformedError
 from pipeline.artifact.manifest import Manifest
 from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled
@@ -23,11 +23,10 @@ from pipeline.shapes.environment import Range
 def check_names(manifest: Manifest) -> None:
     """Raise an error if a name does not print on one line, as reports, pages and configurations need."""
     parts: tuple[Any, ...] = (*manifest.inputs, *manifest.outputs, *manifest.segments, *manifest.engines)
-    for part in parts:
-        check_name(part.name)
     names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
-    for name in (*names, manifest.weights.file, manifest.kernels):
-        check_name(name)
+    for name in (*(part.name for part in parts), *names, manifest.weights.file, manifest.kernels):
+        if not name.isprintable():
+            raise ArtifactError(f"the name {name[:80]!r} does not print on one line")
 
 
 def check_manifest(manifest: Manifest) -> None:

@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from pipeline.artifact import codec
-from pipeline.artifact.hashing import THREADS
+from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.serialized_plans import Order
@@ -100,12 +100,13 @@ def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
 def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """Read the entry at the start of an open file, and its plan: memory-mapped if the file is on disk.
     `CorruptEntryError` if it was truncated, altered, or saved under another key."""
-    if size < _FOOT.size:
+    end, read = size - _FOOT.size, SharedFile(file).at
+    if end < 0:
         raise CorruptEntryError("the entry is too short")
-    length, digest, magic = _FOOT.unpack(_at(file, size - _FOOT.size, _FOOT.size))
-    if magic != MAGIC or length > min(MOST, size - _FOOT.size):
+    length, digest, magic = _FOOT.unpack(read(end, _FOOT.size))
+    if magic != MAGIC or length > min(MOST, end):
         raise CorruptEntryError("the entry's end was altered")
-    text = _at(file, size - _FOOT.size - length, length)
+    text = read(end - length, length)
     if hashlib.sha256(text).digest() != digest:
         raise CorruptEntryError("the engine's description was altered")
     try:
@@ -114,21 +115,12 @@ def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | 
         raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
     if entry.key != key:
         raise CorruptEntryError(f"the entry was saved under another key, {entry.key[:16]}…")
-    plan = _plan(file, size - _FOOT.size - length)
+    if length == end:
+        raise CorruptEntryError("the entry has no plan")
+    try:
+        plan: bytes | mmap.mmap = mmap.mmap(file.fileno(), end - length, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both
+        plan = read(0, end - length)
     if hashlib.sha256(plan).hexdigest() != entry.digest:
         raise CorruptEntryError("the engine's plan was altered")
     return entry, plan
-
-
-def _at(file: BinaryIO, offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)
-
-
-def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:
-    if not size:
-        raise CorruptEntryError("the entry has no plan")
-    try:
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both
-        return _at(file, 0, size)

@@ -67,9 +67,3 @@ def _check_text(text: str) -> None:
             raise ArtifactError("has a lone surrogate in a text")
         if _CONTROL.match(chr(code)):
             raise ArtifactError(f"has the control character {chr(code)!r} in a text")
-
-
-def check_name(name: str) -> None:
-    """Raise an error if a name does not print on one line."""
-    if not name.isprintable():
-        raise ArtifactError(f"the name {name[:80]!r} does not print on one line")

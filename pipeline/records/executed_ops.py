@@ -1,5 +1,4 @@
-"""``torch_executed_ops``: convert its entries (operators, names, predicates on module paths), and match nodes with
-them."""
+"""``torch_executed_ops``: convert its entries (operators, names, predicates on module paths), and match nodes."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -9,8 +9,6 @@ from typing import ClassVar, Literal
 
 from attrs import frozen
 
-Place = Literal["tensorrt", "pytorch"]
-
 
 @frozen
 class LayerTime:
@@ -42,7 +40,7 @@ class SegmentTime:
     """
 
     segment: str
-    place: Place
+    place: Literal["tensorrt", "pytorch"]
     milliseconds: float
     layers: tuple[LayerTime, ...] = ()
     timed: Literal["kernels", "profiler", "events"] = "profiler"
