@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import evolve, field, frozen
 
 from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, digests, engine_key, packed, unpacked
-from pipeline.artifact.engine_fsspec import FsspecStore
-from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files
+from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_files
 from pipeline.aten.types import Function
 from pipeline.build.deduplicate import serving
 from pipeline.build.serialized_plans import Order, Plan

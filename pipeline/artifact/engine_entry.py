@@ -67,7 +67,6 @@ def environment() -> Iterator[str]:
 Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"
 MAGIC = b"trtp-engine\n"
 _FOOT = struct.Struct(f"<Q32s{len(MAGIC)}s")
-PIECE = 1 << 22
 MOST = 1 << 26
 """The most bytes of an entry's text."""
 
