@@ -196,7 +196,8 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
             ``load(key) -> bytes | None`` and ``save(key, data)``; else `TypeError`.
-        stage: builds missing engines, for example ``pipeline.stages.Build(build_executor)``.
+        stage: builds missing engines, for example ``pipeline.stages.Build(build_executor)``; `TypeError` if it compiles
+            whole programs.
         reuse: read engines from the store.
         keep: save new engines.
     """
