@@ -26,10 +26,9 @@ PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
 class Kernel:
     """A step of an engine's program.
 
-    kind: TensorRT's name for it: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
-    name: TensorRT's name, which lists the fused operations.
-    layers: the network's layers that it computes, wholly or in part.
-    place: its number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
+    kind: TensorRT's name for it: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``… name: its name,
+    which lists the fused operations. layers: the network's layers that it computes, wholly or in part. place: its
+    number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
     """
 
     kind: str
