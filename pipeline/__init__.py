@@ -17,8 +17,7 @@ from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from pipeline.artifact.engine_cache_stage import cached
-    from pipeline.artifact.engine_fsspec import FsspecStore
-    from pipeline.artifact.engine_store import DiskStore, EngineStore
+    from pipeline.artifact.engine_store import DiskStore, EngineStore, FsspecStore
     from pipeline.artifact.load import load
     from pipeline.artifact.refit import refit_module_weights
     from pipeline.capture.capture import capture
@@ -150,8 +149,7 @@ __all__ = [
 _PLACES: Final = MappingProxyType(
     {
         "pipeline.artifact.engine_cache_stage": "cached",
-        "pipeline.artifact.engine_fsspec": "FsspecStore",
-        "pipeline.artifact.engine_store": "DiskStore EngineStore",
+        "pipeline.artifact.engine_store": "DiskStore EngineStore FsspecStore",
         "pipeline.artifact.load": "load",
         "pipeline.artifact.refit": "refit_module_weights",
         "pipeline.compiled": "Compiled",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import get_args
 
 from pipeline.artifact.epcontext import write
-from pipeline.artifact.lora import with_lora
 from pipeline.artifact.program_op import Entry
+from pipeline.artifact.refit import with_lora
 from pipeline.compiled import Compiled, CompiledModule, Executor, M
 from pipeline.profiling.measure import profile
 from pipeline.profiling.trace import write as write_trace

@@ -7,10 +7,11 @@ from the parameter is computed from the sum instead. So removing adapters restor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from attrs import evolve, field, frozen
+from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument
 from pipeline.errors import RefitError
@@ -44,11 +45,8 @@ def is_adapter(name: str) -> bool:
 def adapters_of(
     given: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
-    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B).
-
-    Raises:
-        RefitError: keys are not adapters of a parameter; the message names each, with the reason.
-    """
+    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B). The `RefitError` names each
+    key that is no adapter of a parameter, with the reason."""
     pairs, wrong = _pairs(given, parameters)
     found = {name: _fitted(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
@@ -114,28 +112,27 @@ def adapted(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtype
     read = [name for name in recipe.parameters if name in adapters]
     if not read:
         return recipe
-    names = {name: f"{SUM}{name}" for name in read}
-    sums = tuple(step for name in read for step in _steps(adapters[name], scale, dtypes[name]))
-    return evolve(_renamed(recipe, names), steps=(*sums, *_renamed(recipe, names).steps))
+    sums = (step for name in read for step in _steps(adapters[name], scale, dtypes[name]))
+    renamed = _renamed(recipe, {name: f"{SUM}{name}" for name in read})
+    return evolve(renamed, steps=(*sums, *renamed.steps))
 
 
-def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> Iterator[Step]:
-    """Yield the steps of W + scale * B @ A as PEFT merges: in the wider of the two dtypes, rounded once."""
-    name, last = adapter.parameter, Ref(f"{adapter.parameter}{B}")
+def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
+    """Return the steps of W + scale * B @ A as PEFT merges: in the wider of the two dtypes, rounded once."""
+    name, steps = adapter.parameter, list[Step]()
 
-    def step(what: str, target: str, *args: object, **kwargs: object) -> Step:
-        return Step(f"{SUM}{name}:{what}", f"aten.{target}", args, tuple(kwargs.items()))
+    def step(what: str, target: str, *args: object) -> Ref:
+        steps.append(Step(f"{SUM}{name}:{what}", f"aten.{target}", args))
+        return Ref(steps[-1].name)
 
-    first = step("a", "flatten.using_ints", Ref(f"{name}{A}"), 1)
-    yield first
-    yield (flat := step("b", "flatten.using_ints", last, 1))
-    yield (delta := step("product", "mm.default", Ref(flat.name), Ref(first.name)))
-    yield (delta := step("scaled", "mul.Tensor", Ref(delta.name), float(scale)))
+    a = step("a", "flatten.using_ints", Ref(f"{name}{A}"), 1)
+    b = step("b", "flatten.using_ints", Ref(f"{name}{B}"), 1)
+    delta = step("scaled", "mul.Tensor", step("product", "mm.default", b, a), float(scale))
     if adapter.transposed:
-        yield (delta := step("turned", "t.default", Ref(delta.name)))
-    yield (delta := step("shaped", "reshape_as.default", Ref(delta.name), Ref(name)))
-    yield (delta := step("sum", "add.Tensor", Ref(name), Ref(delta.name)))
-    yield Step(f"{SUM}{name}", "aten.to.dtype", (Ref(delta.name), dtype))
+        delta = step("turned", "t.default", delta)
+    delta = step("shaped", "reshape_as.default", delta, Ref(name))
+    merged = step("sum", "add.Tensor", Ref(name), delta)
+    return [*steps, Step(f"{SUM}{name}", "aten.to.dtype", (merged, dtype))]
 
 
 def bare(recipe: Recipe) -> Recipe:
@@ -146,15 +143,9 @@ def bare(recipe: Recipe) -> Recipe:
 
 
 def _renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
-    """Rename the values that a recipe reads."""
-    steps = tuple(
-        evolve(step, args=_read(step.args, names), kwargs=tuple((key, _read(v, names)) for key, v in step.kwargs))
-        for step in recipe.steps
-    )
-    return evolve(recipe, steps=steps, result=_read(recipe.result, names))
 
+    def renamed(value: Argument) -> Argument:
+        return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
 
-def _read(value: Argument, names: Mapping[str, str]) -> Argument:
-    if isinstance(value, Ref):
-        return Ref(names.get(value.name, value.name))
-    return type(value)(_read(v, names) for v in value) if isinstance(value, tuple | list) else value
+    steps = (evolve(s, args=tree_map(renamed, s.args), kwargs=tree_map(renamed, s.kwargs)) for s in recipe.steps)
+    return evolve(recipe, steps=tuple(steps), result=renamed(recipe.result))

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.calls import callee
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
-from pipeline.recipes import CPU, Recipe, Ref, target_of
+from pipeline.recipes import CPU, Recipe, Ref, refs, target_of
 
 ALWAYS_ALLOWED: Final = 64 << 20
 """Bytes that a file need not declare."""
@@ -54,18 +55,18 @@ def largest(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtyp
     for recipe in recipes:
         if all(does(target_of(step.target)) in _SAME for step in recipe.steps):
             continue
-        places = {name: i for i, name in enumerate((*recipe.parameters, *(step.name for step in recipe.steps)))}
+        names = (*recipe.parameters, *(step.name for step in recipe.steps))
+        places = {Ref(name): Ref(str(i)) for i, name in enumerate(names)}
         given = [parameters.get(name) for name in recipe.parameters]
-        steps = [(s.target, _normal((s.args, s.kwargs), places)) for s in recipe.steps]
-        if (key := repr((given, steps))) not in known:  # equal layers have equal recipes
+        steps = [(s.target, s.args, s.kwargs) for s in recipe.steps]
+        key = repr((given, tree_map(partial(_renamed, places), steps)))
+        if key not in known:  # equal layers have equal recipes
             known[key] = max(_sizes(recipe, parameters), default=0)
     return max(known.values(), default=0)
 
 
-def _normal(value: object, places: Mapping[str, int]) -> object:
-    if isinstance(value, Ref):
-        return f"%{places.get(value.name)}"
-    return [_normal(part, places) for part in value] if isinstance(value, (tuple, list)) else repr(value)
+def _renamed(places: Mapping[Ref, Ref], value: object) -> object:
+    return places.get(value, value) if isinstance(value, Ref) else value
 
 
 def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
@@ -76,25 +77,20 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
             for name, (dtype, shape) in parameters.items()
             if name in recipe.parameters
         }
+
+        def value(each: object) -> Argument:
+            if isinstance(each, Ref):
+                return values.get(each.name)
+            return torch.device(CPU) if isinstance(each, str) and each == CPU else each
+
         for step in recipe.steps:
-            unknown = False
-
-            def value(each: object) -> Argument:
-                nonlocal unknown
-                if isinstance(each, Ref):
-                    unknown = unknown or values.get(each.name) is None
-                    return values.get(each.name)
-                if isinstance(each, (tuple, list)):
-                    return type(each)(value(part) for part in each)
-                return torch.device(CPU) if isinstance(each, str) and each == CPU else each
-
-            args, kwargs = value(step.args), {name: value(each) for name, each in step.kwargs}
-            values[step.name] = None
-            if not unknown:
-                values[step.name] = _fake_result(target_of(step.target), args, kwargs)
-            if values[step.name] is None:
+            args, kwargs = tree_map(value, (step.args, dict(step.kwargs)))
+            read = refs((step.args, tuple(each for _, each in step.kwargs)))
+            is_known = all(values.get(name) is not None for name in read)
+            found = values[step.name] = _fake_result(target_of(step.target), args, kwargs) if is_known else None
+            if found is None:
                 yield 8 * math.prod(abs(each) for each in tree_leaves((args, kwargs)) if type(each) is int and each)
-            yield from (t.nbytes for t in tree_leaves(values[step.name]) if isinstance(t, torch.Tensor))
+            yield from (t.nbytes for t in tree_leaves(found) if isinstance(t, torch.Tensor))
 
 
 def _fake_result(

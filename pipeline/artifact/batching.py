@@ -39,12 +39,7 @@ def _symbol(ports: list[Port]) -> sympy.Symbol | None:
 
 def obstacle(compiled: Compiled, ports: list[Port]) -> str:
     """Return why requests cannot be batched, by comparing a call of a few random rows with calls of each; empty if they
-    can.
-
-    Args:
-        compiled: the program, whose inputs and outputs share their first dim.
-        ports: its inputs and outputs.
-    """
+    can. ``ports``: the program's inputs and outputs, which share their first dim."""
     symbol, rows = _symbol(ports), min(ROWS, ports[0].ranges[0].max)
     if symbol is None or rows == 1:
         return ""
@@ -70,7 +65,6 @@ def _outputs_of_rows(compiled: Compiled, symbol: str, rows: int) -> Iterator[Map
 
 
 def _is_equal_up_to_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether two outputs are equal up to rounding."""
     if found.shape != expected.shape or not expected.is_floating_point():
         return torch.equal(found, expected)
     finite, bound = expected.isfinite(), max(1e-3, 8 * torch.finfo(expected.dtype).eps)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
 from itertools import repeat
-from typing import Any, Literal, TypeAlias, Union
+from typing import Any, Literal, Union
 
 import attrs
 import sympy
@@ -19,13 +19,12 @@ import torch
 
 from pipeline.artifact import expressions, json_values
 from pipeline.artifact.json_data import JsonData, MalformedError, MissingOperatorError
+from pipeline.artifact.json_values import Convert
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
-Convert: TypeAlias = Callable[[Any], Any]
 Json = typing.NewType("Json", object)
 """JSON that is passed through unchanged: other modules write and read it."""
-LARGEST = 2**64
 
 
 @attrs.frozen
@@ -70,7 +69,8 @@ def rule(kind: Any) -> Rule:
 def _record(kind: type) -> Rule:
     rules: dict[str, Rule] = {}
     fields = {field.name: field for field in attrs.fields(kind) if field.init}
-    defaults = {name: _default(field) for name, field in fields.items()}
+    defaults = {name: field.default for name, field in fields.items()}
+    defaults |= {name: each.factory() for name, each in defaults.items() if isinstance(each, attrs.Factory)}  # type: ignore[arg-type]
 
     def known() -> dict[str, Rule]:  # lazily, since records may be recursive
         if not rules:
@@ -88,12 +88,8 @@ def _record(kind: type) -> Rule:
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
             raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
-        readers, found, name = known(), {}, ""
-        try:
-            for name, value in data.items():
-                found[name] = readers[name].read(value)
-        except ArtifactError as error:
-            raise _with_place(error, name) from None
+        rules = known()
+        found = {name: at(name, rules[name].read, value) for name, value in data.items()}
         try:
             return kind(**found)
         except (TypeError, ValueError) as error:
@@ -102,48 +98,32 @@ def _record(kind: type) -> Rule:
     return Rule(write, read)
 
 
-def _default(field: attrs.Attribute[JsonData]) -> object:
-    """Return the default of a field, or `NOTHING`."""
-    default: JsonData = field.default
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
-
-
 def _is_default(default: object, value: object) -> bool:
-    """Return whether a value is the default of its field."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
 def at(place: object, read: Convert, data: JsonData) -> Any:
-    """Read a part; an error names the place of the part."""
+    """Read a part; an error names the place of the part, except for a missing operator, whose place does not matter."""
     try:
         return read(data)
+    except MissingOperatorError:
+        raise
+    except MalformedError as error:
+        inner = f"{place}.{error.place}" if error.place else str(place)
+        raise MalformedError(error.why, inner, error.hint) from None
     except ArtifactError as error:
-        raise _with_place(error, place) from None
-
-
-def _with_place(error: ArtifactError, place: object) -> ArtifactError:
-    """Add the place of a part to its error, except for a missing operator, whose place does not matter."""
-    if isinstance(error, MalformedError):
-        return MalformedError(error.why, f"{place}.{error.place}" if error.place else str(place), error.hint)
-    return error if isinstance(error, MissingOperatorError) else MalformedError(error.message, str(place), error.hint)
+        raise MalformedError(error.message, str(place), error.hint) from None
 
 
 def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
-    """Read the elements of a list, each by its rule."""
-    found = []
-    try:
-        for each, part in zip(rules, data, strict=False):
-            found.append(each.read(part))
-    except ArtifactError as error:
-        raise _with_place(error, len(found)) from None
-    return tuple(found)
+    return tuple(at(i, each.read, part) for i, (each, part) in enumerate(zip(rules, data, strict=False)))
 
 
 def _exact(kind: type) -> Rule:
     def read(data: JsonData) -> Any:
-        if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
+        if type(data) is not kind or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
             raise MalformedError(f"expected a value of type {kind.__name__}, not {_excerpt(data)}")
         return data
 
@@ -225,16 +205,14 @@ def _excerpt(data: JsonData) -> str:
     return f"{str(data)[:60]!r}"
 
 
-def _read_size(data: JsonData) -> object:
-    return _PLAIN[int].read(data) if isinstance(data, int) else expressions.read(data)
-
-
 _PLAIN: Mapping[object, Rule] = {
     **{kind: _exact(kind) for kind in (bool, int, str)},
     float: Rule(json_values.written_float, json_values.read_float),
     Any: Rule(json_values.written, json_values.read),
     Json: Rule(lambda value: value, lambda data: data),
-    torch.dtype: Rule(json_values.dtype_name, json_values.dtype_named),
-    torch.layout: Rule(json_values.dtype_name, json_values.layout_named),
-    int | sympy.Expr: Rule(expressions.written, _read_size),
+    **{kind: Rule(json_values.dtype_name, partial(json_values.member, kind)) for kind in (torch.dtype, torch.layout)},
+    int | sympy.Expr: Rule(
+        expressions.written,
+        lambda data: _PLAIN[int].read(data) if isinstance(data, int) else expressions.read(data),
+    ),
 }

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import sympy
-import torch
 
-from pipeline.artifact.json_data import MalformedError, check_name
+from pipeline.artifact.json_data import MalformedError
 from pipeline.artifact.manifest import Manifest
 from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
-from pipeline.program import Port
 from pipeline.recipes import Recipe, refs
 from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Range
@@ -24,11 +23,10 @@ from pipeline.shapes.environment import Range
 def check_names(manifest: Manifest) -> None:
     """Raise an error if a name does not print on one line, as reports, pages and configurations need."""
     parts: tuple[Any, ...] = (*manifest.inputs, *manifest.outputs, *manifest.segments, *manifest.engines)
-    for part in parts:
-        check_name(part.name)
     names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
-    for name in (*names, manifest.weights.file, manifest.kernels):
-        check_name(name)
+    for name in (*(part.name for part in parts), *names, manifest.weights.file, manifest.kernels):
+        if not name.isprintable():
+            raise ArtifactError(f"the name {name[:80]!r} does not print on one line")
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -47,93 +45,81 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if networks do not match their segments, or buffers their graph."""
+    """Raise an error if networks do not match their segments, or segments and buffers their graph."""
+    values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
+    checks = _segment_faults(compiled), _missing_values(compiled, values), _mismatches(compiled, values)
+    if fault := next(chain(*checks), ""):
+        raise MalformedError(fault)
+
+
+def _segment_faults(compiled: Compiled) -> Iterator[str]:
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
-        counts = (len(segment.inputs), len(segment.outputs)), (len(network.inputs), len(network.outputs))
-        if counts[0] != counts[1]:
-            raise MalformedError(f"segment {segment.name[:80]!r} and its network differ in inputs or outputs")
-    program = compiled.program
-    calls = {node.name for node in program.graph.nodes if node.op in ("call_function", "get_attr")}
+        counts = len(segment.inputs), len(segment.outputs)
+        if counts != (len(network.inputs), len(network.outputs)):
+            yield f"segment {segment.name[:80]!r} and its network differ in inputs or outputs"
+    calls = {node.name for node in compiled.program.graph.nodes if node.op in ("call_function", "get_attr")}
     for segment in compiled.partitioned.segments:
         if strange := [name for name in segment.nodes if name not in calls]:
-            raise MalformedError(
-                f"segment {segment.name[:80]!r} has {strange[0][:80]!r}, which is not a call of the graph"
-            )
+            yield f"segment {segment.name[:80]!r} has {strange[0][:80]!r}, which is not a call of the graph"
         known = {*segment.nodes, *segment.constants, *(port.name for port in segment.inputs)}
         computed = {port.name for port in segment.outputs if port.kind == "tensor" or port.name not in calls}
         if segment.kind == "torch" and (absent := sorted(computed - known)):
-            raise MalformedError(f"segment {segment.name[:80]!r} does not compute its output {absent[0][:80]!r}")
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    if why := _missing_value(compiled) or _type_mismatch(compiled, values):
-        raise MalformedError(why)
-    for name, buffer in program.buffers.items():
-        value = values.get(name)
-        sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
-        if min(sizes, default=0) < 0 or math.prod(sizes) > program.parameters[buffer].numel():
-            raise MalformedError(f"{name[:80]!r} is not a view of the buffer {buffer[:80]!r}")
+            yield f"segment {segment.name[:80]!r} does not compute its output {absent[0][:80]!r}"
 
 
-def _missing_value(compiled: Compiled) -> str:
-    """Describe a tensor that a segment or an output reads before it is computed; empty if there is none."""
+def _missing_values(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tensors that a segment or an output reads before they are computed."""
     program = compiled.program
     known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
     for segment in compiled.partitioned.segments:
         for port in segment.inputs:
             if port.kind == "tensor" and port.name not in known:
-                return f"segment {segment.name[:80]!r} reads {port.name[:80]!r}, which nothing computes before it"
+                yield f"segment {segment.name[:80]!r} reads {port.name[:80]!r}, which nothing computes before it"
         known |= {port.name for port in segment.outputs}
-    numbers = {node.name for node in program.graph.nodes if isinstance(node.meta.get("val"), NUMBERS)}
-    read = {output.value for output in program.outputs if not output.constant}
-    absent = sorted(read - known - numbers)
-    return f"nothing computes its output {absent[0][:80]!r}" if absent else ""
+    known |= {name for name, value in values.items() if isinstance(value, NUMBERS)}
+    if absent := sorted({output.value for output in program.outputs if not output.constant} - known):
+        yield f"nothing computes its output {absent[0][:80]!r}"
 
 
-def _type_mismatch(compiled: Compiled, values: Mapping[str, Any]) -> str:
-    """Describe a tensor whose type in the graph differs from that of a segment's port; empty if there is none."""
+def _mismatches(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tensors whose type in the graph differs from that of a segment's port, or of a buffer."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
             value = values.get(port.name)
-            if isinstance(value, TensorType) and port.kind == "tensor":
-                in_graph, found = (value.dtype, len(value.shape)), (port.dtype, len(port.shape))
-                if in_graph != found and not compiled.settings.truncate_double:
-                    own, theirs = _type_text(*in_graph), _type_text(*found)
-                    return f"{port.name[:80]!r} is {own} in the graph, {theirs} between segments"
-    return ""
-
-
-def _type_text(dtype: torch.dtype | None, rank: int) -> str:
-    return f"{dtype} of rank {rank}"
+            if isinstance(value, TensorType) and port.kind == "tensor" and not compiled.settings.truncate_double:
+                own, theirs = (f"{t.dtype} of rank {len(t.shape)}" for t in (value, port))
+                if own != theirs:
+                    yield f"{port.name[:80]!r} is {own} in the graph, {theirs} between segments"
+    program = compiled.program
+    for name, buffer in program.buffers.items():
+        value = values.get(name)
+        sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
+        if min(sizes, default=0) < 0 or math.prod(sizes) > program.parameters[buffer].numel():
+            yield f"{name[:80]!r} is not a view of the buffer {buffer[:80]!r}"
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
-    yield from (f"input or output {port.name[:80]!r} {why}" for port in ports if (why := _port_fault(port)))
     known = manifest.shapes.keys()
-    if strange := [
-        p for p in ports if any(s.name not in known for size in p.shape for s in sympy.S(size).free_symbols)
-    ]:
-        yield f"a size of {strange[0].name[:80]!r} has a symbol that the manifest does not declare"
-    if unnamed := [each for each in manifest.outputs if not each.constant and not isinstance(each.value, str)]:
-        yield f"the value of output {unnamed[0].name[:80]!r} is not a name"
+    for port in ports:
+        if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
+            yield f"input or output {port.name[:80]!r} has no dtype, or not one range for each dim"
+        if not all(map(_is_range, port.ranges)):
+            yield f"input or output {port.name[:80]!r} has an empty range"
+        if any(symbol.name not in known for size in port.shape for symbol in sympy.S(size).free_symbols):
+            yield f"a size of {port.name[:80]!r} has a symbol that the manifest does not declare"
+    for output in manifest.outputs:
+        if not output.constant and not isinstance(output.value, str):
+            yield f"the value of output {output.name[:80]!r} is not a name"
     for name, recipe in (*manifest.constants.items(), *manifest.refit_map.items()):
         if why := _recipe_fault(recipe, manifest.parameters.keys()):
             yield f"the recipe of {name[:80]!r} {why}"
     for buffer in manifest.buffers.values():
         if buffer not in manifest.parameters:
             yield f"it writes to {buffer[:80]!r}, which is not among its parameters"
-    sizes = (
-        *(symbol.range for symbol in manifest.shapes.symbols.values()),
-        *(r for p in manifest.profiles for r in p.values()),
-    )
-    if any(not _is_range(each) for each in sizes):
+    narrowed = (found for profile in manifest.profiles for found in profile.values())
+    if not all(map(_is_range, (*(symbol.range for symbol in manifest.shapes.symbols.values()), *narrowed))):
         yield "a range of a size is empty"
-
-
-def _port_fault(port: Port) -> str:
-    """Describe a fault of a port; empty if there is none."""
-    if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
-        return "has no dtype, or not one range for each dim"
-    return "" if all(map(_is_range, port.ranges)) else "has an empty range"
 
 
 def _is_range(each: Range) -> bool:
@@ -141,7 +127,6 @@ def _is_range(each: Range) -> bool:
 
 
 def _recipe_fault(recipe: Recipe, parameters: Iterable[str]) -> str:
-    """Describe a fault of a recipe; empty if there is none."""
     known = {*parameters}
     for step in recipe.steps:
         if absent := [name for name in refs((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:

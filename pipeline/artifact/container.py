@@ -13,7 +13,8 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, Self
+from contextlib import suppress
+from typing import BinaryIO
 
 from attrs import evolve, frozen
 
@@ -40,15 +41,8 @@ _COMMENT = 64
 
 @frozen
 class Entry:
-    """An entry of the file.
-
-    Attributes:
-        name: its name.
-        offset: where its header begins.
-        size: the bytes of its data in the file.
-        crc: the CRC-32 of its inflated data.
-        inflated: the bytes of its inflated data; None if it is stored.
-    """
+    """An entry of the file: where its header begins, the bytes of its data in the file, and of its inflated data, their
+    CRC-32 and their number; ``inflated`` is None if it is stored."""
 
     name: str
     offset: int
@@ -58,12 +52,10 @@ class Entry:
 
     @property
     def data(self) -> int:
-        """The offset of its data."""
         return self.offset + len(self.header())
 
     @property
     def end(self) -> int:
-        """The offset of the next entry."""
         return self.data + self.size
 
     def header(self) -> bytes:
@@ -92,8 +84,7 @@ class Entry:
 
 
 def tail(entries: Sequence[Entry], manifest: str) -> bytes:
-    """Return the bytes after the entries: the directory and the end of the archive, with the manifest's digest as the
-    comment."""
+    """Return the bytes after the entries: the directory, and the end of the archive with the manifest's digest."""
     start = entries[-1].end if entries else 0
     rows = b"".join(entry.row() for entry in entries)
     count, wide = len(entries), b""
@@ -104,20 +95,14 @@ def tail(entries: Sequence[Entry], manifest: str) -> bytes:
     return rows + wide + end + manifest.encode()
 
 
-class Writer:
-    """Write entries in order to a seekable file, the manifest last. A context manager."""
+class Writer(SummedWriter):
+    """Write entries in order to a seekable file, the manifest last."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.summed = file, SummedWriter(file)
+        super().__init__(file)
         self.entries: list[Entry] = []
         self.digests: dict[str, str] = {}
         self.text = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.summed.__exit__(kind, *rest)
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
         """Write an entry whose parts have ``size`` bytes in all; return the SHA-256 of its bytes in the file.
@@ -130,7 +115,7 @@ class Writer:
             parts = [deflate.compress(data) + deflate.flush()]
             entry = evolve(entry, size=len(parts[0]), crc=zlib.crc32(data), inflated=size)
         self.file.write(entry.header())
-        self.digests[name], crc = self.summed.write(parts, entry.size, digest)
+        self.digests[name], crc = self.write(parts, entry.size, digest)
         if entry.inflated is None:
             entry = evolve(entry, crc=crc)
         self.file.seek(entry.offset)
@@ -140,17 +125,13 @@ class Writer:
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
-        """Write the manifest and the end of the archive."""
         digest = self.add(MANIFEST, [manifest], len(manifest))
         self.file.write(tail(self.entries, digest))
 
 
 class Reader:
-    """The entries of an open file by name; the constructor checks every byte outside their data.
-
-    Raises:
-        ArtifactError: the file is not a saved program, is truncated, or was altered.
-    """
+    """The entries of an open file by name. The constructor checks every byte outside their data: `ArtifactError` if the
+    file is not a saved program, is truncated, or was altered."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = SharedFile(file), name
@@ -165,10 +146,13 @@ class Reader:
         except (struct.error, UnicodeDecodeError, IndexError):
             raise self.broken("the end of the file is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
-        self.manifest = self._manifest(digest)
+        entry = self.entries[MANIFEST]
+        data = self.at(entry.data, entry.size)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self.broken("the manifest was altered")
+        self.manifest = self._inflated(entry, data)
 
     def broken(self, why: str) -> ArtifactError:
-        """Return the error for an altered file."""
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
 
     def _directory(self) -> tuple[list[Entry], str]:
@@ -203,18 +187,11 @@ class Reader:
         if offset != start or self.at(start, self.size) != tail(entries, digest):
             raise self.broken("the directory of entries was altered")
 
-    def _manifest(self, digest: str) -> bytes:
-        entry = self.entries[MANIFEST]
-        data = self.at(entry.data, entry.size)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise self.broken("the manifest was altered")
-        return self._inflated(entry, data)
-
     def verify(self, name: str, digest: str) -> Entry:
         """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""
         entry = self._entry(name)
         if self.file.digest(entry.data, entry.size) != digest:
-            raise self._altered_error(name)
+            raise self.broken(f"entry {name} was altered")
         return entry
 
     def _entry(self, name: str) -> Entry:
@@ -222,29 +199,24 @@ class Reader:
             raise self.broken(f"the entry {name} is missing")
         return self.entries[name]
 
-    def _altered_error(self, name: str) -> ArtifactError:
-        return self.broken(f"entry {name} was altered")
-
     def read(self, name: str, digest: str) -> bytes:
         """Return an entry's data, verified and inflated."""
         entry = self._entry(name)
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self._altered_error(name)
+            raise self.broken(f"entry {name} was altered")
         return self._inflated(entry, data)
 
     def _inflated(self, entry: Entry, data: bytes) -> bytes:
         """Inflate the data of an entry to the size that it declares."""
         if entry.inflated is None:
             return data
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
+        inflate, found = zlib.decompressobj(-zlib.MAX_WBITS), b""
+        with suppress(zlib.error):
             found = inflate.decompress(data, entry.inflated + 1)
-        except zlib.error:
-            raise self._altered_error(entry.name) from None
         ends = inflate.eof and not inflate.unused_data and len(found) == entry.inflated
         if not ends or zlib.crc32(found) != entry.crc:
-            raise self._altered_error(entry.name)
+            raise self.broken(f"entry {entry.name} was altered")
         return found
 
 

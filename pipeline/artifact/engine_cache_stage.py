@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
 from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, digests, engine_key, packed, unpacked
-from pipeline.artifact.engine_fsspec import FsspecStore
-from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files, warn
+from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_files
 from pipeline.aten.types import Function
 from pipeline.build.deduplicate import serving
 from pipeline.build.serialized_plans import Order, Plan
 from pipeline.compose.pipelines import Pipeline, StageLike, report
+from pipeline.errors import ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
@@ -31,10 +31,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Wanted:
-    """An engine that a program needs: the order to build it, and its key.
-
-    values: the SHA-256 of each refittable weight by name; an engine of this key may hold other values.
-    """
+    """An engine that a program needs: the order to build it, and its key. ``values``: the SHA-256 of each refittable
+    weight by name; an engine of this key may hold other values."""
 
     order: Order
     handle: NetworkHandle = field(eq=False, repr=False)
@@ -46,19 +44,6 @@ class Wanted:
     def identity(self) -> tuple[str, ...]:
         """A key that is equal for networks that can share one engine without a refit."""
         return (self.key, *self.values.values())
-
-    @classmethod
-    def of(cls, order: Order, handle: NetworkHandle, refitted: Collection[str], places: Mapping[str, str]) -> Wanted:
-        """Return the wanted engine of an order.
-
-        refitted: the weights that a refit would set. places: the program's value of each input and output.
-        """
-        form = canonical(order.network, order.sizes, places)
-        known = digests({name: handle.weights[name] for name in form.weights})
-        loose = {name for name in form.weights if order.replaceable(name) and name in refitted}
-        fixed = {name: digest for name, digest in known.items() if name not in loose}
-        values = {name: known[name] for name in form.weights if name in loose}
-        return cls(order, handle, form, engine_key(order, form, fixed), values)
 
     def entry(self, engine: Engine) -> EngineEntry:
         """Return the cache entry for an engine built for this."""
@@ -84,13 +69,8 @@ class Wanted:
 
 @frozen
 class Cached:
-    """Look engines up in a store before calling `build`.
-
-    store: the store of engines.
-    build: the stage that builds missing engines.
-    reuse: read engines from the store.
-    keep: save built engines.
-    """
+    """Look engines up in a store before calling ``build``, the stage that builds missing engines. ``reuse``: read
+    engines from the store. ``keep``: save built engines."""
 
     store: EngineStore = field(hash=False)
     build: Function = build
@@ -104,47 +84,37 @@ class Cached:
             raise TypeError(f"a store has the methods load(key) and save(key, data), which {value!r} lacks")
 
     def __call__(self, converted: Converted) -> Built:
-        """Return the engines of all networks. Equal networks share one plan.
-
-        Raises:
-            BuildError: TensorRT cannot build an engine; the message names it.
-        """
+        """Return the engines of all networks; equal networks share one plan."""
         files, wanted = as_files(self.store), list(wanted_engines(converted))
-        engines = [
-            self._load_entry(files, each, i, len(wanted)) if self.reuse else None for i, each in enumerate(wanted)
-        ]
-        if missing := {each.identity: i for i, each in reversed([*enumerate(wanted)]) if engines[i] is None}:
-            with files.building(key for key, *_ in missing):
-                engines = self._build_missing(files, converted, wanted, engines, missing)
-        return Built(
-            partitioned=converted.partitioned,
-            networks=converted.networks,
-            engines=tuple(engine for engine in engines if engine is not None),
-            recipes=converted.recipes,
-            literals=converted.literals,
-            computed=converted.computed,
-        )
+        found = {i: self._load_entry(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
+        engines = {i: engine for i, engine in found.items() if engine is not None}
+        sources = {each.identity: i for i, each in reversed([*enumerate(wanted)]) if i not in engines}
+        if sources:
+            with files.building(key for key, *_ in sources):
+                engines |= self._build_missing(files, converted, wanted, sorted(sources.values()))
+        for i, each in enumerate(wanted):
+            if i not in engines:
+                source = sources[each.identity]
+                engines[i] = serving(engines[source], wanted[source].form, each.order.name, each.form)
+        built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
+        return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
 
     def _build_missing(
-        self,
-        files: FileStore,
-        converted: Converted,
-        wanted: Sequence[Wanted],
-        engines: Sequence[Engine | None],
-        missing: Mapping[tuple[str, ...], int],
-    ) -> list[Engine | None]:
-        """Build the missing engines, except those that another process has built meanwhile."""
-        found = {
-            i: self._load_entry(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()
-        }
-        due = sorted(i for i, engine in found.items() if engine is None)
-        built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
-        built = {i: self._save_entry(files, wanted[i], engine) for i, engine in built.items()}
-        fresh = {wanted[i].identity: (i, built.get(i) or engine) for i, engine in found.items()}
-        return [engine or _renamed_engine(wanted, i, *fresh[wanted[i].identity]) for i, engine in enumerate(engines)]
+        self, files: FileStore, converted: Converted, wanted: Sequence[Wanted], missing: Sequence[int]
+    ) -> dict[int, Engine]:
+        """Return the missing engines: those that another process has saved meanwhile, the others built and saved."""
+        found = {i: self._load_entry(files, wanted[i], i, len(wanted)) for i in missing}
+        engines = {i: engine for i, engine in found.items() if engine is not None}
+        if due := [i for i in missing if i not in engines]:
+            engines |= dict(zip(due, self.build(_part(converted, due)).engines, strict=True))
+        for i in due if self.keep else ():
+            self._save_entry(files, wanted[i], engines[i])
+        return engines
 
     def _load_entry(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
         """Return the engine in the store, or None. Errors of the store become warnings."""
+        if not self.reuse:
+            return None
         try:
             opened = files.opened(wanted.key)
             if opened is None:
@@ -152,33 +122,38 @@ class Cached:
             with opened[0] as file:
                 engine = wanted.engine(*unpacked(file, opened[1], wanted.key))
         except CorruptEntryError as error:
-            warn(f"the entry {wanted.key} of the engine cache is dropped: {error}; {wanted.order.name} is built")
+            why = f"the entry {wanted.key} of the engine cache is dropped: {error}"
+            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
             files.drop(wanted.key)
             return None
         except Exception as error:
-            warn(f"the engine cache failed ({type(error).__name__}: {error}); {wanted.order.name} is built")
+            why = f"the engine cache failed ({type(error).__name__}: {error})"
+            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
             return None
         if engine is not None:
             report(done, total, f"{wanted.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
         return engine
 
-    def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> Engine:
-        if not self.keep:
-            return engine
+    def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> None:
         try:
             files.write(wanted.key, packed(wanted.entry(engine), engine.checked()))
         except Exception as error:
-            warn(f"{wanted.order.name} cannot be saved to the engine cache: {type(error).__name__}: {error}")
-        return engine
+            why = f"{type(error).__name__}: {error}"
+            warn(f"{wanted.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
     """Yield the engine of each network, in order."""
-    program, names = converted.partitioned.program, converted.recipes.keys()
+    program = converted.partitioned.program
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        yield Wanted.of(Order.of(segment, network, program.settings), handle, names, _roles(program, segment))
+        order = Order.of(segment, network, program.settings)
+        form = canonical(order.network, order.sizes, _roles(program, segment))
+        known = digests({name: handle.weights[name] for name in form.weights})
+        values = {n: digest for n, digest in known.items() if order.replaceable(n) and n in converted.recipes}
+        fixed = {name: digest for name, digest in known.items() if name not in values}
+        yield Wanted(order, handle, form, engine_key(order, form, fixed), values)
 
 
 def _roles(program: Program, segment: Segment) -> dict[str, str]:
@@ -196,7 +171,6 @@ def _roles(program: Program, segment: Segment) -> dict[str, str]:
 
 
 def _part(converted: Converted, places: Sequence[int]) -> Converted:
-    """Return a `Converted` with some of its networks only."""
     segments = converted.partitioned.engine_segments
     return evolve(
         converted,
@@ -204,13 +178,6 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
         networks=tuple(converted.networks[i] for i in places),
         handles=tuple(converted.handles[i] for i in places),
     )
-
-
-def _renamed_engine(wanted: Sequence[Wanted], place: int, source: int, engine: Engine | None) -> Engine | None:
-    """Return the engine of one network for another that shares it."""
-    if place == source or engine is None:
-        return engine
-    return serving(engine, wanted[source].form, wanted[place].order.name, wanted[place].form)
 
 
 def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
@@ -228,13 +195,11 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
-            ``load(key) -> bytes | None`` and ``save(key, data)``.
-        stage: builds missing engines, for example ``pipeline.stages.Build(build_executor)``.
+            ``load(key) -> bytes | None`` and ``save(key, data)``; else `TypeError`.
+        stage: builds missing engines, for example ``pipeline.stages.Build(build_executor)``; `TypeError` if it compiles
+            whole programs.
         reuse: read engines from the store.
         keep: save new engines.
-
-    Raises:
-        TypeError: ``store`` lacks one of the two methods, or ``stage`` compiles whole programs.
     """
     if isinstance(stage, Pipeline) and stage.takes is not Converted:
         hint = 'to cache the engines of a pipeline use pipeline.default().replace("build", pipeline.cached(store))'

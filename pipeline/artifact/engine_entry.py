@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from pipeline.artifact import codec
-from pipeline.artifact.hashing import THREADS
+from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.serialized_plans import Order
@@ -32,26 +32,20 @@ FORMAT = "engine 1"
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the SHA-256 of each tensor's bytes, computed on threads, since a warm compilation spends its time here."""
+
+    def digest(tensor: torch.Tensor) -> str:
+        return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
+
     with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(weights, threads.map(tensor_digest, weights.values()), strict=True))
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes in hexadecimal; hashing releases the GIL."""
-    return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
+        return dict(zip(weights, threads.map(digest, weights.values()), strict=True))
 
 
 def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
     It depends on the layers, their arguments and wiring; shapes, ranges and dtypes; the builder's settings; the
-    library, its version and its targets; the platform and NVIDIA_TF32_OVERRIDE. It does not depend on the names of
-    nodes, tensors, weights and sizes.
-
-    Args:
-        order: the network and its settings.
-        form: the network's structure, as `canonical` returns it.
-        values: the SHA-256 of each weight whose value the engine depends on, by name.
+    library, its version and its targets; the platform and NVIDIA_TF32_OVERRIDE; but not on names. ``values``: the
+    SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
@@ -73,7 +67,6 @@ def environment() -> Iterator[str]:
 Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"
 MAGIC = b"trtp-engine\n"
 _FOOT = struct.Struct(f"<Q32s{len(MAGIC)}s")
-PIECE = 1 << 22
 MOST = 1 << 26
 """The most bytes of an entry's text."""
 
@@ -84,17 +77,8 @@ class CorruptEntryError(PipelineError):
 
 @frozen
 class EngineEntry:
-    """The description of a plan.
-
-    Attributes:
-        key: the key of the entry.
-        library: the library that built the plan.
-        digest: the plan's SHA-256.
-        bindings: the plan's names for inputs and outputs, in the network's order.
-        weights: the plan's names for weights, in the order of their first use.
-        values: the SHA-256 of each refittable weight in the plan, in the same order; empty for a plan that cannot be
-            refitted.
-    """
+    """The description of a plan. ``bindings``, ``weights``: the plan's names, in the network's order, and in the order
+    of their first use; ``values``: the SHA-256 of each refittable weight in the plan, in the same order."""
 
     key: str
     library: str
@@ -114,44 +98,28 @@ def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
 
 def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """Read the entry at the start of an open file, and its plan: memory-mapped if the file is on disk.
-
-    Raises:
-        CorruptEntryError: the entry was truncated, altered, or saved under another key.
-    """
-    if size < _FOOT.size:
+    `CorruptEntryError` if it was truncated, altered, or saved under another key."""
+    end, read = size - _FOOT.size, SharedFile(file).at
+    if end < 0:
         raise CorruptEntryError("the entry is too short")
-    length, digest, magic = _FOOT.unpack(_at(file, size - _FOOT.size, _FOOT.size))
-    if magic != MAGIC or length > min(MOST, size - _FOOT.size):
+    length, digest, magic = _FOOT.unpack(read(end, _FOOT.size))
+    if magic != MAGIC or length > min(MOST, end):
         raise CorruptEntryError("the entry's end was altered")
-    text = _at(file, size - _FOOT.size - length, length)
+    text = read(end - length, length)
     if hashlib.sha256(text).digest() != digest:
         raise CorruptEntryError("the engine's description was altered")
-    entry = _read(text)
+    try:
+        entry: EngineEntry = codec.read(json.loads(text), EngineEntry)
+    except (MalformedError, ValueError, RecursionError) as error:
+        raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
     if entry.key != key:
         raise CorruptEntryError(f"the entry was saved under another key, {entry.key[:16]}…")
-    plan = _plan(file, size - _FOOT.size - length)
+    if length == end:
+        raise CorruptEntryError("the entry has no plan")
+    try:
+        plan: bytes | mmap.mmap = mmap.mmap(file.fileno(), end - length, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both
+        plan = read(0, end - length)
     if hashlib.sha256(plan).hexdigest() != entry.digest:
         raise CorruptEntryError("the engine's plan was altered")
     return entry, plan
-
-
-def _at(file: BinaryIO, offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)
-
-
-def _read(text: bytes) -> EngineEntry:
-    try:
-        found: EngineEntry = codec.read(json.loads(text), EngineEntry)
-        return found
-    except (MalformedError, ValueError, RecursionError) as error:
-        raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
-
-
-def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:
-    if not size:
-        raise CorruptEntryError("the entry has no plan")
-    try:
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both
-        return _at(file, 0, size)

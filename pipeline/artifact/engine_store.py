@@ -1,4 +1,4 @@
-"""Engine stores: an interface of two methods, and a local folder of limited size."""
+"""Engine stores: an interface of two methods, a local folder of limited size, and a URL that a fleet shares."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import io
 import os
 import re
+import secrets
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -17,7 +17,10 @@ import filelock
 from attrs import field, frozen
 
 from pipeline.artifact.engine_entry import Buffer
-from pipeline.errors import ArtifactWarning
+from pipeline.aten.types import Leaf
+from pipeline.errors import ArtifactWarning, require, warn
+from pipeline.frozen import FrozenDict
+from pipeline.records.wording import kind_of
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.private import MODE, make_private, opened_private
@@ -29,17 +32,10 @@ _KEY = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,199}", re.ASCII)
 _DIGEST = 32
 
 
-def warn(text: str) -> None:
-    """Warn of a failure of the cache; the compilation continues without it."""
-    warnings.warn(ArtifactWarning(text), stacklevel=3)
-
-
 @runtime_checkable
 class EngineStore(Protocol):
-    """The methods of an engine store, which `pipeline.cached` calls. Keys are 64 hexadecimal digits.
-
-    Entries contain a digest: an altered one is dropped with a warning, and its engine is built.
-    """
+    """The methods of an engine store, which `pipeline.cached` calls. Keys are 64 hexadecimal digits. Entries contain a
+    digest: an altered one is dropped with a warning, and its engine is built."""
 
     def load(self, key: str) -> bytes | None:
         """Return the entry of a key; None if there is none."""
@@ -49,7 +45,7 @@ class EngineStore(Protocol):
 
 
 @runtime_checkable
-class FileStore(EngineStore, Protocol):
+class FileStore(Protocol):
     """A store whose entries are files: plans are memory-mapped, and processes share it."""
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
@@ -71,18 +67,12 @@ class InMemory:
 
     store: EngineStore
 
-    def load(self, key: str) -> bytes | None:
-        return self.store.load(key)
-
-    def save(self, key: str, data: bytes) -> None:
-        self.store.save(key, data)
-
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        data = self.load(key)
+        data = self.store.load(key)
         return None if data is None else (io.BytesIO(data), len(data))
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        self.save(key, b"".join(parts))
+        self.store.save(key, b"".join(parts))
 
     def drop(self, key: str) -> None:
         """Do nothing: the entry is replaced when its engine is built."""
@@ -131,7 +121,7 @@ class DiskStore:
         body, digest = data[:-_DIGEST], data[-_DIGEST:]
         if hashlib.sha256(body).digest() == digest:
             return body
-        warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped")
+        warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped", ArtifactWarning)
         self.drop(key)
         return None
 
@@ -148,7 +138,7 @@ class DiskStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            warn(f"the engine cache {self.folder} cannot be read: {error}")
+            warn(f"the engine cache {self.folder} cannot be read: {error}", ArtifactWarning)
             return None
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
@@ -157,9 +147,8 @@ class DiskStore:
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
-            warn(
-                f"an engine of {size} bytes is not saved: the cache {self.folder} holds {self.size} (engine_cache_size)"
-            )
+            limit = f"the cache {self.folder} holds {self.size} (engine_cache_size)"
+            warn(f"an engine of {size} bytes is not saved: {limit}", ArtifactWarning)
             return
         try:
             make_private(self.folder)
@@ -173,7 +162,7 @@ class DiskStore:
                 file.write(sha256.digest())
             self._evict(path)
         except OSError as error:
-            warn(f"an engine cannot be saved to {self.folder}: {error}")
+            warn(f"an engine cannot be saved to {self.folder}: {error}", ArtifactWarning)
 
     def drop(self, key: str) -> None:
         """Delete an entry if possible; else it is replaced by the next save."""
@@ -203,7 +192,8 @@ class DiskStore:
             make_private(folder)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
-            warn(f"the engine cache {self.folder} cannot be locked ({error}): an engine may be built twice")
+            why = f"the engine cache {self.folder} cannot be locked ({error})"
+            warn(f"{why}: an engine may be built twice", ArtifactWarning)
             yield
             return
         try:
@@ -214,7 +204,7 @@ class DiskStore:
     def _evict(self, newest: Path) -> None:
         """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
         with self._lock("all.lock"):
-            found = [(path, stat) for path in self.folder.glob(f"*{SUFFIX}") if (stat := _stat(path)) is not None]
+            found = self._found(f"*{SUFFIX}")
             total = sum(stat.st_size for _, stat in found)
             for path, stat in sorted(found, key=lambda row: row[1].st_mtime_ns):
                 if total <= self.size:
@@ -222,13 +212,66 @@ class DiskStore:
                 if path != newest:
                     path.unlink(missing_ok=True)
                     total -= stat.st_size
-            for part in self.folder.glob(f".*{SUFFIX}.*.part"):
-                if (stat := _stat(part)) is not None and time.time() - stat.st_mtime > ABANDONED:
+            for part, stat in self._found(f".*{SUFFIX}.*.part"):
+                if time.time() - stat.st_mtime > ABANDONED:
                     part.unlink(missing_ok=True)
 
+    def _found(self, pattern: str) -> list[tuple[Path, os.stat_result]]:
+        """Return the folder's files of a pattern, except those that another process deletes meanwhile."""
+        found = []
+        for path in self.folder.glob(pattern):
+            with suppress(FileNotFoundError):
+                found.append((path, path.lstat()))
+        return found
 
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:
-        return None
+
+@frozen
+class FsspecStore:
+    """An engine cache at a URL that fsspec opens: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``.
+
+    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is unlimited: use
+    the bucket's lifecycle rules. There are no locks: two machines may build the same engine at the same time.
+
+    url: the folder, created when the first entry is saved; `ValueError` if fsspec does not know the protocol.
+    options: arguments of fsspec's file system, such as ``{"profile": "ci"}``.
+    """
+
+    url: str
+    options: FrozenDict[str, object] = field(factory=FrozenDict, converter=FrozenDict, hash=False)
+    _system: Leaf = field(init=False, eq=False, repr=False)
+    _root: str = field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        require("fsspec", "fsspec")
+        from fsspec.core import url_to_fs
+
+        if not isinstance(self.url, str):
+            raise TypeError(f"url is {kind_of(self.url)}, expected a str such as 's3://bucket/engines'")
+        try:
+            system, root = url_to_fs(self.url, **self.options)
+        except ValueError as error:
+            known = "fsspec.available_protocols() lists those that are installed"
+            raise ValueError(f"an engine cache cannot be at {self.url}: {error}; {known}") from None
+        object.__setattr__(self, "_system", system)
+        object.__setattr__(self, "_root", root.rstrip("/"))
+
+    def load(self, key: str) -> bytes | None:
+        try:
+            data: bytes = self._system.cat_file(self._path(key))
+            return data
+        except FileNotFoundError:
+            return None
+
+    def save(self, key: str, data: bytes) -> None:
+        """Save an entry atomically: directly on object stores, else under another name that is then renamed."""
+        path = self._path(key)
+        if self._system.async_impl:
+            self._system.pipe_file(path, data)
+            return
+        self._system.makedirs(self._root, exist_ok=True)
+        part = f"{path}.{secrets.token_hex(4)}.part"
+        self._system.pipe_file(part, data)
+        self._system.mv(part, path)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}.engine"

@@ -10,6 +10,7 @@ from typing import Final, get_args
 import torch
 from attrs import evolve
 
+from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.named_io import inputs_of, named_outputs
 from pipeline.artifact.save import INSIDE, save
 from pipeline.aten.types import Argument
@@ -20,11 +21,7 @@ from pipeline.runtime.atomic import replacing
 from pipeline.version import __version__
 
 ELEMENTS: Final[Mapping[torch.dtype, str]] = {
-    torch.bool: "BOOL",
-    torch.uint8: "UINT8",
-    torch.int8: "INT8",
-    torch.int32: "INT32",
-    torch.int64: "INT64",
+    **{getattr(torch, name): name.upper() for name in ("bool", "uint8", "int8", "int32", "int64")},
     torch.float16: "FLOAT16",
     torch.bfloat16: "BFLOAT16",
     torch.float32: "FLOAT",
@@ -46,26 +43,12 @@ def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> N
 
 
 def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) -> None:
-    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs.
-
-    The plan is for the TensorRT that built it: the provider must have the same version.
-
-    Args:
-        compiled: the program: one engine from tensors to tensors, which mutates no buffers.
-        path: the file, usually ``NAME.onnx``. An existing file is replaced atomically.
-        plan: ``"inside"``, or the path of a file for the plan, in the folder of ``path`` or below: an ONNX file has at
-            most 2 GiB.
-
-    Raises:
-        ArtifactError: the program has no such form; the message gives the reason.
-        ImportError: the package onnx is not installed.
-        OSError: a file cannot be written.
-    """
+    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs. The plan is for
+    the TensorRT that built it. It is ``"inside"`` the file, which has at most 2 GiB, or in a file of its own, in the
+    same folder or below."""
     if reason := next(filter(None, _obstacles(compiled)), ""):
-        raise ArtifactError(
-            f"the program cannot be an EPContext node: {reason}",
-            "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take",
-        )
+        hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
+        raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)
     target, inside = Path(path), os.fspath(plan) == INSIDE
     content = memoryview(compiled.engines[0].checked())
     if inside and content.nbytes > LARGEST:
@@ -104,7 +87,7 @@ def _port_obstacle(port: Port) -> str:
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns tensors"
     if (dtype := _dtype(port)) not in ELEMENTS:
-        return f"{port.name} is {str(dtype).removeprefix('torch.')}, a dtype that the provider does not take"
+        return f"{port.name} is {dtype_name(dtype)}, a dtype that the provider does not take"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
 
 
@@ -141,7 +124,6 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _results(compiled: Compiled) -> Iterator[tuple[str, Output]]:
-    """Yield the results that are not constants, by name."""
     return ((name, output) for name, output in named_outputs(compiled.program) if not output.constant)
 
 

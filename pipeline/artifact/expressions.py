@@ -35,34 +35,22 @@ ASSUMPTIONS = ("integer", "nonnegative", "nonzero", "positive", "real")
 IMPLIED = {"positive": ("nonnegative", "nonzero", "real"), "integer": ("real",), "nonnegative": ("real",)}
 
 _SYMPY = ("Add", "Mul", "Pow", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not", "Abs", "Piecewise", "floor")
+_UNARY = ("acos", "asin", "asinh", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
 _TORCH = (
     *("CeilDiv", "CeilToInt", "CleanDiv", "FloatPow", "FloatTrueDiv", "FloorDiv", "FloorToInt", "Identity"),
     *("IntTrueDiv", "LShift", "Max", "Min", "Mod", "ModularIndexing", "PowByNatural", "PythonMod", "RShift"),
     *("RoundDecimal", "RoundToInt", "ToFloat", "TruncToFloat", "TruncToInt", "Where"),
     *(f"BitwiseFn_bitwise_{name}" for name in ("and", "or", "xor")),
-    *(
-        f"OpaqueUnaryFn_{name}"
-        for name in ("acos", "asin", "asinh", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "sqrt", "tan")
-    ),
-    "OpaqueUnaryFn_tanh",
+    *(f"OpaqueUnaryFn_{name}" for name in _UNARY),
 )
-
-
-def _functions() -> dict[str, Any]:
-    known = {name: getattr(functions, name) for name in _TORCH if hasattr(functions, name)}
-    known |= {getattr(sympy, name).__name__: getattr(sympy, name) for name in _SYMPY}
-    return known
-
-
-FUNCTIONS: Mapping[str, Any] = _functions()
+FUNCTIONS: Mapping[str, Any] = {
+    **{name: getattr(functions, name) for name in _TORCH if hasattr(functions, name)},
+    **{getattr(sympy, name).__name__: getattr(sympy, name) for name in _SYMPY},
+}
 
 
 def written(expr: Any) -> JsonData:
-    """Return an int, float, bool or sympy expression as JSON.
-
-    Raises:
-        ArtifactError: the expression has a function that cannot be read back.
-    """
+    """Return an int, float, bool or sympy expression as JSON; `ArtifactError` if a function cannot be read back."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -77,7 +65,6 @@ def written(expr: Any) -> JsonData:
 
 @lru_cache(1024)
 def _symbol(expr: Any) -> list[JsonData]:
-    """Return a symbol with its assumptions, without implied ones."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
 
@@ -94,10 +81,7 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 def read(data: JsonData) -> Any:
     """Read an expression from JSON, with numbers as sympy's, without evaluating or reordering anything.
-
-    Raises:
-        ArtifactError: this module does not write such JSON, or a value of the expression could be too large.
-    """
+    `ArtifactError` if this module does not write such JSON, or a value of the expression could be too large."""
     _Bits().most(data, MOST_DEPTH)
     return _expression(data)
 
@@ -130,7 +114,6 @@ class _Bits:
         self.nodes = 0
 
     def most(self, data: JsonData, depth: int) -> float:
-        """Return the most bits of an expression's value."""
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:
@@ -154,7 +137,8 @@ class _Bits:
         """Return the most bits of a function's value, given those of its arguments."""
         if head == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
             return max(bits)
-        if head not in FUNCTIONS or (head == "RoundDecimal" and not _is_small(args[-1:])):
+        is_small = bool(args) and type(args[-1]) is int and abs(args[-1]) <= 64
+        if head not in FUNCTIONS or (head == "RoundDecimal" and not is_small):
             raise ArtifactError(f"{str([head, *args])[:80]} is not an expression")
         if head in DIVISIONS and any(arg == 0 and type(arg) is not bool for arg in args[1:]):
             raise ArtifactError(f"{str([head, *args])[:80]} divides by 0")
@@ -164,10 +148,6 @@ class _Bits:
                 return POWER
             return bits[0] * max(largest, 1) if head != "LShift" else bits[0] + largest
         return max(bits, default=0) + len(bits) if head == "Add" else sum(bits)
-
-
-def _is_small(args: list[JsonData]) -> bool:
-    return len(args) == 1 and type(args[0]) is int and abs(args[0]) <= 64
 
 
 def _has_symbol(data: JsonData) -> bool:

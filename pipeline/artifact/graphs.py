@@ -1,17 +1,16 @@
-"""Write torch.fx graphs as JSON, one row per node: name, target, arguments, dtype and sizes of the result.
-
-Operators that run in PyTorch are looked up when the graph is loaded; of those that run in engines only the names are
-saved.
-"""
+"""Write torch.fx graphs as JSON, one row per node: name, target, arguments, dtype and sizes of the result. Operators
+that run in PyTorch are looked up when the graph is loaded; of those that run in engines only the names are saved."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 
 from pipeline.artifact import codec, json_values, op_names
@@ -21,14 +20,14 @@ from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.artifact.json_values import NodeName
 from pipeline.artifact.tensors import SavedTensor, Tensors
 from pipeline.aten.calls import FUNCTIONS
-from pipeline.aten.naming import module_path, module_stack
+from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.errors import ArtifactError, line_of
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
-Row: TypeAlias = dict[str, JsonData]
+_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
 @frozen
@@ -50,19 +49,42 @@ class SavedNode:
 
 @frozen
 class SavedGraph:
-    """A graph of control flow: its nodes, and the graphs and tensors that they read, by attribute."""
+    """Nodes of a graph, and the graphs and tensors that they read, by attribute."""
 
     nodes: tuple[SavedNode, ...]
     graphs: tuple[tuple[str, SavedGraph], ...] = ()
     tensors: tuple[tuple[str, SavedTensor], ...] = ()
 
 
-def kept_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
+def kept_graph(
+    module: torch.nn.Module, nodes: Sequence[torch.fx.Node], name: str, tensors: Tensors, engines: Collection[str] = ()
+) -> SavedGraph:
+    """Return nodes of a module, of those in ``engines`` only the names, with the graphs and tensors that they read.
+    Modules and lines of inner graphs are saved with the node that runs them."""
+    rows = tuple(_kept_node(node, calls=node.name not in engines) for node in nodes)
+    graphs: dict[str, SavedGraph] = {}
+    held: dict[str, SavedTensor] = {}
+    for target in sorted({str(node.target) for node in nodes if node.op == "get_attr"}):
+        value, path = attrgetter(target)(module), f"{name}.{target}"
+        if isinstance(value, torch.fx.GraphModule):
+            inner = kept_graph(value, list(value.graph.nodes), path, tensors)
+            bare = tuple(evolve(row, value=None, module="", where="") for row in inner.nodes)
+            graphs[target] = evolve(inner, nodes=bare)
+        elif isinstance(value, torch.Tensor):
+            held[target] = tensors.keep(path, value)
+        else:
+            raise ArtifactError(f"{path} cannot be saved: it is {kind_of(value)}")
+    return SavedGraph(rows, tuple(graphs.items()), tuple(held.items()))
+
+
+def _kept_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
     """Return the row of a node; without ``calls`` its arguments may be of any type."""
     write = json_values.written if calls else _written_or_text
     target = str(node.target)
     if node.op == "call_function":
         target = op_names.name_of(node.target) if calls else op_names.name_of_any(node.target)
+        if calls and (why := op_names.refused(op_names.known(target))):
+            raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}")
     elif node.op not in ("placeholder", "get_attr", "output"):
         raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op}")
     value = written_value(node.meta.get("val")) if "val" in node.meta else None
@@ -105,46 +127,6 @@ def read_value(data: JsonData) -> Any:
     return json_values.read(data)
 
 
-def kept_graph(module: torch.fx.GraphModule, name: str, tensors: Tensors) -> SavedGraph:
-    """Return a graph of control flow with its inner graphs. Modules and lines are saved with the node that runs it."""
-    rows = (kept_node(node, calls=True) for node in module.graph.nodes)
-    nodes = tuple(evolve(row, value=None, module="", where="") for row in rows)
-    graphs, held = attributes(module, module.graph.nodes, name, tensors)
-    return SavedGraph(nodes, graphs, held)
-
-
-def attributes(
-    module: torch.nn.Module, nodes: Iterable[torch.fx.Node], name: str, tensors: Tensors
-) -> tuple[tuple[tuple[str, SavedGraph], ...], tuple[tuple[str, SavedTensor], ...]]:
-    """Return the graphs and tensors that nodes read as attributes of a module."""
-    graphs: dict[str, SavedGraph] = {}
-    held: dict[str, SavedTensor] = {}
-    for target in sorted({str(node.target) for node in nodes if node.op == "get_attr"}):
-        value: object = module
-        for part in target.split("."):
-            value = getattr(value, part)
-        if isinstance(value, torch.fx.GraphModule):
-            graphs[target] = kept_graph(value, f"{name}.{target}", tensors)
-        elif isinstance(value, torch.Tensor):
-            held[target] = tensors.keep(f"{name}.{target}", value)
-        else:
-            raise ArtifactError(f"{name}.{target} cannot be saved: it is {kind_of(value)}")
-    return tuple(graphs.items()), tuple(held.items())
-
-
-def check_calls(rows: Iterable[SavedNode], graphs: Iterable[tuple[str, SavedGraph]]) -> None:
-    """Raise an error if a node calls an operator that a loaded program may not call."""
-    for row in rows:
-        if row.calls and row.op == "call_function" and (why := op_names.refused(op_names.known(row.target))):
-            raise ArtifactError(f"node {row.name} cannot be saved: {row.target} {why}")
-    for _, graph in graphs:
-        check_calls(graph.nodes, graph.graphs)
-
-
-TensorOf: TypeAlias = Callable[[SavedTensor], torch.Tensor]
-_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-
-
 class GraphOfFile(torch.fx.GraphModule):
     """A graph from a file, with the graphs and tensors that its nodes read. Since torch.fx runs a graph by generating
     Python source, it does not run; `pipeline.aten.interpreter` runs its nodes."""
@@ -159,39 +141,26 @@ class GraphOfFile(torch.fx.GraphModule):
 
 @frozen
 class Reader:
-    """Build graphs from their rows.
+    """Build graphs from their rows. ``tensor`` returns a saved tensor; ``libraries``: the namespaces of allowed
+    libraries, or `op_names.ANY`; ``most``: the most bytes of a tensor that a node may fill."""
 
-    tensor: returns a saved tensor. libraries: the namespaces of allowed libraries; `op_names.ANY` for all. most: the
-    most bytes of a tensor that a node may fill.
-    """
-
-    tensor: TensorOf
+    tensor: Callable[[SavedTensor], torch.Tensor]
     libraries: Collection[str] | None
     most: int
 
-    def module(
-        self,
-        rows: Sequence[SavedNode],
-        graphs: Iterable[tuple[str, SavedGraph]],
-        tensors: Iterable[tuple[str, SavedTensor]],
-    ) -> GraphOfFile:
-        """Build a graph whose nodes may read these graphs and tensors, by path.
-
-        Raises:
-            MissingOperatorError: an operator is missing, or its library is not allowed.
-            MalformedError: a node reads an undefined value, or calls an operator that files may not call.
-        """
+    def module(self, graph: SavedGraph) -> GraphOfFile:
+        """Build a graph; `MissingOperatorError` or `MalformedError` if a node cannot be added."""
         root = torch.nn.Module()
-        inner = {path: self.module(each.nodes, each.graphs, each.tensors) for path, each in graphs}
-        held = {path: self.tensor(kept) for path, kept in tensors}
+        inner = {path: self.module(each) for path, each in graph.graphs}
+        held = {path: self.tensor(kept) for path, kept in graph.tensors}
         for path, module in inner.items():
             parent, name = _parent(root, path)
             parent.add_module(name, module)
         for path, tensor in held.items():
             parent, name = _parent(root, path)
             parent.register_buffer(name, tensor, persistent=False)
-        nodes = Nodes(inner.keys(), held.keys(), self.libraries, self.most)
-        for row in rows:
+        nodes = Nodes(self, inner.keys(), held.keys())
+        for row in graph.nodes:
             at(f"node {row.name[:80]}", nodes.add, row)
         return GraphOfFile(root, nodes.graph)
 
@@ -223,10 +192,8 @@ def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argumen
 class Nodes:
     """Add nodes to a new graph in order. ``graphs`` and ``tensors``: the paths that nodes may read."""
 
-    def __init__(
-        self, graphs: Collection[str], tensors: Collection[str], libraries: Collection[str] | None, most: int
-    ) -> None:
-        self.graphs, self.tensors, self.libraries, self.most = graphs, tensors, libraries, most
+    def __init__(self, reader: Reader, graphs: Collection[str], tensors: Collection[str]) -> None:
+        self.reader, self.graphs, self.tensors = reader, graphs, tensors
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
 
@@ -249,7 +216,6 @@ class Nodes:
         self.env[row.name] = node
 
     def resolved(self, value: object) -> Argument:
-        """Replace a node's name by the node."""
         if not isinstance(value, NodeName):
             return value
         if value.name not in self.env:
@@ -272,26 +238,18 @@ class Nodes:
         """Return the function that a node calls, or its name if an engine runs it."""
         if not row.calls:
             return FUNCTIONS.get(row.target) or op_names.Named(row.target)
-        target = op_names.target_of(row.target, self.libraries, row.library)
-        schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else None
+        target = op_names.target_of(row.target, self.reader.libraries, row.library)
+        schema = target._schema.arguments if isinstance(target, OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
             raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
         if schema is not None and (why := _misfit(schema, len(args), kwargs)):
             raise MalformedError(f"{row.target} {why}")
-        if (size := filled(target, args, kwargs)) > self.most:
-            raise MalformedError(f"it fills {size} bytes, and its file declares at most {self.most} for a tensor")
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if (size := filled(target, args, kwargs)) > (most := self.reader.most):
+            raise MalformedError(f"it fills {size} bytes, and its file declares at most {most} for a tensor")
+        if isinstance(target, HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args
-            if len(given) <= count or not all(self.is_graph(value) for value in given[:count]):
+            nodes = [value for value in given[:count] if isinstance(value, torch.fx.Node) and value.op == "get_attr"]
+            if len(given) <= count or len(nodes) < count or any(node.target not in self.graphs for node in nodes):
                 raise MalformedError(f"{row.target} takes {count} graphs of the file")
         return target
-
-    def is_graph(self, value: object) -> bool:
-        """Return whether an argument is a graph of the file."""
-        return isinstance(value, torch.fx.Node) and value.op == "get_attr" and value.target in self.graphs
-
-
-def modules(graph: torch.fx.Graph) -> Iterable[tuple[str, str]]:
-    """Return the path and class of each module that has nodes."""
-    return (row for node in graph.nodes for row in module_stack(node.meta))

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from typing import BinaryIO, Self
 
 PIECE = 1 << 20
@@ -25,16 +24,11 @@ SYNCED = 1 << 25
 """Bytes between requests to write a file to disk."""
 
 
-def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
-    """Cut a part into pieces of `PIECE` bytes."""
-    view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
-    return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
-
-
 def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
     """Cut parts into pieces of at most `PIECE` bytes, and join small neighbours to save work per piece."""
     small, size = list[memoryview](), 0
-    for piece in (piece for part in parts for piece in pieces(part)):
+    views = (memoryview(part).cast("B") for part in parts if memoryview(part).nbytes)
+    for piece in (view[start : start + PIECE] for view in views for start in range(0, view.nbytes, PIECE)):
         if small and (piece.nbytes > SMALL or size + piece.nbytes > PIECE):
             yield b"".join(small)
             small, size = [], 0
@@ -46,33 +40,13 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
         yield b"".join(small)
 
 
-class _Line:
-    """A thread that runs tasks in order, with a bounded queue."""
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1)
-        self.waiting: deque[Future[None]] = deque()
-
-    def put(self, act: Callable[[], None]) -> None:
-        self.waiting.append(self.thread.submit(act))
-        if len(self.waiting) > AHEAD:
-            self.waiting.popleft().result()
-
-    def done(self) -> None:
-        """Wait for all tasks, and raise their errors."""
-        while self.waiting:
-            self.waiting.popleft().result()
-
-
 class SummedWriter:
-    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces.
-
-    A context manager: its threads end with it. The caller still has to call fsync.
-    """
+    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces. A context
+    manager: its threads end with it. The caller still has to call fsync."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.lines = _Line(), _Line()
+        self.hashers = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.disk = ThreadPoolExecutor(1)
         self.syncing: Future[None] | None = None
         self.unsynced = 0
@@ -82,7 +56,7 @@ class SummedWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with ExitStack() as ends:
-            for thread in (*(line.thread for line in self.lines), self.disk):
+            for thread in (*self.hashers, self.disk):
                 ends.callback(thread.shutdown, cancel_futures=True)
             if kind is None and self.syncing is not None:
                 self.syncing.result()  # raise an error of the disk, which a later fsync would not report
@@ -90,23 +64,26 @@ class SummedWriter:
     def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
         """Write parts that have ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32.
         ``digest``: the SHA-256 if it is known."""
-        sha256, crc = hashlib.sha256(), [0]
+        sha256, crc, waiting = hashlib.sha256(), 0, deque[Future[None]]()
 
         def check(piece: memoryview | bytes) -> None:
-            crc[0] = zlib.crc32(piece, crc[0])
+            nonlocal crc
+            crc = zlib.crc32(piece, crc)
 
         acts: tuple[Callable[[memoryview | bytes], None], ...] = (check,) if digest else (check, sha256.update)
         for piece in blocks(parts):
-            for line, act in zip(self.lines, acts, strict=False):
+            for thread, act in zip(self.hashers, acts, strict=False):
                 if size <= PIECE:
                     act(piece)
                 else:
-                    line.put(partial(act, piece))
+                    waiting.append(thread.submit(act, piece))
+            while len(waiting) > AHEAD * len(acts):
+                waiting.popleft().result()
             self.file.write(piece)
             self._sync(len(piece))
-        for line in self.lines:
-            line.done()
-        return digest or sha256.hexdigest(), crc[0]
+        for future in waiting:
+            future.result()
+        return digest or sha256.hexdigest(), crc
 
     def _sync(self, count: int) -> None:
         """Start writing to disk every `SYNCED` bytes, so that the final fsync waits for the rest only."""
@@ -130,14 +107,12 @@ class SharedFile:
         self.size = file.seek(0, 2)
 
     def at(self, offset: int, size: int) -> bytes:
-        """Read up to ``size`` bytes."""
         with self.lock:
             self.file.seek(offset)
             return self.file.read(max(0, min(size, self.size - offset)))
 
     def digest(self, offset: int, size: int) -> str:
-        """Return the SHA-256, in hexadecimal, of the existing bytes of a part. It is read, not mapped, to save
-        memory."""
+        """Return the SHA-256 of the existing bytes of a part. It is read, not mapped, to save memory."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:
             with self.lock:

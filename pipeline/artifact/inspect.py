@@ -30,12 +30,7 @@ class Description:
 
 
 def inspect(path: str | os.PathLike[str]) -> Description:
-    """Describe a saved program, after checking every byte against its digest.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ArtifactError: it is not a saved program, was truncated or altered, or comes from a newer version.
-    """
+    """Describe a saved program, after checking every byte against its digest; errors are those of `load`."""
     with opened(Path(path)) as file:
         reader = Reader(file, os.fspath(path))
         manifest = manifest_of(reader)

@@ -32,11 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 
 def encoded(data: JsonData) -> bytes:
-    """Return JSON text that is equal for equal data.
-
-    Raises:
-        ArtifactError: a string has characters that a file may not have.
-    """
+    """Return JSON text that is equal for equal data; `ArtifactError` if it has characters that a file may not have."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     _check_text(text)
     return text.encode()
@@ -44,11 +40,7 @@ def encoded(data: JsonData) -> bytes:
 
 def decoded(data: bytes) -> JsonData:
     """Parse JSON, without control characters or lone surrogates, which a terminal, a page or a configuration could
-    misread.
-
-    Raises:
-        ArtifactError: the bytes are not such JSON; the message begins with a verb.
-    """
+    misread. `ArtifactError` if the bytes are not such JSON; the message begins with a verb."""
     try:
         text = data.decode("utf-8")
         _check_text(text)
@@ -75,9 +67,3 @@ def _check_text(text: str) -> None:
             raise ArtifactError("has a lone surrogate in a text")
         if _CONTROL.match(chr(code)):
             raise ArtifactError(f"has the control character {chr(code)!r} in a text")
-
-
-def check_name(name: str) -> None:
-    """Raise an error if a name does not print on one line."""
-    if not name.isprintable():
-        raise ArtifactError(f"the name {name[:80]!r} does not print on one line")

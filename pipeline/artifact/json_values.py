@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 from attrs import frozen
+from torch import SymBool, SymFloat, SymInt
+from torch._ops import HigherOrderOperator, OpOverload
 
 from pipeline.artifact import expressions, op_names
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
+
+Convert: TypeAlias = Callable[[Any], Any]
 
 
 @frozen
@@ -49,15 +54,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(name: object) -> torch.dtype:
-    return _member(torch.dtype, name)  # type: ignore[no-any-return]
-
-
-def layout_named(name: object) -> torch.layout:
-    return _member(torch.layout, name)  # type: ignore[no-any-return]
-
-
-def _member(kind: type, name: object) -> Any:
+def member(kind: type, name: object) -> Any:
+    """Return the object of torch of a name and type: ``torch.float32`` of ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, kind):
         raise MalformedError(f"{str(name)[:40]!r} is not a {kind.__name__} of torch")
@@ -87,7 +85,7 @@ def _read_shape(data: JsonData) -> torch.Size:
 def _read_constant(data: JsonData) -> Constant:
     dtype, numbers = _list_of(data, 2)
     try:
-        return Constant(torch.tensor(read(numbers), dtype=dtype_named(dtype)))
+        return Constant(torch.tensor(read(numbers), dtype=member(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
         raise MalformedError("expected the numbers of a constant") from None
 
@@ -116,51 +114,33 @@ def _written_all(value: Any) -> list[JsonData]:
     return [written(part) for part in value]
 
 
-_WRITE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (torch.Size, "shape", _written_all),
-    (tuple, "tuple", _written_all),
-    (dict, "dict", lambda value: [[written(k), written(v)] for k, v in value.items()]),
-    (torch.dtype, "dtype", dtype_name),
-    (torch.device, "device", str),
-    (torch.layout, "layout", dtype_name),
-    (torch.memory_format, "memory_format", dtype_name),
-    (Constant, "constant", lambda value: [dtype_name(value.value.dtype), _written_all(value.value.tolist())]),
-    (complex, "complex", lambda value: [written_float(value.real), written_float(value.imag)]),
-    (slice, "slice", lambda value: [written(value.start), written(value.stop), written(value.step)]),
-    (type(Ellipsis), "ellipsis", lambda value: None),
-    (Ref, "ref", lambda value: value.name),
-    (torch.fx.Node, "node", lambda value: value.name),
-    (sympy.Basic, "size", expressions.written),
-    (torch.SymInt | torch.SymFloat | torch.SymBool, "size", lambda value: expressions.written(value.node.expr)),
-    (torch._ops.OpOverload | torch._ops.HigherOrderOperator, "operator", op_names.name_of),
+_FORMS: tuple[tuple[Any, str, Convert, Convert], ...] = (
+    (torch.Size, "shape", _written_all, _read_shape),
+    (tuple, "tuple", _written_all, lambda data: tuple(_parts(data))),
+    (dict, "dict", lambda value: [[written(k), written(v)] for k, v in value.items()], _read_dict),
+    (torch.dtype, "dtype", dtype_name, partial(member, torch.dtype)),
+    (torch.device, "device", str, _read_device),
+    (torch.layout, "layout", dtype_name, partial(member, torch.layout)),
+    (torch.memory_format, "memory_format", dtype_name, partial(member, torch.memory_format)),
+    (Constant, "constant", lambda v: [dtype_name(v.value.dtype), written(v.value.tolist())], _read_constant),
+    (complex, "complex", lambda v: _written_all((v.real, v.imag)), lambda v: complex(*map(read_float, _list_of(v, 2)))),
+    (slice, "slice", lambda v: _written_all((v.start, v.stop, v.step)), lambda data: slice(*_parts(data, 3))),
+    (type(Ellipsis), "ellipsis", lambda value: None, lambda data: ...),
+    (Ref, "ref", attrgetter("name"), lambda data: Ref(_name(data))),
+    (torch.fx.Node, "node", attrgetter("name"), lambda data: NodeName(_name(data))),
+    (sympy.Basic, "size", expressions.written, expressions.read),
+    (SymInt | SymFloat | SymBool, "size", lambda value: expressions.written(value.node.expr), expressions.read),
+    (OpOverload | HigherOrderOperator, "operator", op_names.name_of, lambda data: op_names.target_of(_name(data))),
 )
-
-_READ: Mapping[str, Callable[[Any], Any]] = {
+"""The types, name, writer and reader of each form; the first row of which a type is a subclass writes it."""
+_READ: Mapping[str, Convert] = {
+    **{name: read for _, name, _, read in _FORMS},
     "float": lambda data: read_float({"float": data}),
-    "shape": _read_shape,
-    "tuple": lambda data: tuple(_parts(data)),
-    "dict": _read_dict,
-    "dtype": dtype_named,
-    "device": _read_device,
-    "layout": layout_named,
-    "memory_format": lambda data: _member(torch.memory_format, data),
-    "constant": _read_constant,
-    "complex": lambda data: complex(*(read_float(part) for part in _list_of(data, 2))),
-    "slice": lambda data: slice(*_parts(data, 3)),
-    "ellipsis": lambda data: ...,
-    "ref": lambda data: Ref(_name(data)),
-    "node": lambda data: NodeName(_name(data)),
-    "size": expressions.read,
-    "operator": lambda data: op_names.target_of(_name(data)),
 }
 
 
 def written(value: object) -> JsonData:
-    """Return a value as JSON.
-
-    Raises:
-        ArtifactError: its type cannot be saved.
-    """
+    """Return a value as JSON; `ArtifactError` if its type cannot be saved."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, float):
@@ -173,8 +153,7 @@ def written(value: object) -> JsonData:
 
 @cache
 def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
-    """Return the name and the function that write a type: the first row of the table that it is a subclass of."""
-    for kinds, name, write in _WRITE:
+    for kinds, name, write, _ in _FORMS:
         if issubclass(kind, kinds):
             return name, write
     raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be saved")

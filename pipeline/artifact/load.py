@@ -6,28 +6,27 @@ import errno
 import json
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 import torch
-from attrs import evolve
+from attrs import asdict, evolve
+from attrs.filters import exclude
 
-from pipeline.artifact import graphs, pytrees, settings_json
+from pipeline.artifact import graphs, op_names, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_bytes, largest
 from pipeline.artifact.codec import at
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
-from pipeline.artifact.graphs import SavedNode
+from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
-from pipeline.artifact.manifest import KERNELS, SavedEngine, SavedSegment, SavedSource, SavedVerdict, saved_fields
+from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
-from pipeline.artifact.op_names import target_of
 from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.tensors import SavedTensor, Source
 from pipeline.aten.naming import stack_of
@@ -56,11 +55,8 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     the file becomes code: a program calls operators of torch that only compute, and those of ``operators``. Outputs of
     a class that is not imported are returned as read-only records with the same positions, keys and attributes.
 
-    Args:
-        path: the file.
-        operators: the namespaces of other libraries whose operators the program may call in PyTorch
-            (``{"torchvision"}``), with any arguments: allow them only for files that you trust. Import the library
-            first.
+    operators: the namespaces of other libraries whose operators the program may call in PyTorch (``{"torchvision"}``),
+        with any arguments: allow them only for files that you trust. Import the library first.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -79,9 +75,10 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     if not record:
         return compiled
     data: dict[str, Any] = json.loads(record)
-    found = [each.load() for each in entry_points(group="pipeline.saved", name=str(data.get("library")))]
+    library = str(data.get("library"))
+    found = [each.load() for each in entry_points(group="pipeline.saved", name=library)]
     if not found:
-        why = f"{place} is a language model of {str(data.get('library'))[:40]}, which no entry point restores"
+        why = f"{place} is a language model of {library[:40]}, which no entry point restores"
         raise ArtifactError(why, "pip install . in the checkout of pipeline adds its entry points")
     with fitting(str(place)):
         made: Compiled = found[0](compiled, data, lambda name: program(place.with_name(Path(name).name), operators))
@@ -108,12 +105,18 @@ def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> C
         return Loader(file, Path(path), threads, libraries).compiled()
 
 
+def described(path: Path) -> Compiled:
+    """Return a saved program that prints and does not run, after checking every byte; errors are those of `load`."""
+    with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
+        return _Describer(file, path, threads, op_names.ANY).compiled()
+
+
 class Loader:
     """Build the program of an open file step by step. Threads check engines and weights against their digests while
     the text is read; their data is used only after the checks."""
 
-    def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None = ()) -> None:
-        self.file, self.path, self.threads, self.libraries = file, path, threads, libraries
+    def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
+        self.file, self.path, self.libraries = file, path, libraries
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
         self.missing, kept = "", self.manifest
@@ -123,7 +126,11 @@ class Loader:
         digests = {name: self.digest(name) for name in large}
 
         def same(again: BinaryIO) -> bool:
-            return _has(Reader(again, str(path)), digests)
+            reader = Reader(again, str(path))
+            try:
+                return all(reader.verify(name, digest) for name, digest in digests.items())
+            except ArtifactError:
+                return False
 
         self.opened: tuple[OpenedFile, ...] = (_opened_file(file, path, same),)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
@@ -132,12 +139,12 @@ class Loader:
         """Return the program after all checks."""
         kept = self.manifest
         networks = tuple(map(self.network, kept.networks))
-        self.segments = [self.entry(name, SavedSegment) for name in kept.graphs]
+        self.segments = [self.entry(name, SavedGraph) for name in kept.graphs]
         self.kept_source = self.entry(kept.source, SavedSource) if kept.source else None
         self.tensor = self.tensors()
         try:
             check_weights(networks, kept)
-            partitioned = self.partitioned()
+            partitioned = Partitioned(self.program(), kept.segments, self.verdicts(), kept.fallbacks, kept.cuts)
             self.check_recipes()
             compiled = Compiled(
                 partitioned=partitioned,
@@ -163,19 +170,17 @@ class Loader:
         manifest = self.manifest
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
-            at("a weight's recipe", lambda name: target_of(name, self.libraries), target)
+            at("a weight's recipe", lambda name: op_names.target_of(name, self.libraries), target)
         size = largest(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
-            why = f"a weight's recipe computes {size} bytes, and its file declares at most {self.most} for a tensor"
-            raise MalformedError(why)
+            limit = f"its file declares at most {self.most} for a tensor"
+            raise MalformedError(f"a weight's recipe computes {size} bytes, and {limit}")
 
     def entry(self, name: str, kind: type[T]) -> T:
-        """Read an entry's record."""
         data = self.reader.read(name, self.digest(name))
         return read(self.reader, json_of(self.reader, data, name), kind, name)
 
     def network(self, name: str) -> Network:
-        """Read the description of an engine's network."""
         found = self.entry(name, Network)
         if why := fault(found):
             raise self.reader.broken(f"entry {name}: {why}")
@@ -188,16 +193,16 @@ class Loader:
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
-        """Memory-map the engines."""
-        kept = self.manifest.engines
-        if not kept:
+        if not self.manifest.engines:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
-        rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
-        return tuple(evolve(engine_of(e, memory[at.data : at.end]), file=self.opened[0]) for e, at in rows)
+        found: list[Engine] = []
+        for kept in self.manifest.engines:
+            at, shared = self.verified[kept.entry].result(), asdict(kept, recurse=False, filter=exclude("entry"))
+            found.append(Engine(plan=memory[at.data : at.end], file=self.opened[0], **shared))
+        return tuple(found)
 
     def kernels(self) -> Kernels:
-        """Read the compiled kernels."""
         if not self.manifest.kernels:
             return NO_KERNELS
         at = self.verified[KERNELS].result()
@@ -221,14 +226,13 @@ class Loader:
             with opened(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
-                same = partial(_has_digest, digest=kept.sha256, size=kept.size)
+                same = lambda again: SharedFile(again).digest(0, kept.size) == kept.sha256  # noqa: E731
                 self.opened = (*self.opened, _opened_file(file, beside, same))
                 return self.mapped(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
         return Source()
 
     def mapped(self, file: BinaryIO, offset: int, size: int) -> Source:
-        """Memory-map the tensors of a file."""
         try:
             return Source(file, offset, size)
         except ArtifactError as error:
@@ -237,18 +241,13 @@ class Loader:
     def named(self, kept: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
         """Return saved tensors by their names in the program."""
         found = {name: at(name, self.tensor, each) for name, each in kept.items()}
-        if self.missing:
-            return FileWeights(found, self.opened, self.manifest.call, self.missing)
-        return FileWeights(found, self.opened, self.manifest.call) if self.opened else FrozenDict(found)
+        return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
-    def partitioned(self) -> Partitioned:
-        """Build the partitioned program."""
-        kept = self.manifest
-        verdicts = FrozenDict({verdict.node: _verdict(verdict) for verdict in kept.verdicts})
-        return Partitioned(self.program(), kept.segments, verdicts, kept.fallbacks, kept.cuts)
+    def verdicts(self) -> FrozenDict[str, Verdict]:
+        rows = ((each, stand_in(each.converter) if each.supported else None) for each in self.manifest.verdicts)
+        return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
     def program(self) -> Program:
-        """Build the program."""
         kept, parameters = self.manifest, self.named(self.manifest.parameters)
         program = Program(
             graph_module=self.graph_module(),
@@ -267,7 +266,7 @@ class Loader:
         if kept is None:
             return None
         try:
-            module = self.module(kept.graph.nodes, [kept.graph])
+            module = self.module(kept.graph)
         except MissingOperatorError:
             return None
         fields = {name: getattr(kept, name) for name in ("inputs", "outputs", "constants", "buffers")}
@@ -278,16 +277,45 @@ class Loader:
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the nodes of the graph are not those that the manifest lists")
-        return self.module([rows[name] for name in self.manifest.nodes], self.segments)
+        inner = {path: each for segment in self.segments for path, each in segment.graphs}
+        tensors = {path: each for segment in self.segments for path, each in segment.tensors}
+        ordered = tuple(rows[name] for name in self.manifest.nodes)
+        return self.module(SavedGraph(ordered, tuple(inner.items()), tuple(tensors.items())))
 
-    def module(self, rows: Sequence[SavedNode], segments: Sequence[SavedSegment]) -> torch.fx.GraphModule:
-        """Build a graph of nodes that read the graphs and tensors of segments."""
-        inner = {path: each for segment in segments for path, each in segment.graphs}
-        tensors = {path: each for segment in segments for path, each in segment.tensors}
-        module = graphs.Reader(self.tensor, self.libraries, self.most).module(rows, inner.items(), tensors.items())
-        for node, row in zip(module.graph.nodes, rows, strict=True):
+    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        module = graphs.Reader(self.tensor, self.libraries, self.most).module(graph)
+        for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         return module
+
+
+class _Describer(Loader):
+    """A loader that runs nothing of the file, neither operators nor recipes nor graphs, not even on fake tensors.
+    Tensors have no values, missing operators are names. Only ranges of sizes are computed, at a bounded cost."""
+
+    def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
+        for each in self.verified.values():
+            each.result()
+        self.missing = f"{self.path} was described, not loaded"
+        return Source()
+
+    def check_recipes(self) -> None:
+        """Evaluate nothing."""
+
+    def decomposed(self, program: Program) -> Program | None:
+        return None
+
+    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        module = super().module(_without_calls(graph))
+        for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
+            if row.calls and row.op == "call_function":
+                node.target = op_names.known(row.target) or node.target
+        return module
+
+
+def _without_calls(graph: SavedGraph) -> SavedGraph:
+    inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
+    return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
 
 def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:
@@ -296,34 +324,21 @@ def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -
     return OpenedFile(again, str(path), lambda: same(again))
 
 
-def _has(reader: Reader, digests: Mapping[str, str]) -> bool:
-    """Return whether a file has entries with these digests."""
-    try:
-        return all(reader.verify(name, digest) for name, digest in digests.items())
-    except ArtifactError:
-        return False
-
-
-def _has_digest(file: BinaryIO, digest: str, size: int) -> bool:
-    return SharedFile(file).digest(0, size) == digest
-
-
 def _check_parts(compiled: Compiled, reader: Reader) -> None:
-    """Raise an error if the parts of a program are inconsistent."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
+    kinds = [child.type for child in children(program.in_spec)]
     fits = {
         "not one network for each engine segment": len(compiled.networks) == len(segments),
         "not one engine for each network": len(compiled.engines) in (0, len(segments)),
         "other inputs than their structure": program.in_spec.num_leaves == len(program.inputs),
         "other outputs than their structure": program.out_spec.num_leaves == len(users),
-        "inputs other than positional and keyword arguments": [child.type for child in children(program.in_spec)]
-        == [tuple, dict],
+        "inputs other than positional and keyword arguments": kinds == [tuple, dict],
     }
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.broken(f"it has {wrong[0]}")
     try:
-        with fitting(str(reader.name)):
+        with fitting(reader.name):
             check_program(compiled)
             LayoutBuilder(program, compiled.partitioned.segments).layout()
             compiled.report()
@@ -339,15 +354,3 @@ def fitting(name: str) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         why = f"its parts do not fit each other ({type(error).__name__}: {error})"
         raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy or save the file again") from None
-
-
-def engine_of(kept: SavedEngine, plan: Any) -> Engine:
-    return Engine(
-        kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights, kept.stripped
-    )
-
-
-def _verdict(kept: SavedVerdict) -> Verdict:
-    return Verdict(
-        kept.node, kept.target, stand_in(kept.converter) if kept.supported else None, kept.reasons, kept.where
-    )

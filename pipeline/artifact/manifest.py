@@ -1,7 +1,5 @@
-"""``Manifest``: the description of a saved program, written and read by the codec.
-
-The file also has entries for engines, networks, the graph, and weights.
-"""
+"""``Manifest``: the description of a saved program, which the codec writes and reads, beside the entries of engines,
+networks, the graph, and weights."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Final
 from attrs import field, fields, frozen
 
 from pipeline.artifact.codec import Json
-from pipeline.artifact.graphs import SavedGraph, SavedNode
+from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.tensors import SavedTensor
 from pipeline.aten.support import Rejection
 from pipeline.aten.types import Argument
@@ -68,19 +66,10 @@ class SavedWeights:
 
 
 @frozen
-class SavedSegment:
-    """The nodes of a segment that runs in PyTorch, and the graphs and tensors that they read as attributes."""
-
-    nodes: tuple[SavedNode, ...]
-    graphs: tuple[tuple[str, SavedGraph], ...] = ()
-    tensors: tuple[tuple[str, SavedTensor], ...] = ()
-
-
-@frozen
 class SavedSource:
     """The program before `decompose`: its graph, inputs and outputs."""
 
-    graph: SavedSegment
+    graph: SavedGraph
     inputs: tuple[Port, ...]
     outputs: tuple[Output, ...]
     constants: FrozenDict[str, Recipe]

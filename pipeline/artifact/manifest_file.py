@@ -26,11 +26,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def manifest_of(reader: Reader) -> Manifest:
-    """Read the manifest of an open file.
-
-    Raises:
-        ArtifactError: the manifest comes from a newer version, or is malformed.
-    """
+    """Read the manifest of an open file; `ArtifactError` if it comes from a newer version, or is malformed."""
     data = json_of(reader, reader.manifest, "manifest.json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError(f"{reader.name} is not a saved program", "compiled.save(path) writes one")
@@ -38,10 +34,8 @@ def manifest_of(reader: Reader) -> Manifest:
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         by = data.get("versions")
         who = f" by pipeline {by['pipeline']}" if isinstance(by, dict) and isinstance(by.get("pipeline"), str) else ""
-        raise ArtifactError(
-            f"{reader.name} has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}",
-            "update pipeline, or save the program with this version",
-        )
+        why = f"has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}"
+        raise ArtifactError(f"{reader.name} {why}", "update pipeline, or save the program with this version")
     found = read(reader, data, Manifest, "manifest.json")
     try:
         check_manifest(found)

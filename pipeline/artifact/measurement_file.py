@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, Final, Literal
 
 import filelock
 import torch
@@ -72,7 +72,6 @@ class MeasurementFile:
 
     @property
     def path(self) -> Path:
-        """The file's path."""
         return self.given or cache_folder("measurements") / "measurements.json"
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
@@ -108,7 +107,7 @@ class MeasurementFile:
     def _rows(self) -> tuple[Row, ...] | None:
         """Return the file's rows; none if there is no file, None if it cannot be read."""
         try:
-            with self._opened() as file:
+            with opened_private(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
                 raise ArtifactError(f"has more than {BYTES} bytes")
@@ -121,9 +120,6 @@ class MeasurementFile:
         except (OSError, ArtifactError) as error:
             log.warning("%s is not a file of measurements (%s): delete it, or name another one", self.path, error)
             return None
-
-    def _opened(self) -> BinaryIO:
-        return opened_private(self.path) if self.given is None else self.path.open("rb")
 
 
 def release() -> str:

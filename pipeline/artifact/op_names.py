@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from attrs import frozen
+from torch._ops import HigherOrderOperator, OpOverload
 
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.aten.calls import FUNCTIONS, operator_named, qualified_name
@@ -42,24 +43,19 @@ class Named:
 
 
 def name_of(target: object) -> str:
-    """Return the name of an operator or function.
-
-    Raises:
-        ArtifactError: it cannot be looked up by name.
-    """
+    """Return the name of an operator or function; `ArtifactError` if it cannot be looked up by name."""
     name = name_of_any(target)
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator, Named)) or name in FUNCTIONS:
+    if isinstance(target, (OpOverload, HigherOrderOperator, Named)) or name in FUNCTIONS:
         return name
-    raise ArtifactError(
-        f"{name} cannot be saved: it is not an operator of torch", "register it with torch.library.custom_op"
-    )
+    why = f"{name} cannot be saved: it is not an operator of torch"
+    raise ArtifactError(why, "register it with torch.library.custom_op")
 
 
 def name_of_any(target: object) -> str:
     """Return a readable name for any target of a node."""
     if isinstance(target, Named):
         return target.name
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return f"higher_order.{target.name()}"
     return qualified_name(target)
 
@@ -75,10 +71,8 @@ def known(name: str) -> Any:
 def target_of(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
     """Return an operator or function that a file may call.
 
-    Args:
-        name: its name.
-        libraries: the namespaces of other libraries that are allowed; `ANY` for all.
-        library: the module that defines the operator, for the error.
+    libraries: the namespaces of other libraries that are allowed; `ANY` for all. library: the module that defines the
+    operator, for the error.
 
     Raises:
         MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
@@ -86,12 +80,10 @@ def target_of(name: str, libraries: Collection[str] | None = (), library: str = 
     """
     target, space = known(name), name.partition(".")[0]
     if target is None:
-        raise MissingOperatorError(
-            f"this process has no operator {name[:80]}",
-            f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else "",
-        )
+        hint = f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else ""
+        raise MissingOperatorError(f"this process has no operator {name[:80]}", hint)
     if why := refused(target, libraries):
-        if space in SPACES or not isinstance(target, torch._ops.OpOverload):
+        if space in SPACES or not isinstance(target, OpOverload):
             raise MalformedError(f"it calls {name[:80]}, which {why}")
         hint = f"if you trust the file, load it with operators={{{space!r}}} (--allow-operators {space})"
         raise MissingOperatorError(f"the operator {name[:80]} {why}", hint)
@@ -100,16 +92,16 @@ def target_of(name: str, libraries: Collection[str] | None = (), library: str = 
 
 def refused(target: Any, libraries: Collection[str] | None = ANY) -> str:
     """Return why a file may not call an operator or function; empty if it may."""
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return "" if target.name() in GRAPHS else "runs graphs, and is not one of those that files may call"
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return "" if qualified_name(target) in FUNCTIONS else "is not an operator of torch"
     return refusal(target, (target.namespace,) if libraries is ANY else libraries)
 
 
 def library_of(target: object) -> str:
     """Return the Python module, or else the namespace, that defines an operator; empty for torch's own."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim"):
+    if not isinstance(target, OpOverload) or target.namespace in ("aten", "prims", "prim"):
         return ""
     definition = torch._library.custom_ops.OPDEFS.get(target._schema.name)
     module = getattr(getattr(definition, "_init_fn", None), "__module__", None)

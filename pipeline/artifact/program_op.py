@@ -23,7 +23,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.artifact.expressions import read, written
-from pipeline.artifact.json_data import JsonData
+from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import loaded
 from pipeline.artifact.op_names import ANY
 from pipeline.artifact.save import save
@@ -102,9 +102,8 @@ def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
     ]
     sizes = [written(port.value) for port in program.inputs if port.kind == "symint"]
     given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
-    results = [[str(v.dtype).removeprefix("torch."), [written(size) for size in shape_of(v)]] for v in given]
-    facts: dict[str, JsonData] = {"key": key, "tensors": tensors, "sizes": sizes, "results": results}
-    return json.dumps(facts)
+    results = [[dtype_name(value.dtype), [written(size) for size in shape_of(value)]] for value in given]
+    return json.dumps({"key": key, "tensors": tensors, "sizes": sizes, "results": results})
 
 
 def _bytes(entry: Entry) -> torch.Tensor:
@@ -190,7 +189,6 @@ def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
 
 @lru_cache(maxsize=64)
 def _expressions(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
-    """Parse the facts of a call."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [read(size) for size in shape]) for dtype, shape in data["results"]]
     return [[read(s) for s in shape] for shape in data["tensors"]], [read(s) for s in data["sizes"]], results

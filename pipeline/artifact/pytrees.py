@@ -28,10 +28,8 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class Shape:
-    """The class that a `Record` replaces: its name, the names of its elements, and of its fields that are None.
-
-    kind: a named tuple, a mapping (as outputs of transformers' models), or neither.
-    """
+    """The class that a `Record` replaces: its name, its kind (as outputs of transformers' models are mappings), the
+    names of its elements, and of its fields that are None."""
 
     cls: str
     kind: Literal["namedtuple", "mapping", "object"] = "object"
@@ -109,11 +107,7 @@ pytree.register_pytree_node(
 
 
 def written(spec: Spec) -> JsonData:
-    """Return a structure as JSON; a leaf is None.
-
-    Raises:
-        ArtifactError: a class has data besides its elements that cannot be saved.
-    """
+    """Return a structure as JSON; a leaf is None. `ArtifactError` if data besides its elements cannot be saved."""
     if spec.type is None:
         return None
     parts = [written(child) for child in children(spec)]
@@ -129,42 +123,31 @@ def written(spec: Spec) -> JsonData:
 
 
 def _written_class(spec: Spec) -> dict[str, JsonData]:
-    if spec.type is Record:
-        shape, context = spec.context, None
-    else:
-        shape = _shape(spec)
-        context = None if spec.type is namedtuple else _written_context(spec, shape)
+    shape = spec.context if spec.type is Record else _shape(spec)
     named = {"class": shape.cls, "kind": shape.kind, "names": list(shape.names), "absent": list(shape.absent)}
-    return named | {"context": context}
-
-
-def _written_context(spec: Spec, shape: Shape) -> JsonData:
     try:
-        return values.written(spec.context)
+        return named | {"context": None if spec.type in (Record, namedtuple) else values.written(spec.context)}
     except ArtifactError as error:
         raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be saved: {error.message}") from None
 
 
 def _shape(spec: Spec) -> Shape:
-    """Return the class of an object's structure."""
-    kind, context = spec.type, spec.context
-    if kind is namedtuple:
-        return Shape(_class_name(context), "namedtuple", tuple(context._fields))
+    context, count = spec.context, spec.num_children
+    kind = context if spec.type is namedtuple else spec.type
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if spec.type is namedtuple:
+        return Shape(name, "namedtuple", tuple(context._fields))
     if issubclass(kind, tuple) and hasattr(kind, "__match_args__"):
-        return Shape(_class_name(kind), "namedtuple", tuple(kind.__match_args__)[: spec.num_children])
-    if _are_names(context, spec.num_children):
-        return Shape(_class_name(kind), "mapping" if issubclass(kind, Mapping) else "object", tuple(context))
-    if isinstance(context, list) and len(context) == 2 and _are_names(context[0], spec.num_children):
-        return Shape(_class_name(kind), "object", tuple(context[0]), tuple(context[1] or ()))
-    return Shape(_class_name(kind))
+        return Shape(name, "namedtuple", tuple(kind.__match_args__)[:count])
+    if _are_names(context, count):
+        return Shape(name, "mapping" if issubclass(kind, Mapping) else "object", tuple(context))
+    if isinstance(context, list) and len(context) == 2 and _are_names(context[0], count):
+        return Shape(name, "object", tuple(context[0]), tuple(context[1] or ()))
+    return Shape(name)
 
 
 def _are_names(context: object, count: int) -> bool:
     return isinstance(context, (list, tuple)) and len(context) == count and all(isinstance(n, str) for n in context)
-
-
-def _class_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def read(data: JsonData) -> Any:

@@ -1,10 +1,13 @@
-"""Replace the weights of a compiled program, which returns a new ``Compiled``."""
+"""Replace the weights of a compiled program, or add low-rank adapters, which returns a new ``Compiled``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Set
+import math
+import os
+from collections.abc import Collection, Mapping, Set
 from operator import attrgetter
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -13,15 +16,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
-from pipeline.artifact.adapters import is_adapter
+from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter
+from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import is_loaded, rebuilt
+from pipeline.artifact.tensors import tensors_of
 from pipeline.capture.shared_tensors import taken_apart
-from pipeline.compiled import Compiled, RefitMap
+from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
-from pipeline.recipes import numbers_of
+from pipeline.recipes import Recipe, numbers_of
 from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import present
@@ -55,19 +60,16 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
         raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
-    if wrong := missing(given, new_weights, program) | _unfit(given, program) or _differing_tied_weights(
-        given, program
-    ):
+    wrong = missing(given, new_weights, program) | _unfit(given, program)
+    if wrong := wrong or _differing_tied_weights(given, program):
         raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
-    copies = _copies(given, program)
-    parameters = FrozenDict({**program.parameters, **copies})
+    parameters = FrozenDict({**program.parameters, **_copies(given, program)})
     changed = _made_of(_changed_parameters(program, parameters), compiled)
     unknown = _made_of(_its_own(given, program.parameters), compiled)
     return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
 
 def _made_of(parameters: Set[str], compiled: Compiled) -> set[str]:
-    """Return the engine weights that are computed from any of these parameters."""
     return {name for name, recipe in compiled.refit_map.items() if not parameters.isdisjoint(recipe.parameters)}
 
 
@@ -76,34 +78,69 @@ def remade(
 ) -> Compiled:
     """Return a compiled program with other parameters or constants; engines are refitted if possible, else rebuilt.
 
-    Args:
-        compiled: the compiled program.
-        program: its program with other parameters, or other recipes for its constants.
-        recipes: the recipe of each engine weight.
-        changed: the engine weights whose values differ.
-        unknown: the engine weights whose values may differ: they are the model's own tensors, and torch does not count
-            all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has folded one away.
+    changed: the engine weights whose values differ. unknown: those whose values may differ: they are the model's own
+    tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has
+    folded one away.
     """
-    refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
+    engines = zip(compiled.engines, compiled.networks, strict=True)
+    refittable = [engine.refittable for engine, network in engines if network.weights]
+    refits, loaded = has_gpu() and bool(refittable) and all(refittable), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
+    compiled = evolve(compiled, refit_map=recipes)
     versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
     if not changed and not unknown and not any(engine.stripped for engine in compiled.engines):
-        return evolve(compiled, partitioned=new, refit_map=recipes, agreement=None)  # engines read the others in place
+        return evolve(compiled, partitioned=new, agreement=None)  # engines read the others in place
     if refits:
-        return _refitted(evolve(compiled, refit_map=recipes), new, changed)
+        return _refitted(compiled, new, changed)
     log.info("the engines cannot be refitted (immutable_weights=True), and are rebuilt")
     if loaded:
-        return rebuilt(evolve(compiled, refit_map=recipes), new)
+        return rebuilt(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
 
 
-def _refittable(compiled: Compiled) -> bool:
-    """Return whether all engines with weights are refittable."""
-    engines = zip(compiled.engines, compiled.networks, strict=True)
-    have = [engine.refittable for engine, network in engines if network.weights]
-    return bool(have) and all(have)
+def with_lora(
+    compiled: Compiled,
+    adapters: Mapping[str, object] | StrPath,
+    scale: float = 1.0,
+    fan_in_fan_out: bool | None = None,
+) -> Compiled:
+    """Return a compiled program with these adapters in place of its own: see `Compiled.with_lora`."""
+    if isinstance(adapters, str | os.PathLike):
+        adapters = tensors_of(Path(adapters))
+    if not isinstance(adapters, Mapping):
+        due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
+        raise TypeError(f"adapters are {due}, not {kind_of(adapters)}")
+    if not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
+    program = compiled.program
+    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
+    found = adapters_of(adapters, base, fan_in_fan_out)
+    if wrong := missing({}, {}, program) | _tied_parameters(found, program):
+        raise RefitError(wrong, "adapters add to the compiled weights, each of which must be known by one name")
+    known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
+
+    def changed(recipes: Mapping[str, Recipe]) -> FrozenDict[str, Recipe]:
+        return FrozenDict({name: adapted(bare(recipe), known, scale, dtypes) for name, recipe in recipes.items()})
+
+    recipes = RefitMap(changed(compiled.refit_map), compiled.refit_map.computed)
+    both = (*compiled.refit_map.items(), *recipes.items())
+    affected = {name for name, recipe in both if any(map(is_adapter, recipe.parameters))}
+    parameters = FrozenDict({**base, **factors(found)})
+    new = evolve(program, parameters=parameters, constants=changed(program.constants))
+    return remade(compiled, new, recipes, affected)
+
+
+def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
+    """Return the adapted parameters whose tensor has several names, since the adapter may mean any of them."""
+    adapted = {adapter.parameter for adapter in adapters}
+    return {
+        name: f"it is one tensor with {', '.join(other for other in names if other != name)}"
+        for names in tied_names(program.parameters)
+        for name in names
+        if name in adapted
+    }
 
 
 def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
@@ -113,20 +150,16 @@ def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
         plain = {name: value for name in program.written if (value := _attribute(weights, name)) is not None}
         return {**plain, **{name: tensor for tensors in named for name, tensor in tensors}}
     if isinstance(weights, ExportedProgram):
-        literals = {name: weights.constants[name] for name in _literals(weights)}
-        return {**literals, **weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        specs = weights.graph_signature.input_specs
+        literals = [str(spec.target) for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR]
+        known = {**weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        return {**{name: weights.constants[name] for name in literals}, **known}
     if not isinstance(weights, Mapping):
         raise TypeError(f"new_weights is {kind_of(weights)}: pass a module, an ExportedProgram or a state_dict")
     return dict(weights)
 
 
-def _literals(exported: ExportedProgram) -> Iterator[str]:
-    specs = exported.graph_signature.input_specs
-    return (str(spec.target) for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR)
-
-
 def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
-    """Return the tensor attribute of a module or submodule; None if there is none."""
     try:
         value = attrgetter(path)(module)
     except AttributeError:
@@ -139,7 +172,7 @@ def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progra
     value to keep."""
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
-        tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}
+        tied = {other for names in tied_names(program.parameters) if given.keys() & names for other in names}
         if empty := [name for name in absent if name not in tied and program.parameters[name].is_meta]:
             return dict.fromkeys(empty, "it was loaded without its value, and new_weights does not have it")
         changed = [name for name in absent if name not in tied and _is_trained(program, name)]
@@ -166,7 +199,7 @@ def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str
     }
 
 
-def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Return the names of each tensor with several names."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
@@ -175,20 +208,14 @@ def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _differing_tied_weights(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """Return the names of tied weights whose new values differ."""
-    groups = ([name for name in names if name in given] for names in _groups(program.parameters))
+    groups = ([name for name in names if name in given] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
         for first, *others in filter(None, groups)
         for name in others
-        if not _equal(given[first], given[name])
+        if not _is_the_same(given[first], given[name])
+        and not torch.equal(given[first].detach().cpu(), given[name].detach().cpu())
     }
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype have equal values; NaN equals itself only in the same
-    memory."""
-    return _is_the_same(a, b) or torch.equal(a.detach().cpu(), b.detach().cpu())
 
 
 def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -205,11 +232,9 @@ def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.T
 
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
     """Return copies of the new weights, one for all names of a tensor."""
-    copies = {name: tensor.detach().clone() for name, tensor in given.items() if name in program.parameters}
-    for names in _groups(program.parameters):
-        if found := [name for name in names if name in copies]:
-            copies.update(dict.fromkeys(names, copies[found[0]]))
-    return copies
+    known = program.parameters
+    copies = {id(known[name]): tensor.detach().clone() for name, tensor in given.items() if name in known}
+    return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
 
 
 def _mismatch(value: object, old: torch.Tensor) -> str:
@@ -219,14 +244,11 @@ def _mismatch(value: object, old: torch.Tensor) -> str:
     if is_lazy(value):
         return "it is not initialized: it has no shape yet"
     if value.shape != old.shape or value.dtype != old.dtype:
-        return f"it is {_kind(value)}, the engine's is {_kind(old)}"
+        found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (value, old))
+        return f"it is {found}, the engine's is {due}"
     if value.is_meta:
         return "it is on the meta device: it has no value"
     return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
@@ -242,15 +264,14 @@ def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
-def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
+def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the parameters whose values differ from those in the engines; NaN always differs."""
-    return frozenset(
-        name for name, tensor in program.parameters.items() if not _is_same(program, name, tensor, new[name])
-    )
-
-
-def _is_same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
-    return not (old.is_meta or _is_trained(program, name)) and (new is old or torch.equal(new.cpu(), old.cpu()))
+    changed = {name for name, old in program.parameters.items() if old.is_meta or _is_trained(program, name)}
+    for name in program.parameters.keys() - changed:
+        old, own = program.parameters[name], new[name]
+        if own is not old and not torch.equal(own.cpu(), old.cpu()):
+            changed.add(name)
+    return changed
 
 
 def _is_trained(program: Program, name: str) -> bool:

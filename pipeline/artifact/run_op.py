@@ -12,12 +12,8 @@ import torch
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Run a compiled program; return its tensors in order.
-
-    program: the bytes of the saved program, in an exported graph.
-    inputs, sizes: its tensor and integer inputs.
-    facts: the key of the module, and the shapes of inputs and results.
-    """
+    """Run a compiled program; return its tensors in order. ``program``: the bytes of the saved program, in an exported
+    graph; ``facts``: the key of the module, and the shapes of inputs and results."""
     from pipeline.artifact import program_op
 
     return program_op.run(program, inputs, sizes, facts)

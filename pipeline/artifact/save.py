@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve
 
-from pipeline.artifact import allocations, codec, graphs, pytrees, settings_json
+from pipeline.artifact import allocations, codec, pytrees, settings_json
 from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.consistency import check_names
 from pipeline.artifact.container import Writer
-from pipeline.artifact.graphs import kept_node
+from pipeline.artifact.graphs import SavedGraph, kept_graph
 from pipeline.artifact.hashing import SummedWriter
 from pipeline.artifact.json_data import encoded
 from pipeline.artifact.manifest import (
@@ -26,21 +25,20 @@ from pipeline.artifact.manifest import (
     SCHEMA,
     Manifest,
     SavedEngine,
-    SavedSegment,
     SavedSource,
     SavedVerdict,
     SavedWeights,
     Versions,
     saved_fields,
 )
-from pipeline.artifact.tensors import Tensors
+from pipeline.artifact.tensors import Tensors, tensor_file
 from pipeline.aten.collectives import is_collective
-from pipeline.compiled import Compiled
+from pipeline.aten.naming import module_stack
+from pipeline.compiled import Compiled, StrPath
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.network.engine import Engine
-from pipeline.program import Program, Verdict, version
+from pipeline.program import Program, version
 from pipeline.records.wording import kind_of, path_of
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
@@ -49,7 +47,6 @@ from pipeline.runtime.program_engines import compiled_kernels
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 
-PathLike: TypeAlias = "str | os.PathLike[str]"
 INSIDE, NONE = "inside", "none"
 WEIGHTS = "weights.safetensors"
 SOURCE = "source.json"
@@ -58,34 +55,20 @@ Entries: TypeAlias = dict[str, tuple[Iterable[Any], int, str]]
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE, generation: str = "") -> None:
-    """Write a compiled program to a file, which `pipeline.load` reads.
-
-    Args:
-        compiled: the program.
-        path: the file, usually ``NAME.trtp``. An existing file is replaced atomically.
-        weights: ``"inside"``; ``"none"``: without the model's parameters and buffers, which refits, the reference
-            executor and PyTorch segments need, so that only engines can run; or the path of a file for them, in the
-            safetensors format, which the program finds by its relative path. Constants of the model's code and adapters
-            are always inside.
-        generation: the JSON that makes a language model of the program when it is loaded.
-
-    Raises:
-        ArtifactError: a part of the program cannot be saved; the message names it.
-        OSError: the file cannot be written.
-    """
+def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generation: str = "") -> None:
+    """Write a compiled program to a file, as `Compiled.save` documents. Constants of the model's code and adapters are
+    always inside. ``generation``: the JSON that makes a language model of the program when it is loaded."""
     check_files(compiled.program.parameters)
-    file_path, tensors, entries = path_of(path, "save"), Tensors(), dict[str, Any]()
-    size = lambda: sum(size for _, size, _ in entries.values())  # noqa: E731 - the entries are added below
+    file_path, tensors, plans, others = path_of(path, "save"), Tensors(), dict[str, Any](), dict[str, Any]()
+    size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
     with replacing(file_path, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
-        plans = _saved_engines(compiled)[1]
+        engines = _saved_engines(compiled, plans)
         first = thread.submit(_add_all, writer, plans)
-        manifest, found = described(compiled, tensors)
-        entries.update(found)
-        stored = _weights_location(_checked_place(weights), file_path, *_split(compiled.program, tensors), entries)
-        rest = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
+        manifest = described(compiled, engines, tensors, others)
+        stored = _weights_location(_checked_place(weights), file_path, compiled.program, tensors, others)
+        rest = thread.submit(_add_all, writer, others)
         first.result()
-        record = evolve(manifest(stored, FrozenDict()), generation=generation)
+        record = evolve(manifest, weights=stored, generation=generation)
         check_names(record)
         data = codec.written(record, Manifest)
         rest.result()
@@ -98,7 +81,7 @@ def _add_all(writer: Writer, entries: Entries) -> None:
         writer.add(name, parts, size, digest)
 
 
-def _checked_place(weights: PathLike) -> str:
+def _checked_place(weights: StrPath) -> str:
     if not isinstance(weights, str | os.PathLike):
         raise TypeError(f'weights is {kind_of(weights)}: pass "inside", "none", or the path of a file')
     given = os.fspath(weights)
@@ -107,36 +90,26 @@ def _checked_place(weights: PathLike) -> str:
     return given
 
 
-def _split(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Split tensors into the model's weights, and the constants of its code and adapters."""
-    weights = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
-    rows = tensors.by_key.items()
-    return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
-
-
-def _weights_location(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> SavedWeights:
+def _weights_location(weights: str, place: Path, program: Program, tensors: Tensors, entries: Entries) -> SavedWeights:
     """Return the location of the tensors, and add those inside the file as its last entry but one."""
-    if weights == NONE:
-        kept, inside = SavedWeights(), _with_values(constants)
+    names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
+    model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
+    constants = {key: tensor for key, tensor in tensors.by_key.items() if key not in names}
+    if weights == NONE:  # a program loaded from an old file without weights also lacks constants
+        kept, inside = SavedWeights(), {key: tensor for key, tensor in constants.items() if not tensor.is_meta}
     elif weights == INSIDE:
-        kept, inside = SavedWeights(), Tensors({**model.by_key, **constants.by_key})
+        kept, inside = SavedWeights(), {**model, **constants}
     else:
-        kept, inside = _weights_beside(Path(weights), place, _present(model)), constants
-    if not inside.by_key:
+        kept, inside = _weights_beside(Path(weights), place, model), constants
+    if not inside:
         return kept
-    header = _present(inside).header()
-    entries[WEIGHTS] = (_chain(header, inside), len(header) + inside.nbytes, "")
+    entries[WEIGHTS] = (*tensor_file(_present(inside)), "")
     return evolve(kept, entry=WEIGHTS, others=weights != INSIDE)
 
 
-def _with_values(tensors: Tensors) -> Tensors:
-    """Return the tensors with values; a program loaded from an old file without weights also lacks constants."""
-    return Tensors({key: tensor for key, tensor in tensors.by_key.items() if not tensor.is_meta})
-
-
-def _present(tensors: Tensors) -> Tensors:
+def _present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors, and raise an error if one has no value."""
-    if empty := [key for key, tensor in tensors.by_key.items() if tensor.is_meta]:
+    if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
             f"{empty[0]} has no value: it was loaded without its weights",
             'save with weights="none", or give all weights to pipeline.refit_module_weights first',
@@ -144,41 +117,37 @@ def _present(tensors: Tensors) -> Tensors:
     return tensors
 
 
-def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
-    yield header
-    yield from tensors.parts()
-
-
-def _weights_beside(path: Path, program: Path, tensors: Tensors) -> SavedWeights:
+def _weights_beside(path: Path, program: Path, tensors: dict[str, torch.Tensor]) -> SavedWeights:
+    parts, size = tensor_file(_present(tensors))
     if path.resolve() == program.resolve():
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" saves them in it')
-    header = tensors.header()
-    size = len(header) + tensors.nbytes
     with replacing(path, size=lambda: size) as file, SummedWriter(file) as summed:
-        sha256, _ = summed.write(_chain(header, tensors), size)
+        sha256, _ = summed.write(parts, size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
-def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
-    """Return the entries, and a function that makes the manifest from the location of weights and the digests."""
+def described(compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: Tensors, entries: Entries) -> Manifest:
+    """Return the manifest, without the digests of entries and the location of weights, and add the entries that it
+    names, and the tensors to save."""
     program, partitioned = compiled.program, compiled.partitioned
-    engines, entries = _saved_engines(compiled)
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
         _add_json(entries, name, network, Network)
     segments = _segments(compiled, tensors)
     for name, segment in segments.items():
-        _add_json(entries, name, segment, SavedSegment)
+        _add_json(entries, name, segment, SavedGraph)
     if kernels := compiled_kernels(compiled):
         entries[KERNELS] = ([kernels.data], len(kernels.data), "")
     if (source := _source(program, tensors)) is not None:
         _add_json(entries, SOURCE, source, SavedSource)
-    make = partial(
-        Manifest,
+    programs = filter(None, (program, program.source))
+    return Manifest(
         format=FORMAT,
         schema=SCHEMA,
         versions=_versions(program),
+        entries=FrozenDict(),
+        weights=SavedWeights(),
         **saved_fields(program),
         in_spec=pytrees.written(program.in_spec),
         out_spec=pytrees.written(program.out_spec),
@@ -191,39 +160,35 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
             {name: tensors.keep(name, _unchanged_parameter(program, name)) for name in program.parameters}
         ),
         literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
-        verdicts=tuple(map(_verdict, partitioned.verdicts.values())),
+        verdicts=tuple(
+            SavedVerdict(v.node, v.target, v.supported, v.reasons, v.where, v.choice.support.name if v.choice else "")
+            for v in partitioned.verdicts.values()
+        ),
         graphs=tuple(segments),
         nodes=tuple(node.name for node in program.graph.nodes),
         fallbacks=partitioned.fallbacks,
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,
-        modules=FrozenDict(
-            row for each in filter(None, (program, program.source)) for row in graphs.modules(each.graph)
-        ),
+        modules=FrozenDict(row for each in programs for node in each.graph.nodes for row in module_stack(node.meta)),
         source=SOURCE if source is not None else "",
         computed=_largest_computed_bytes(compiled),
         kernels=kernels.machine,
         call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
-    return lambda weights, digests: make(weights=weights, entries=digests), entries
 
 
-def _saved_engines(compiled: Compiled) -> tuple[tuple[SavedEngine, ...], Entries]:
-    """Return the manifest's records of the engines, and their entries, which come first."""
-    entries: Entries = {}
+def _saved_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, ...]:
+    """Return the manifest's records of the engines, and add their plans, which equal engines share, to the entries."""
     plans = [engine.digest or str(id(engine.plan)) for engine in compiled.engines]
-    rows = zip(plans, compiled.engines, strict=True)
-    return tuple(_engine(plans.index(plan), engine, entries) for plan, engine in rows), entries
-
-
-def _engine(index: int, engine: Engine, entries: Entries) -> SavedEngine:
-    """Return the manifest's record of an engine, and add its plan, which equal engines share, to the entries."""
-    name, known = f"engines/{index}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
-    entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
-    names = engine.bindings, engine.weights, engine.stripped
-    return SavedEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
+    found = []
+    for plan, engine in zip(plans, compiled.engines, strict=True):
+        name, known = f"engines/{plans.index(plan)}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
+        entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
+        names = engine.bindings, engine.weights, engine.stripped
+        found.append(SavedEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names))
+    return tuple(found)
 
 
 def _source(program: Program, tensors: Tensors) -> SavedSource | None:
@@ -231,20 +196,11 @@ def _source(program: Program, tensors: Tensors) -> SavedSource | None:
     source = program.source
     if source is None:
         return None
-    nodes = list(source.graph.nodes)
     try:
-        rows = tuple(kept_node(node, calls=True) for node in nodes)
-        inner, held = graphs.attributes(source.graph_module, nodes, "source", tensors)
-        graphs.check_calls(rows, inner)
+        graph = kept_graph(source.graph_module, list(source.graph.nodes), "source", tensors)
     except ArtifactError:
         return None
-    graph = SavedSegment(rows, inner, held)
     return SavedSource(graph, source.inputs, source.outputs, source.constants, source.buffers)
-
-
-def _verdict(verdict: Verdict) -> SavedVerdict:
-    converter = verdict.choice.support.name if verdict.choice is not None else ""
-    return SavedVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
@@ -275,7 +231,6 @@ def _versions(program: Program) -> Versions:
 
 
 def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
-    """Return a parameter, and raise an error if it was changed since compiling."""
     tensor = program.parameters[name]
     if version(tensor) != program.versions.get(name, version(tensor)):
         raise ArtifactError(
@@ -285,26 +240,16 @@ def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
     return tensor
 
 
-def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedSegment]:
+def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedGraph]:
     """Return the nodes of each PyTorch segment, and, in the last entry, all others: inputs, arithmetic on sizes, and
     the nodes of engines, of which only the names are saved."""
-    program = compiled.program
-    home: dict[str, int] = {}
-    for i, segment in enumerate(compiled.partitioned.segments):
-        if segment.kind == "torch":
-            home |= {name: i for name in segment.nodes if name not in home}
-    engines = {n for s in compiled.partitioned.engine_segments for n in s.nodes} - home.keys()
-    places: dict[int, list[torch.fx.Node]] = {i: [] for i in sorted({*home.values()})}
-    rest: list[torch.fx.Node] = []
-    engines -= {n.name for n in program.graph.nodes if is_collective(n)}  # `load` asks for permission for these, too
-    for node in program.graph.nodes:
-        places.get(home.get(node.name, -1), rest).append(node)
-    kept = {f"segments/{i}.json": _segment(program, nodes, frozenset(), tensors) for i, nodes in places.items()}
-    return {**kept, "graph.json": _segment(program, rest, engines, tensors)}
-
-
-def _segment(program: Program, nodes: list[torch.fx.Node], engines: Collection[str], tensors: Tensors) -> SavedSegment:
-    rows = tuple(kept_node(node, calls=node.name not in engines) for node in nodes)
-    inner, held = graphs.attributes(program.graph_module, nodes, "graph", tensors)
-    graphs.check_calls(rows, inner)
-    return SavedSegment(rows, inner, held)
+    module, segments = compiled.program.graph_module, compiled.partitioned.segments
+    home = {n: i for i, each in reversed([*enumerate(segments)]) if each.kind == "torch" for n in each.nodes}
+    engines = {name for each in compiled.partitioned.engine_segments for name in each.nodes} - home.keys()
+    engines -= {n.name for n in module.graph.nodes if is_collective(n)}  # `load` asks for permission for these, too
+    places: dict[int, list[torch.fx.Node]] = {i: [] for i in (*sorted({*home.values()}), len(segments))}
+    for node in module.graph.nodes:
+        places[home.get(node.name, len(segments))].append(node)
+    rest = places.pop(len(segments))
+    kept = {f"segments/{i}.json": kept_graph(module, nodes, "graph", tensors) for i, nodes in places.items()}
+    return {**kept, "graph.json": kept_graph(module, rest, "graph", tensors, engines)}

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_of, obstacle
 from pipeline.artifact.container import Reader
+from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load
 from pipeline.artifact.manifest_file import manifest_of, opened
 from pipeline.aten.tensor_type import TensorType
@@ -24,16 +25,9 @@ from pipeline.program import Port
 from pipeline.runtime.atomic import replacing
 from pipeline.shapes.environment import Range, shape_of
 
+INTEGERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 TYPES = {
-    torch.bool: "TYPE_BOOL",
-    torch.uint8: "TYPE_UINT8",
-    torch.uint16: "TYPE_UINT16",
-    torch.uint32: "TYPE_UINT32",
-    torch.uint64: "TYPE_UINT64",
-    torch.int8: "TYPE_INT8",
-    torch.int16: "TYPE_INT16",
-    torch.int32: "TYPE_INT32",
-    torch.int64: "TYPE_INT64",
+    **{getattr(torch, name): f"TYPE_{name.upper()}" for name in INTEGERS},
     torch.float16: "TYPE_FP16",
     torch.bfloat16: "TYPE_BF16",
     torch.float32: "TYPE_FP32",
@@ -73,7 +67,6 @@ class ServeConfig:
     operators: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the text of config.pbtxt."""
         return "\n".join(_lines(self)) + "\n"
 
 
@@ -95,31 +88,28 @@ def serve_config(
         operators: as in `load`; the server allows the same.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        ArtifactError: it cannot be loaded, its weights are in a file outside its folder, or Triton lacks a dtype.
+        ArtifactError: the file cannot be loaded, its weights are outside its folder, or Triton lacks a dtype.
     """
     path = Path(path)
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"{name!r} is not a model's name", "use letters, digits, _, - and .")
-    found = evolve(config_of(load(path, operators), name, batching), operators=tuple(sorted(operators)))
-    weights = _weights(path)
-    version = Path(folder, name, "1")
-    version.mkdir(parents=True, exist_ok=True)
+    found, weights = config_of(load(path, operators), name, batching, operators), _weights(path)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
-        _copy(source, version / target)
+        place = Path(folder, name, "1", target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb") as old, replacing(place) as new:
+            shutil.copyfileobj(old, new, 1 << 22)
     with replacing(Path(folder, name, "config.pbtxt")) as file:
         file.write(str(found).encode())
     return found
 
 
-def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> ServeConfig:
+def config_of(compiled: Compiled, name: str, batching: bool | None, operators: Collection[str]) -> ServeConfig:
     """Return the configuration of a program; see `serve_config`."""
-    program = compiled.program
-    given = named_io.inputs_of(program)
-    results = list(_results(compiled))
+    given, results = named_io.inputs_of(compiled.program), list(_results(compiled))
     ports = [*given, *(port for _, port in results)]
-    batch = batch_of(program, ports) if batching is not False else None
+    batch = batch_of(compiled.program, ports) if batching is not False else None
     why = obstacle(compiled, ports) if batch is not None and batching is None else ""
     batch = None if why else batch
     return ServeConfig(
@@ -129,6 +119,7 @@ def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> Se
         batch=batch,
         ranges=tuple((f"{p.name}.{dim}", r) for p in given for dim, r in enumerate(p.ranges) if r.min != r.max),
         obstacle=why,
+        operators=tuple(sorted(operators)),
     )
 
 
@@ -152,7 +143,7 @@ def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
 def _row(name: str, port: Port, batch: Range | None) -> Row:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
-        raise ArtifactError(f"{name} is {str(dtype).removeprefix('torch.')}, a dtype that Triton lacks")
+        raise ArtifactError(f"{name} is {dtype_name(dtype)}, a dtype that Triton lacks")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
     return Row(name, dtype, sizes or (1,))
 
@@ -164,12 +155,6 @@ def _weights(path: Path) -> list[tuple[Path, str]]:
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
         raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save the weights there")
     return [(path.parent / kept.file, kept.file)] if kept.file else []
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as old, replacing(target) as new:
-        shutil.copyfileobj(old, new, 1 << 22)
 
 
 def _lines(config: ServeConfig) -> Iterator[str]:
@@ -194,14 +179,12 @@ def _parameter(key: str, value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Quote a string for protobuf's text format."""
     plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return f'"{"".join(plain)}"'
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """Convert Triton's tensor to the program's input: numbers and tensors of rank 0 are [1] there, and bools are
-    bytes."""
+    """Convert Triton's tensor to the program's input: numbers and tensors of rank 0 are [1] there, bools are bytes."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor

@@ -9,6 +9,7 @@ from pipeline.artifact import json_values, op_names
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
+from pipeline.records.executed_ops import entry_name
 from pipeline.settings import CompilationSettings
 
 EXECUTED = "torch_executed_ops"
@@ -23,14 +24,8 @@ class Predicate:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
 
     def __call__(self, path: str) -> bool:
-        raise ArtifactError(
-            f"torch_executed_ops has the predicate {self.name}: a saved program has its name, not its code"
-        )
-
-    @property
-    def name(self) -> str:
-        """Its saved name."""
-        return f"{self.__module__}.{self.__qualname__}"
+        why = "a saved program has its name, not its code"
+        raise ArtifactError(f"torch_executed_ops has the predicate {entry_name(self)}: {why}")
 
 
 def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
@@ -40,19 +35,18 @@ def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
     changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
     executed = sorted(map(_executed, changed.pop(EXECUTED, ())), key=str)
     rows = {name: json_values.written(value) for name, value in changed.items()}
-    return FrozenDict(sorted({**rows, **({EXECUTED: executed} if executed else {})}.items()))
+    return FrozenDict(sorted((rows | {EXECUTED: executed} if executed else rows).items()))
 
 
 def _executed(entry: object) -> object:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Predicate):
-        return {"predicate": entry.name}
+        return {"predicate": entry_name(entry)}
     try:
         return {"operator": op_names.name_of(entry)}
     except ArtifactError:
-        named = entry if hasattr(entry, "__qualname__") else type(entry)
-        return {"predicate": f"{named.__module__}.{named.__qualname__}"}
+        return {"predicate": entry_name(entry)}
 
 
 def read(rows: Mapping[str, object]) -> CompilationSettings:

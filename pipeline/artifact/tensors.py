@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,23 +16,16 @@ from attrs import define, field, frozen
 
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.json_values import dtype_name
+from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import ArtifactError, worded
 
 PAGE = 4096
 DTYPES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float16: "F16",
+    **{getattr(torch, f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"float{bits}"): f"F{bits}" for bits in (16, 32, 64)},
     torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
@@ -61,7 +54,6 @@ class Tensors:
     _keys: dict[int, SavedTensor] = field(factory=dict)
 
     def keep(self, name: str, tensor: torch.Tensor) -> SavedTensor:
-        """Add a tensor, under a unique name."""
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
@@ -70,41 +62,27 @@ class Tensors:
             self._keys[id(tensor)] = SavedTensor(name, tensor.dtype, tuple(tensor.shape))
         return self._keys[id(tensor)]
 
-    def header(self) -> bytes:
-        """Return the header with its length, padded so that the tensors begin at a page."""
-        rows, at = {}, 0
-        for key, tensor in self._ordered():
-            known = DTYPES.get(tensor.dtype)
-            shape = list(tensor.shape) if known else [tensor.nbytes]
-            rows[key] = {"dtype": known or "U8", "shape": shape, "data_offsets": [at, at + tensor.nbytes]}
-            at += tensor.nbytes
-        text = json.dumps(rows, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + 8) % PAGE)
-        return struct.pack("<Q", len(text)) + text
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.by_key.values())
-
-    def parts(self) -> Iterator[memoryview | bytes]:
-        """Yield the bytes of the tensors in order, without copies where possible."""
-        for _, tensor in self._ordered():
-            yield _bytes(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg())
-
-    def _ordered(self) -> list[tuple[str, torch.Tensor]]:
-        """Sort by element size, the widest first, which aligns every tensor without gaps."""
-        return sorted(self.by_key.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
+    """Return the parts of a safetensors file, without copies where possible, and its size. Its tensors begin at a
+    page, and the widest elements come first, which aligns every tensor without gaps."""
+    ordered = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+    rows, at = {}, 0
+    for key, tensor in ordered:
+        known = DTYPES.get(tensor.dtype)
+        shape = list(tensor.shape) if known else [tensor.nbytes]
+        rows[key] = {"dtype": known or "U8", "shape": shape, "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(rows, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % PAGE)
+    header = struct.pack("<Q", len(text)) + text
+    contents = (memoryview(raw_bytes(tensor.cpu()).numpy()) for _, tensor in ordered)  # type: ignore[arg-type]
+    return chain((header,), contents), len(header) + at
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of the one in a folder
-    that PEFT saved.
-
-    Raises:
-        ArtifactError: the file is of another format.
-        OSError: the file cannot be read.
-    """
+    that PEFT saved. `ArtifactError` if it is of another format."""
     path = path / "adapter_model.safetensors" if path.is_dir() else path
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     with path.open("rb") as file:
@@ -117,19 +95,9 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
             raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Return the memory of a contiguous CPU tensor."""
-    if not tensor.nbytes:
-        return b""
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.tensor = tensor  # type: ignore[attr-defined]
-    return memoryview(memory)
-
-
 class Source:
     """The tensors of a mapped file, or, without one (``size`` 0), meta tensors. They are views of a private mapping:
-    writes to them do not reach the file.
-    """
+    writes to them do not reach the file."""
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
         self.found: dict[str, torch.Tensor] = {}
@@ -142,11 +110,7 @@ class Source:
             self.start = start + down
 
     def __call__(self, kept: SavedTensor) -> torch.Tensor:
-        """Return a tensor, the same one for the same key.
-
-        Raises:
-            ArtifactError: the file lacks the tensor.
-        """
+        """Return a tensor, the same one for the same key. `ArtifactError` if the file lacks it."""
         if kept.key not in self.found:
             self.found[kept.key] = self._tensor(kept)
         found = self.found[kept.key]

@@ -1,8 +1,5 @@
-"""A saved program as a model of NVIDIA Triton's Python backend; it loads ``model.trtp`` in this file's folder.
-
-``pipeline serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a
-``max_batch_size``.
-"""
+"""A saved program, ``model.trtp`` in this file's folder, as a model of NVIDIA Triton's Python backend. ``pipeline
+serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a ``max_batch_size``."""
 
 from __future__ import annotations
 
@@ -49,11 +46,9 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Release the engines."""
         del self.module, self.compiled
 
     def _inputs(self, request: Leaf) -> dict[str, Leaf]:
-        """Return the tensors and numbers of a request, by name."""
         given = {port.name: pb_utils.get_input_tensor_by_name(request, port.name) for port in self.inputs}
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
@@ -63,7 +58,6 @@ class TritonPythonModel:
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
     def _outputs(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
-        """Return the outputs of each request."""
         with torch.cuda.device(self.device):
             if len(rows) == 1:
                 return [called_by_name(self.compiled.program, self.module, rows[0])]

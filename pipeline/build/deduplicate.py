@@ -36,11 +36,18 @@ def first_equal(
 ) -> list[int]:
     """Return, for each network, the index of the first network that equals it, weights included: its own if no earlier
     one does. Weights that are inputs of the engine are not compared."""
+
+    def is_equal(i: int, j: int) -> bool:
+        if forms[i].text != forms[j].text or orders[i].refit_flags != orders[j].refit_flags:
+            return False
+        names = list(zip(forms[i].weights, forms[j].weights, strict=True))
+        if any(orders[i].replaceable(a) != orders[j].replaceable(b) for a, b in names):
+            return False
+        return all(_same_bytes(weights[i][a], weights[j][b]) for a, b in names)
+
     found: list[int] = []
-    for place, form in enumerate(forms):
-        alike = [i for i in sorted({*found}) if forms[i].text == form.text]
-        same = (i for i in alike if _refits_alike(orders[i], forms[i], orders[place], form))
-        found.append(next((i for i in same if _equal(forms[i], weights[i], form, weights[place])), place))
+    for place in range(len(forms)):
+        found.append(next((i for i in sorted({*found}) if is_equal(i, place)), place))
     return found
 
 
@@ -54,21 +61,5 @@ def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Eng
     )
 
 
-def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) -> bool:
-    """Return whether the same weights can be refitted in both engines."""
-    pairs = zip(form.weights, others.weights, strict=True)
-    return one.refit_flags == other.refit_flags and all(one.replaceable(a) == other.replaceable(b) for a, b in pairs)
-
-
-def _equal(
-    form: Canonical, weights: Mapping[str, torch.Tensor], other: Canonical, others: Mapping[str, torch.Tensor]
-) -> bool:
-    pairs = zip(form.weights, other.weights, strict=True)
-    return all(_same_bytes(weights[a], others[b]) for a, b in pairs)
-
-
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two weights of one shape are equal bit by bit."""
-    if one.dtype != other.dtype:
-        return False
-    return torch.equal(raw_bytes(one), raw_bytes(other))
+    return one.dtype == other.dtype and torch.equal(raw_bytes(one), raw_bytes(other))

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
-from typing import TypeAlias
 
-from pipeline.build.remote_build import Job
-from pipeline.build.remote_build_over_bytes import SentJob, SentPlan
+from pipeline.build.remote_build import Job, SentJob, SentPlan
 from pipeline.build.serialized_plans import Plan
 from pipeline.errors import BuildError, PipelineError
 from pipeline.records.wording import kind_of
 
-Pending: TypeAlias = dict["Future[object]", Job]
-
 
 def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
     """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
-    building.
+    building; `BuildError` is the first error of a worker, or says that a worker died.
 
     A worker that does not see the files of this machine returns None and is sent the weights as bytes; its plan comes
     back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their
     total, and the last one's name.
-
-    Raises:
-        BuildError: the first error of a worker, or that a worker died.
     """
-    futures: Pending = {}
+    futures: dict[Future[object], Job] = {}
     plans: dict[str, Plan] = {}
     try:
         for job in jobs:
@@ -86,7 +79,8 @@ def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Pl
     except CancelledError as error:
         raise BuildError(f"{name}: the executor cancelled it", "keep the executor open until all is built") from error
     except BrokenExecutor as error:
-        names = ", ".join(_suspects(futures)) or name
+        begun = (job.order.name for future, job in futures.items() if job.path.exists() and not _is_built(future))
+        names = ", ".join(begun) or name
         raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
     except Exception as error:
         raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
@@ -96,16 +90,11 @@ def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Pl
 
 
 _NONE = "leave the executor out: the engines are then built in this process"
-
 _ENDED = (
     "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "
     "time (an executor with one worker), and run its operators in PyTorch (torch_executed_ops)"
 )
 
 
-def _suspects(futures: Mapping[Future[object], Job]) -> Iterator[str]:
-    """Return the names of the engines that were begun and not finished."""
-    for future, job in futures.items():
-        finished = future.done() and not future.cancelled() and future.exception() is None
-        if job.path.exists() and not finished:
-            yield job.order.name
+def _is_built(future: Future[object]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

@@ -26,10 +26,9 @@ PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
 class Kernel:
     """A step of an engine's program.
 
-    kind: TensorRT's name for it: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
-    name: TensorRT's name, which lists the fused operations.
-    layers: the network's layers that it computes, wholly or in part.
-    place: its number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
+    kind: TensorRT's name for it: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``… name: its name,
+    which lists the fused operations. layers: the network's layers that it computes, wholly or in part. place: its
+    number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
     """
 
     kind: str
@@ -49,34 +48,19 @@ class Kernel:
 
 
 def kernels(plan: Any) -> tuple[Kernel, ...]:
-    """Return the steps of a plan's program that compute something, in order.
-
-    Args:
-        plan: the serialized engine, as bytes or any buffer; it is searched where it is.
-
-    Raises:
-        ValueError: the plan holds no program as text.
-    """
+    """Return the steps of a plan's program that compute something, in order. See `steps`."""
     return tuple(step for step in steps(plan) if step.kind not in STREAMS | SIZES)
 
 
 def steps(plan: Any) -> tuple[Kernel, ...]:
-    """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`).
-
-    Args:
-        plan: the serialized engine, as bytes or any buffer; it is searched where it is.
-
-    Raises:
-        ValueError: the plan holds no program as text.
-    """
+    """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`). The
+    plan, bytes or any buffer, is searched where it is; `ValueError` if it holds no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
         raise ValueError("the plan holds no program as text: expected a plan of TensorRT-RTX 1.4")
-    lines = (line for text in found[0].decode(errors="replace").split("\n") if (line := _LINE.match(text)))
-    return tuple(_step(line, place) for place, line in enumerate(lines))
-
-
-def _step(line: re.Match[str], place: int) -> Kernel:
-    layers = _LAYERS.search(line.string)
-    names = layers[1].split(_BETWEEN) if layers is not None else []
-    return Kernel(line[1], line[2].strip('"'), tuple(name for name in names if name), place)
+    kernels: list[Kernel] = []
+    for line in filter(None, map(_LINE.match, found[0].decode(errors="replace").split("\n"))):
+        layers = _LAYERS.search(line.string)
+        names = layers[1].split(_BETWEEN) if layers is not None else []
+        kernels.append(Kernel(line[1], line[2].strip('"'), tuple(filter(None, names)), place=len(kernels)))
+    return tuple(kernels)

@@ -72,14 +72,12 @@ class MemoryMappedWeights:
             self.file.close()  # the mapping stays valid
 
     def leave_memory(self) -> None:
-        """Drop the pages that were read from this process's memory; they are read again when needed."""
-        if self.mapping is not None:
-            leave_memory(self.mapping)
+        leave_memory(self.mapping)
 
 
-def leave_memory(mapping: bytes | mmap.mmap) -> None:
+def leave_memory(mapping: bytes | mmap.mmap | None) -> None:
     """Drop the pages of a mapped file from this process's memory; reading them brings them back, unchanged."""
-    if hasattr(mmap, "MADV_DONTNEED") and hasattr(mapping, "madvise"):
+    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
 

@@ -10,15 +10,10 @@ from contextlib import contextmanager
 from pipeline.build.memory import return_free_memory
 from pipeline.trt import trt
 
-__all__ = ["Monitor", "interruptible"]
-
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
-    """A progress monitor: reports the phases of a build to `tell`, returns memory to the system between them, and stops
-    the build at its next step once `stopped` is set.
-
-    TensorRT calls it from the building thread or from others, so exceptions cannot pass through it.
-    """
+    """Report the phases of a build to `tell`, return memory to the system between them, and stop the build at its next
+    step once `stopped` is set. TensorRT calls it from any thread, so exceptions cannot pass through it."""
 
     def __init__(
         self, tell: Callable[[str], object] = lambda phase: None, stopped: threading.Event | None = None
@@ -40,11 +35,8 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
 
 @contextmanager
 def interruptible(monitor: Monitor) -> Iterator[None]:
-    """Return a context in which Ctrl-C, in the main thread, stops the build that the monitor watches; then
-    `KeyboardInterrupt` is raised.
-
-    Python would raise it inside the monitor's methods, and TensorRT would ignore it. A user's own handler stays.
-    """
+    """Return a context in which Ctrl-C, in the main thread, stops the build that the monitor watches, and is raised
+    after it: TensorRT would ignore a `KeyboardInterrupt` in the monitor's methods. A user's own handler stays."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

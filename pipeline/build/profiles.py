@@ -12,13 +12,8 @@ from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
 def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
-    """Return the distinct profiles that a segment's engine is built for; none if no input varies.
-
-    is_shape: returns whether a number among the inputs determines shapes, and so has a range too.
-
-    Raises:
-        BuildError: a size has no bound, or may be larger than TensorRT takes.
-    """
+    """Return the distinct profiles that a segment's engine is built for; none if no input varies. ``is_shape`` returns
+    whether a number among the inputs determines shapes, and so has a range too."""
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     for port in varying:
         _check(program, segment, port)
@@ -37,9 +32,9 @@ def _check(program: Program, segment: Segment, port: Port) -> None:
     for size, range in sizes:
         if range.max >= 2**31:
             ends = "no bound" if range.max == LARGEST else f"sizes up to {range.max}"
+            what = f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}"
             raise BuildError(
-                f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}, and "
-                f"TensorRT takes at most {2**31 - 1}",
+                f"{what}, and TensorRT takes at most {2**31 - 1}",
                 "give the dims that it is computed from a smaller max (Dim or pipeline.Input), declare its bounds with "
                 "torch._check, or run what reads it in PyTorch (torch_executed_ops)",
             )

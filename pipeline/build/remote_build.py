@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from attrs import define, evolve, field, frozen
 
+from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.memory import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, room_for, serialize
@@ -66,12 +67,11 @@ class RemoteBuild:
 
     def opened(self) -> NetworkHandle:
         """Return the network, replayed if this is another process. `BuildError` if that fails."""
-        if self.handle is None:
-            try:
-                self.handle = _replay(self.network, self.path, self.index or {})
-            except ReplayError as error:
-                hint = "build it in this process: leave the stage build without an executor"
-                raise BuildError(f"{self.network.name}: {error}", hint) from None
+        try:
+            self.handle = self.handle or _replay(self.network, self.path, self.index or {})
+        except ReplayError as error:
+            hint = "build it in this process: leave the stage build without an executor"
+            raise BuildError(f"{self.network.name}: {error}", hint) from None
         return self.handle
 
 
@@ -92,14 +92,9 @@ def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, 
             dtype = dtypes.get(name, str(tensor.dtype).removeprefix("torch."))
             count = tensor.numel() * (2 if dtype in PACKED else 1)
             index[name] = Stored(dtype, count, file.tell(), tensor.nbytes)
-            file.write(_bytes(tensor))
+            file.write(memoryview(raw_bytes(tensor).numpy()))  # type: ignore[arg-type]
         file.write(b"\0")  # an empty file cannot be mapped
     return index
-
-
-def _bytes(tensor: torch.Tensor) -> Any:
-    """Return the memory of a contiguous CPU tensor, without a copy."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 
 
 class MappedFile:
@@ -109,7 +104,6 @@ class MappedFile:
         self.mapping = mapped(path)
 
     def leave_memory(self) -> None:
-        """Drop the pages that were read from this process's memory."""
         leave_memory(self.mapping)
 
 
@@ -147,3 +141,37 @@ class Job:
             return None
         file = PlanFile(self.path)
         return serialize(self.remote_build.opened(), self.order, file, Monitor(stopped=self.remote_build.stopped))
+
+
+@frozen
+class SentPlan:
+    """A plan that was returned as bytes."""
+
+    plan: Plan
+    data: bytes = field(repr=False)
+
+
+@frozen
+class SentJob:
+    """One engine to build on a machine that does not see this one's files: the weights are sent as bytes."""
+
+    order: Order
+    index: Index = field(repr=False)
+    weights: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, job: Job) -> SentJob:
+        """Create the job; the file of its weights was written when ``job`` was first sent."""
+        build = job.remote_build
+        build.__reduce__()
+        return cls(job.order, build.index or {}, build.path.read_bytes())
+
+    def __call__(self) -> SentPlan:
+        """Build the engine in a worker, from a file of the worker's own."""
+        with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder, "weights")
+            path.write_bytes(self.weights)
+            file = PlanFile()
+            handle = RemoteBuild(self.order.network, path, None, self.index).opened()
+            plan = serialize(handle, self.order, file, Monitor())
+            return SentPlan(plan, bytes(file.mapped()))

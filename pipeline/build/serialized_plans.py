@@ -80,7 +80,6 @@ class Order:
 
     @property
     def name(self) -> str:
-        """Return the engine's name."""
         return self.network.name
 
 
@@ -95,23 +94,19 @@ class Plan:
 
 
 def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
-    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
-
-    Raises:
-        BuildError: TensorRT failed; the message quotes it.
-        KeyboardInterrupt: Ctrl-C, at the builder's next step.
-    """
+    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX. `BuildError` quotes TensorRT; Ctrl-C
+    is raised at the builder's next step."""
     if order.refit_flags and not has_gpu():
-        raise BuildError(
-            f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
-            + (", and so one that has no weights (strip_engine_weights)" if order.stripped else ""),
-            "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
-        )
+        why = f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
+        why += ", and so one that has no weights (strip_engine_weights)" * order.stripped
+        hint = "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew"
+        raise BuildError(why, hint)
     names: dict[str, str] = {}
     for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
         if order.replaceable(weight):
             handle.net.mark_weights_refittable(weight)
-    _name_in_plan(handle.net)
+    for layer in map(handle.net.get_layer, range(handle.net.num_layers)):
+        layer.metadata = layer.name  # the plan then lists the layers of fused kernels (inspector, `build.kernels`)
     with (
         room_for(f"{order.name}: its plan", plan),
         interruptible(monitor),
@@ -150,24 +145,12 @@ def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
 def refused(order: Order, message: str) -> BuildError:
     """Return the error for an engine that TensorRT did not build, with its message."""
     cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
-    settings = order.settings
-    asked = {
-        "immutable_weights=False": not settings.immutable_weights,
-        "refittable_weights": settings.refittable_weights,
-        "strip_engine_weights": settings.strip_engine_weights,
-        "refit_identical_engine_weights": settings.refit_identical_engine_weights,
-    }
-    named = " and ".join(name for name, value in asked.items() if value)
-    hint = NO_REFIT.format(named) if cannot and order.refit_flags and NOT_FOR_THIS_GPU in message else ""
+    settings, names = order.settings, ("refittable_weights", "strip_engine_weights", "refit_identical_engine_weights")
+    asked = ["immutable_weights=False"] * (not settings.immutable_weights)
+    asked += [name for name in names if getattr(settings, name)]
+    is_known = cannot and order.refit_flags and NOT_FOR_THIS_GPU in message
+    hint = NO_REFIT.format(" and ".join(asked)) if is_known else ""
     return BuildError(f"{order.name}: {message}", hint)
-
-
-def _name_in_plan(net: Any) -> None:
-    """Set each layer's metadata to its name, so that the plan records the layers of each kernel, for the inspector and
-    `pipeline.build.kernels`: a fused kernel's own name does not list them."""
-    for index in range(net.num_layers):
-        layer = net.get_layer(index)
-        layer.metadata = layer.name
 
 
 _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
@@ -186,7 +169,6 @@ def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
 
 @contextmanager
 def _temporary_names(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
-    """Restore the names of the network's inputs and outputs on exit."""
     try:
         yield
     finally:
@@ -244,9 +226,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def write(self, data: object) -> int:
         """Write a piece (TensorRT calls this); return the number of bytes written."""
-        beside = threading.Thread(
-            target=self.sha256.update, args=(data,)
-        )  # hashing takes as long as writing: do both at once
+        beside = threading.Thread(target=self.sha256.update, args=(data,))  # it takes as long as writing
         beside.start()
         try:
             self.size += memoryview(data).nbytes  # type: ignore[arg-type]
@@ -259,7 +239,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def mapped(self) -> mmap.mmap:
         """Return the whole plan, mapped read only; it outlives this object."""
-        return _mapped(self.file)
+        return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __del__(self) -> None:
         if hasattr(self, "file"):  # no path that cannot be opened
@@ -269,11 +249,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 def mapped(path: Path) -> mmap.mmap:
     """Map a whole file, read only; its data stays available even if the file is deleted."""
     with path.open("rb") as file:
-        return _mapped(file)
-
-
-def _mapped(file: Any) -> mmap.mmap:
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monitor: Monitor) -> trt.IBuilderConfig:
@@ -290,20 +266,16 @@ def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monito
         config.max_aux_streams = settings.max_aux_streams
     config.progress_monitor = monitor
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers' metadata, for the inspector
-    _set_targets(config, settings.compute_capabilities)
+    if targets := settings.compute_capabilities:
+        if not CAPABILITIES.compute_capabilities:
+            only = f"{CAPABILITIES.flavour} builds for the GPU at hand only"
+            raise BuildError(f"{only}; leave compute_capabilities empty")
+        config.num_compute_capabilities = len(targets)
+        for i, target in enumerate(targets):
+            config.set_compute_capability(compute_capability(target), i)
     for each in order.network.profiles:
         _add_profile(builder, config, order, each, names)
     return config
-
-
-def _set_targets(config: trt.IBuilderConfig, capabilities: tuple[str, ...]) -> None:
-    if not capabilities:
-        return
-    if not CAPABILITIES.compute_capabilities:
-        raise BuildError(f"{CAPABILITIES.flavour} builds for the GPU at hand only; leave compute_capabilities empty")
-    config.num_compute_capabilities = len(capabilities)
-    for i, capability in enumerate(capabilities):
-        config.set_compute_capability(compute_capability(capability), i)
 
 
 def _add_profile(

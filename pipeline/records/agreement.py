@@ -20,8 +20,7 @@ class OutputAgreement:
     sample: the inputs: smallest, optimal, largest, or the number of one of the user's.
     error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute if
         that is 0). Infinite if only one of the two is NaN or infinite, and for unequal integers.
-    eager_error: that of eager PyTorch in the model's own dtypes.
-    bound: the largest allowed error.
+    eager_error, bound: the error of eager PyTorch in the model's own dtypes, and the largest allowed one.
     norm_error, eager_norm_error, norm_bound: the norm of the errors relative to the exact output's norm, eager's, and
         its bound. They show sums in too low a precision, where every element is slightly off. All are 0 for small
         outputs and integers.
@@ -29,8 +28,7 @@ class OutputAgreement:
         program is so close to eager that no other reference is needed.
     elements, undecided: the number of elements, and of those left out because they depend on rounding, as a near tie
         of ``argmax`` does.
-    raised: the error that the program raises; empty if it runs.
-    unjudged: the reason why the output is not judged; empty if it is.
+    raised, unjudged: the error that the program raises, or the reason why the output is not judged; else empty.
     source: ``graph`` compares the program with the captured graph in eager; ``module`` compares the captured module
         (``error``) with its graph (``eager_error``).
     """

@@ -1,5 +1,4 @@
-"""``torch_executed_ops``: convert its entries (operators, names, predicates on module paths), and match nodes with
-them."""
+"""``torch_executed_ops``: convert its entries (operators, names, predicates on module paths), and match nodes."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -43,8 +42,7 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
 
 
 def traced_name(item: object) -> str:
-    """Return the name of a torch function that is traced to operators (``torch.relu``) and so never appears in graphs;
-    or ""."""
+    """Return the name of a torch function that is traced to operators and so never appears in graphs; or ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)
@@ -93,14 +91,11 @@ def _is_torchs(function: object) -> bool:
 def qualified_names(target: object) -> frozenset[str]:
     """Return every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
     if isinstance(target, OpOverload):
-        return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{_tail(target)}"})
+        tail = str(target).partition(".")[2]
+        return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{tail}"})
     if isinstance(target, str):
         return frozenset({target})
     return frozenset({torch.typename(target), f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}"})
-
-
-def _tail(target: OpOverload[..., Any]) -> str:
-    return str(target).split(".", 1)[1]
 
 
 def entry_name(entry: object) -> str:

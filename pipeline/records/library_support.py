@@ -96,15 +96,8 @@ TABLE: Final = (
 
 
 def check_library(gpu: str, capability: str) -> None:
-    """Raise an error if engines of the installed TensorRT do not load on this GPU.
-
-    Args:
-        gpu: the GPU's name, for the message.
-        capability: its compute capability, such as ``"9.0"``.
-
-    Raises:
-        ExecutionError: no engine loads there; the hint has the command that installs another version.
-    """
+    """Raise an `ExecutionError` if engines of the installed TensorRT do not load on this GPU of a compute capability
+    (``"9.0"``); the hint has the command that installs another version."""
     row = next((row for row in TABLE if row.capability == capability), None)
     if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.on(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(

@@ -9,11 +9,9 @@ from attrs import frozen
 
 @frozen
 class Parameter:
-    """A parameter of the model's ``forward``, in the order of its signature.
-
-    positional: whether it may be given by position. has_default: whether it has a default that is a plain value (None,
-    a bool, number or string), ``default``; others cannot be compared with what a program was compiled for.
-    """
+    """A parameter of the model's ``forward``, in the order of its signature. ``has_default``: whether it has a default
+    that is a plain value (None, a bool, number or string); others cannot be compared with what a program was compiled
+    for."""
 
     name: str
     positional: bool = True

@@ -9,8 +9,6 @@ from typing import ClassVar, Literal
 
 from attrs import frozen
 
-Place = Literal["tensorrt", "pytorch"]
-
 
 @frozen
 class LayerTime:
@@ -42,7 +40,7 @@ class SegmentTime:
     """
 
     segment: str
-    place: Place
+    place: Literal["tensorrt", "pytorch"]
     milliseconds: float
     layers: tuple[LayerTime, ...] = ()
     timed: Literal["kernels", "profiler", "events"] = "profiler"
@@ -107,11 +105,7 @@ class Profile:
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for https://ui.perfetto.dev and chrome://tracing: the call, segments, layers and nodes, with
-        modules and source lines.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        modules and source lines. An `OSError` if the file cannot be written."""
         self._write_trace(path)
 
     def __str__(self) -> str:
@@ -126,7 +120,10 @@ def _lines(profile: Profile) -> Iterator[str]:
     graph = f"{profile.graph:.3f} ms" if profile.graph is not None else f"not captured ({profile.no_graph})"
     yield f"{profile.gpu}, {profile.library}, median of {profile.runs} runs; inputs {', '.join(profile.inputs)}"
     yield f"whole call: {profile.call:.3f} ms; with CUDA graphs: {graph}"
-    yield f"sum of layers: {profile.layers_sum:.3f} ms ({', '.join(_shares(profile))})"
+    shares = f"{_percent(profile.layers_sum, profile.call)} of the call"
+    if profile.graph is not None:
+        shares += f", {_percent(profile.layers_sum, profile.graph)} of that with CUDA graphs"
+    yield f"sum of layers: {profile.layers_sum:.3f} ms ({shares})"
     for segment in profile.segments:
         share = _percent(segment.layers_sum, segment.milliseconds)
         by = ", each with what TensorRT's profiler adds" if segment.timed == "profiler" else ""
@@ -138,18 +135,7 @@ def _lines(profile: Profile) -> Iterator[str]:
         yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_own(profile.unassigned))}"
 
 
-def _shares(profile: Profile) -> Iterator[str]:
-    """Yield the layers' share of the call, without CUDA graphs and with them."""
-    yield f"{_percent(profile.layers_sum, profile.call)} of the call"
-    if profile.graph is not None:
-        yield f"{_percent(profile.layers_sum, profile.graph)} of that with CUDA graphs"
-
-
-OWN = {
-    "between": "between kernels",
-    "streams": "streams that wait for each other",
-    "sizes": "sizes of dynamic shapes",
-}
+OWN = {"between": "between kernels", "streams": "streams that wait for each other", "sizes": "sizes of dynamic shapes"}
 """Descriptions of rows that compute nothing."""
 
 
@@ -163,16 +149,16 @@ def _own(layers: tuple[LayerTime, ...]) -> Iterator[str]:
 
 def _table(profile: Profile) -> Iterator[str]:
     where = {node.node: node.where.partition(",")[0] for node in profile.nodes}
-    rows = [(layer, segment) for segment in profile.segments for layer in segment.layers]
-    rows.sort(key=lambda row: -row[0].milliseconds)
+    rows = sorted((row for segment in profile.segments for row in segment.layers), key=lambda row: -row.milliseconds)
     yield f"{'ms':>9}  {'%':>5}  layer"
-    for layer, _ in rows[:SHOWN]:
+    for layer in rows[:SHOWN]:
         share = _percent(layer.milliseconds, profile.layers_sum).removesuffix(" %")
         yield f"{layer.milliseconds:9.4f}  {share:>5}  {layer.name}"
         if layer.nodes:
-            yield f"{'':16}  {_some(layer.nodes)}{_places(where[n] for n in layer.nodes if where.get(n))}"
+            places = _some(dict.fromkeys(where[n] for n in layer.nodes if where.get(n)), 3)
+            yield f"{'':16}  {_some(layer.nodes)}{places and f' ({places})'}"
     if len(rows) > SHOWN:
-        rest = sum(layer.milliseconds for layer, _ in rows[SHOWN:])
+        rest = sum(layer.milliseconds for layer in rows[SHOWN:])
         share = _percent(rest, profile.layers_sum).removesuffix(" %")
         yield f"{rest:9.4f}  {share:>5}  {len(rows) - SHOWN} more layers"
 
@@ -180,11 +166,6 @@ def _table(profile: Profile) -> Iterator[str]:
 def _some(names: Iterable[str], count: int = 6) -> str:
     found = list(names)
     return ", ".join(found[:count]) + (f" and {len(found) - count} more" if len(found) > count else "")
-
-
-def _places(lines: Iterable[str]) -> str:
-    found = list(dict.fromkeys(lines))
-    return f" ({_some(found, 3)})" if found else ""
 
 
 def _percent(part: float, whole: float) -> str:

@@ -25,11 +25,8 @@ class Layout:
 
 @frozen
 class Sharding:
-    """The part of a sharded model that a program is.
-
-    ``groups`` has the ranks of each group of its collectives, by the name that its graph has. ``inputs`` and
-    ``outputs`` are the layouts of those that are DTensors, by position.
-    """
+    """The part of a sharded model that a program is: the ranks of each group of its collectives, by the name that its
+    graph has, and the layouts of inputs and outputs that are DTensors, by position."""
 
     rank: int
     ranks: int

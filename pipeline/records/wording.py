@@ -66,11 +66,8 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
 
 
 def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
-    """Decorate an attrs class: an unknown keyword, or too many positional arguments, raise a `TypeError` with advice.
-
-    instead: returns the advice for an unknown name.
-    positional: the advice for positional arguments.
-    """
+    """Decorate an attrs class: an unknown keyword, or too many positional arguments, raise a `TypeError` with the
+    advice that ``instead`` returns for the unknown name, or ``positional``."""
 
     def decorate(cls: C) -> C:
         init: Callable[..., None] = vars(cls)["__init__"]

@@ -12,10 +12,9 @@ from pathlib import Path
 from attrs import evolve
 
 from pipeline.artifact import codec
-from pipeline.artifact.described import described
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.json_data import MalformedError
-from pipeline.artifact.load import fitting
+from pipeline.artifact.load import described, fitting
 from pipeline.errors import ArtifactError
 from pipeline.viewing.collect import view
 from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView

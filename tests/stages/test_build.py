@@ -24,8 +24,7 @@ from pipeline import BuildError, CompilationSettings, Converted
 from pipeline.build import serialized_plans
 from pipeline.build.executor_pool import gathered
 from pipeline.build.monitor import Monitor
-from pipeline.build.remote_build import Job, RemoteBuild
-from pipeline.build.remote_build_over_bytes import SentJob
+from pipeline.build.remote_build import Job, RemoteBuild, SentJob
 from pipeline.build.serialized_plans import Order, PlanFile, serialize
 from pipeline.compose.events import report
 from pipeline.network.description import describe

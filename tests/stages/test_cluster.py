@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.build.remote_build_over_bytes import SentJob
+from pipeline.build.remote_build import SentJob
 
 distributed = pytest.importorskip("distributed")
 
