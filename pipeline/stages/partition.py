@@ -11,7 +11,7 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -20,7 +20,7 @@ from pipeline.aten.collectives import is_wait
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
-from pipeline.partitioning.fixpoint import Numbered, settle
+from pipeline.partitioning.fixpoint import settle
 from pipeline.partitioning.flow import Flow, Node, copies, flow
 from pipeline.partitioning.split_engine import cut_between, pieces
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
@@ -39,7 +39,11 @@ class Partitioner(Protocol):
         """Return the stage's name."""
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Cut the program: see `pipeline.partitioning.assemble` for how segments are made from groups."""
+        """Cut the program: see `pipeline.partitioning.assemble` for how segments are made from groups.
+
+        Raises:
+            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
+        """
 
 
 @frozen
@@ -54,12 +58,7 @@ class Partition:
     name: str = "partition"
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
-
+        """Return the segments, in the order in which they run."""
         return _partitioned(validated, _largest)
 
 
@@ -80,35 +79,24 @@ class InPieces:
     between: str = field(default="", kw_only=True)
     name: str = field(default="in_pieces", kw_only=True)
 
-    @count.validator
-    def _check_count(self, _: object, value: object) -> None:
-        if value is not None:
-            _check_positive("count", value, "; paths are given by between=")
-
-    @between.validator
-    def _check_between(self, _: object, value: object) -> None:
-        if not isinstance(value, str):
-            raise TypeError(f"between is a pattern of submodules' paths, such as 'layers.*', not {value!r}")
-
     def __attrs_post_init__(self) -> None:
+        if self.count is not None:
+            _check_positive("count", self.count, "between")
+        if not isinstance(self.between, str):
+            raise TypeError(f"between is a pattern of submodules' paths, such as 'layers.*', not {self.between!r}")
         if (self.count is None) == (not self.between):
             raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
+        """Return the segments, in the order in which they run."""
         return _partitioned(validated, _largest, self._pieces)
 
     def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the pieces of an engine."""
         if self.count is not None:
             return pieces(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
         keys = [submodules.of(node) for node in program.nodes]
-        return cut_between(program, chosen, inside, keys, _updates(program, inside))
+        return _cut_behind_updates(program, chosen, inside, keys)
 
 
 @frozen
@@ -119,21 +107,16 @@ class BehindUpdates:
     name: str = field(default="behind_updates", kw_only=True)
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
-        return _partitioned(validated, _largest, self._pieces)
-
-    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the pieces of an engine."""
-        return cut_between(program, chosen, inside, [None] * len(program.nodes), _updates(program, inside))
+        """Return the segments, in the order in which they run."""
+        return _partitioned(validated, _largest, _cut_behind_updates)
 
 
-def _updates(program: Flow, inside: Sequence[int]) -> frozenset[int]:
-    """Return the operators that update a cache."""
-    return frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
+def _cut_behind_updates(
+    program: Flow, chosen: Units, inside: Sequence[int], keys: Sequence[str | None] = ()
+) -> list[tuple[int, ...]]:
+    """Return the pieces of an engine, cut where the key changes and behind the operators that update a cache."""
+    updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
+    return cut_between(program, chosen, inside, keys or [None] * len(program.nodes), updates)
 
 
 @frozen
@@ -153,16 +136,11 @@ class BySubmodule:
     pattern: str | None = field(default=None, kw_only=True)
     name: str = field(default="by_submodule", kw_only=True)
 
-    @depth.validator
-    def _check_depth(self, _: object, value: object) -> None:
-        _check_positive("depth", value, "; paths are given by pattern=")
+    def __attrs_post_init__(self) -> None:
+        _check_positive("depth", self.depth, "pattern")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
+        """Return the segments, in the order in which they run."""
         submodules = Submodules(self.depth, self.pattern)
 
         def choose(program: Flow, refused: dict[int, str]) -> Units:
@@ -204,10 +182,10 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     return BySubmodule(depth, pattern=pattern)
 
 
-def _check_positive(name: str, value: object, more: str = "") -> None:
+def _check_positive(name: str, value: object, paths: str) -> None:
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} is an integer of at least 1, not {value!r}{more}")
+        raise kind(f"{name} is an integer of at least 1, not {value!r}; paths are given by {paths}=")
 
 
 def _largest(program: Flow, refused: dict[int, str]) -> Units:
@@ -229,34 +207,25 @@ def _partitioned(
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
     chosen = choose(seen, refused)
     settled = settle(seen, chosen, refused, settings)
-    groups = [
-        (kind, part)
-        for kind, inside in settled.groups
-        for part in (cut(seen, chosen, inside) if kind else [tuple(inside)])
+    groups: list[Group] = [
+        ("engine" if is_engine else "torch", [seen.nodes[i].name for i in part])
+        for is_engine, inside in settled.groups
+        for part in (cut(seen, chosen, inside) if is_engine else [inside])
     ]
-    return assemble(validated, _named(seen, groups), {seen.nodes[i].name: why for i, why in settled.reasons.items()})
-
-
-def _named(seen: Flow, groups: Iterable[Numbered]) -> list[Group]:
-    return [("engine" if engine else "torch", [seen.nodes[i].name for i in inside]) for engine, inside in groups]
+    return assemble(validated, groups, {seen.nodes[i].name: why for i, why in settled.reasons.items()})
 
 
 def _refused(validated: Validated) -> Mapping[Node, str]:
     """Return the operators that no engine takes, with the reasons. An operator is refused if an item of it is, and one
     that waits for a collective if the collective is."""
     reasons: dict[Node, str] = {}
-    for node in validated.program.graph.nodes:
-        if is_operator(node):
-            parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]
-            why = [w for part in parts if part.name in validated.verdicts for w in _reasons(validated, part)]
-            if why:
-                reasons[node] = "; ".join(dict.fromkeys(why))
+    for node in filter(is_operator, validated.program.graph.nodes):
+        parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]
+        verdicts = [validated.verdicts[part.name] for part in parts if part.name in validated.verdicts]
+        why = [each.reason for verdict in verdicts if not verdict.supported for each in verdict.reasons]
+        if why:
+            reasons[node] = "; ".join(dict.fromkeys(why))
     return reasons
-
-
-def _reasons(validated: Validated, node: Node) -> list[Any]:
-    verdict = validated.verdicts[node.name]
-    return [] if verdict.supported else [r.reason for r in verdict.reasons]
 
 
 def _items(node: Node) -> Iterable[Node]:
