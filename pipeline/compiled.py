@@ -364,18 +364,15 @@ class Compiled:
             self._write_page(html, title, profile)
         rows = zip(self.engines, self.networks, strict=False)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
-        lines = [str(self.coverage), "", *self._signature(), *self._sizes()]
+        inputs, outputs = border_lines(self.partitioned)
+        lines = [str(self.coverage), "", "inputs:", *(f"  {row}" for row in inputs)]
+        lines += ["outputs:", *(f"  {row}" for row in outputs), "", *self._sizes()]
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
         lines += [f"quantized: {pair}" for pair in self.quantization]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
-
-    def _signature(self) -> list[str]:
-        """Return the lines on inputs and outputs, by the model's names for them."""
-        inputs, outputs = border_lines(self.partitioned)
-        return ["inputs:", *(f"  {row}" for row in inputs), "outputs:", *(f"  {row}" for row in outputs), ""]
 
     def _sizes(self) -> list[str]:
         """Return the lines on sizes that vary, and the relations between them."""

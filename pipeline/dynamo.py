@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from operator import attrgetter, is_
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, get_args
 
 import torch
 from attrs import define, evolve, field
@@ -25,8 +25,8 @@ from pipeline.aten.types import Argument, Function
 from pipeline.capture.dynamo_graph import DynamoGraph, NotCapturedError
 from pipeline.capture.returned_views import returned_views
 from pipeline.compiled import Compiled, Executor
-from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
+from pipeline.compose.stage_signature import accepts
 from pipeline.defaults import default, in_precision
 from pipeline.export_fixes.export_steps import said_already
 from pipeline.program import Program
@@ -87,10 +87,12 @@ class Backend:
     ) -> Function:
         """Compile a graph that Dynamo traced."""
         if options is not None and not isinstance(options, Mapping):
-            raise TypeError(
-                f"options is {kind_of(options)}: pass a dict of settings, as options={{'min_block_size': 1}}"
-            )
-        stages, fields = self.stages, dict[str, Any]({**_mode(mode), **(options or {})})
+            due = "pass a dict of settings, as options={'min_block_size': 1}"
+            raise TypeError(f"options is {kind_of(options)}: {due}")
+        if mode is not None and mode not in MODES:
+            known = ", ".join(map(repr, MODES))
+            raise ValueError(f"mode is one of {known}, not {mode!r}; options are settings of ours")
+        stages, fields = self.stages, dict[str, Any]({**MODES[mode or "default"], **(options or {})})
         if "precision" in fields:
             stages = in_precision(stages, fields.pop("precision"))
         stages = evolve(stages, settings=stages.settings.evolve(**fields))
@@ -101,16 +103,12 @@ class Backend:
         try:
             runner = _runner_of(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
-            self.refuse(refusal)
+            self.warn(str(refusal))
+            said_already(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
+            raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
         self.compiled += 1
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
-
-    def refuse(self, refusal: NotCapturedError) -> NoReturn:
-        """Raise the exception that lets Dynamo break the graph: the rest of it runs in PyTorch."""
-        self.warn(str(refusal))
-        said_already(str(refusal))
-        raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
 
     def warn(self, reason: str) -> None:
         """Count a graph that runs in PyTorch, and log the reason when it is new."""
@@ -138,12 +136,6 @@ MODES: Final[Mapping[str, Mapping[str, object]]] = {
     "max-autotune-no-cudagraphs": {"optimization_level": 5},
 }
 """The settings that a ``mode`` of torch.compile stands for."""
-
-
-def _mode(mode: str | None) -> Mapping[str, object]:
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}; options are settings of ours")
-    return MODES[mode or "default"]
 
 
 def entry_point(

@@ -88,7 +88,6 @@ class PipelineError(RuntimeError):
     hint: how to go on; each kind of error has its own default.
     """
 
-    __module__ = "pipeline"
     advice = ""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -103,7 +102,6 @@ class PipelineError(RuntimeError):
 class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's name for it
     """Full compilation was required and these nodes would run in PyTorch: `fallbacks`, of `total` nodes."""
 
-    __module__ = "pipeline"
     advice = "allow partial compilation (require_full_compilation=False)"
 
     def __init__(self, fallbacks: Sequence[Fallback], total: int) -> None:
@@ -120,8 +118,6 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
 
 class ConversionError(PipelineError):
     """A converter, or TensorRT inside it, refused a node that validation had accepted."""
-
-    __module__ = "pipeline"
 
     def __init__(self, node: str, target: str, where: str = "", message: str = "") -> None:
         super().__init__(message)
@@ -140,14 +136,12 @@ class ConversionError(PipelineError):
 class BuildError(PipelineError):
     """TensorRT could not build an engine from its network; the message names the segment and quotes TensorRT."""
 
-    __module__ = "pipeline"
     advice = "print the network (`pipeline print`), and run what TensorRT names in PyTorch (torch_executed_ops)"
 
 
 class QuantizationError(BuildError):
     """Fused quantization was required, and these pairs are not fused in an engine: `pairs`, each with the reason."""
 
-    __module__ = "pipeline"
     advice = "keep those layers in floats (exclude=…), or allow them (require_fused_quantization=False)"
 
     def __init__(self, engine: str, pairs: Sequence[object]) -> None:
@@ -162,14 +156,12 @@ class QuantizationError(BuildError):
 class CalibrationError(PipelineError, ValueError):
     """Calibration does not determine the ranges of activations that are to be quantized; the message says why."""
 
-    __module__ = "pipeline"
     advice = "pass calibration=[…]: a few typical inputs, each as a tensor, a tuple of arguments or a dict of keywords"
 
 
 class CaptureError(PipelineError):
     """torch.export could not capture the model; the message names the model and quotes torch.export."""
 
-    __module__ = "pipeline"
     advice = "model(*args) fails too if inputs do not fit; torch.export.export(model, args) alone shows the rest"
 
 
@@ -178,8 +170,6 @@ class ShapeError(PipelineError, ValueError):
 
     `why` names what the size depends on, if not on the range alone.
     """
-
-    __module__ = "pipeline"
 
     def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "") -> None:
         allowed = f"{range[0]} to {range[1]}" if range[0] != range[1] else f"{range[0]}"
@@ -196,8 +186,6 @@ class DtypeError(PipelineError, TypeError):
     """An input has a dtype that the model, or the compiled program, does not take: `found`, and the expected dtype as
     text. `why` names what requires it."""
 
-    __module__ = "pipeline"
-
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
         super().__init__(f"input {input} is {found}, expected {due}{why and f': {why}'}", f"{hint}; or cast the model")
@@ -208,7 +196,6 @@ class DtypeError(PipelineError, TypeError):
 class RefitError(PipelineError):
     """Weights that could not be refitted: `weights` maps each name to its reason."""
 
-    __module__ = "pipeline"
     advice = "compile with immutable_weights=False for refittable engines, or compile the new model"
 
     def __init__(self, weights: Mapping[str, str], hint: str = "") -> None:
@@ -226,7 +213,6 @@ class RefitError(PipelineError):
 class AgreementError(PipelineError):
     """A compiled program's error is beyond its bound; `agreement` has every output at every size."""
 
-    __module__ = "pipeline"
     advice = (
         'verify(on_failure="heal") puts the operators at fault in another form, and pipeline.bisect finds them; '
         'verify(on_failure="warn") goes on'
@@ -248,52 +234,44 @@ CAPTURED_OTHERWISE = (
 class AgreementWarning(UserWarning):
     """The warning of `verify(on_failure="warn")`, with the message of `AgreementError`."""
 
-    __module__ = "pipeline"
-
 
 class UnreachedWarning(UserWarning):
     """Nothing used a user's converter, decomposition or setting, though the model has its operator."""
-
-    __module__ = "pipeline"
 
 
 class VersionWarning(UserWarning):
     """The installed TensorRT-RTX or torch is a release that the tests did not run with."""
 
-    __module__ = "pipeline"
-
 
 class CoverageWarning(UserWarning):
     """Nothing, or less than half, of a model runs in engines; the message says why, and what to do."""
-
-    __module__ = "pipeline"
 
 
 class ExecutionError(PipelineError):
     """A compiled program could not run; the message names what was executing and quotes TensorRT or CUDA."""
 
-    __module__ = "pipeline"
     advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
 
 
 class DecisionError(ExecutionError):
     """A call takes another data-dependent branch than the captured example; the message names the line."""
 
-    __module__ = "pipeline"
     advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
 
 
 class ArtifactError(PipelineError):
     """A program cannot be saved or loaded; the message names the file and the reason."""
 
-    __module__ = "pipeline"
     advice = "compile it again, and save it"
 
 
 class ArtifactWarning(UserWarning):
     """A saved program loads with limits: for example, its engines run on the CPU."""
 
-    __module__ = "pipeline"
+
+for _kind in [each for each in vars().values() if isinstance(each, type)]:
+    if issubclass(_kind, PipelineError | UserWarning):
+        _kind.__module__ = "pipeline"  # where users import it from
 
 
 def _disagreement(agreement: Any) -> str:

@@ -12,8 +12,7 @@ import torch
 
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.compose.annotations import accepts, is_instance, type_name
-from pipeline.compose.stage_signature import AnyStage
+from pipeline.compose.stage_signature import AnyStage, accepts, is_instance, type_name
 from pipeline.export_fixes.onnx_file import is_onnx
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.inputs import Input
@@ -36,17 +35,15 @@ def _model_instead(model: object, takes: str) -> str:
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
     if isinstance(model, str | os.PathLike):
-        return (
-            "pass the model itself, or FILE.onnx; torch.export.load, torch.jit.load and pipeline.load read other files"
-        )
+        others = "torch.export.load, torch.jit.load and pipeline.load read other files"
+        return f"pass the model itself, or FILE.onnx; {others}"
     if isinstance(model, torch.Tensor | Input):
         return "the model comes first, then its inputs: (model, args=(x,))"
     if callable(model) and not isinstance(model, type | Compiled):
         return "pass an nn.Module whose forward calls it"
     made = "it is compiled already; " if isinstance(model, Compiled) else ""
-    return (
-        f"{made}pass an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
-    )
+    due = f"an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
+    return f"{made}pass {due}"
 
 
 def empty(arguments: object) -> bool:
@@ -119,14 +116,10 @@ def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> No
 
 def check_known(unknown: Mapping[str, object]) -> None:
     """Raise a `TypeError` for arguments that a pipeline does not have; its message says what to write instead."""
-    for name in unknown:
-        raise TypeError(_other_argument(name))
-
-
-def _other_argument(name: str) -> str:
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
-    instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
-    return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"
+    for name in unknown:
+        instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
+        raise TypeError(f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}")
 
 
 def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
@@ -142,16 +135,13 @@ def under(settings: CompilationSettings | None, record: Argument, stages: Sequen
     Raises:
         ValueError: the program was captured for another device.
     """
-    if isinstance(record, Program):
-        record = _under(settings or CompilationSettings(), record)
-        check_ready(stages, record.settings)
-    return record
-
-
-def _under(settings: CompilationSettings, record: Program) -> Program:
-    own, names = record.settings, settings.changed()
-    if "device" in names and settings.device != own.device:
+    if not isinstance(record, Program):
+        return record
+    own, given = record.settings, settings or CompilationSettings()
+    changes = {name: getattr(given, name) for name in given.changed() if getattr(given, name) != getattr(own, name)}
+    if "device" in changes:
         captured = "the device of its tensors" if own.device is None else own.device
-        raise ValueError(f"the program was captured for {captured}, not for {settings.device}: capture it with device=")
-    changes = {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(own, name)}
-    return attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
+        raise ValueError(f"the program was captured for {captured}, not for {given.device}: capture it with device=")
+    record = attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
+    check_ready(stages, record.settings)
+    return record

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
+from attrs import evolve
 
-from pipeline.compose.events import Event
+from pipeline.compiled import Compiled
+from pipeline.compose.events import Event, Observer
 from pipeline.compose.resident import Reader, Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
 from pipeline.records.costs import Entry
+
+T = TypeVar("T")
 
 HOLDERS = ("model", "folded", "literals", "plans")
 
@@ -34,7 +40,16 @@ class Ledger:
         elif event.kind in ("finished", "failed"):
             sampler = self._running.pop(event.stage)
             sampler.__exit__()
-            self.entries.append(_entry(event, sampler))
+            entry = Entry(
+                stage=event.stage,
+                seconds=event.seconds or 0.0,
+                growth=sampler.last.total - sampler.first.total,
+                peak=sampler.total - sampler.first.total,
+                anonymous=sampler.anonymous - sampler.first.anonymous,
+                held=FrozenDict(held(event.record)),
+                failed=event.kind == "failed",
+            )
+            self.entries.append(entry)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -45,17 +60,25 @@ class Ledger:
         return table(self.entries)
 
 
-def _entry(event: Event, sampler: Sampler) -> Entry:
-    first = sampler.first
-    return Entry(
-        stage=event.stage,
-        seconds=event.seconds or 0.0,
-        growth=sampler.last.total - first.total,
-        peak=sampler.total - first.total,
-        anonymous=sampler.anonymous - first.anonymous,
-        held=FrozenDict(held(event.record)),
-        failed=event.kind == "failed",
-    )
+def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
+    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less.
+
+    Args:
+        progress: the setting: whether the new one draws the run's progress; None: on a terminal.
+        names: the names of the run's stages.
+    """
+    if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
+        return known
+    if names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
+        from pipeline.compose.progress import RunProgress  # rich takes a while to import
+
+        return RunProgress(names[-1])
+    return Ledger(interval=0.05)
+
+
+def with_costs(record: T, entries: Sequence[Entry]) -> T:
+    """Return the record; a compiled program gets the time and memory of its stages."""
+    return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record
 
 
 def table(entries: list[Entry] | tuple[Entry, ...]) -> str:

@@ -18,7 +18,6 @@ import attrs
 
 from pipeline.capture.capture import Model, capture
 from pipeline.compiled import Compiled
-from pipeline.compose.annotations import is_instance, type_name
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
     check_front_door,
@@ -31,8 +30,18 @@ from pipeline.compose.joins import (
     index_of,
     under,
 )
-from pipeline.compose.recording import ledger_of, with_costs
-from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
+from pipeline.compose.ledger import ledger_of, with_costs
+from pipeline.compose.stage_signature import (
+    AnyStage,
+    Gives,
+    Stage,
+    Takes,
+    check_signature,
+    is_instance,
+    name_of,
+    record_types,
+    type_name,
+)
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.records.wording import immutable, kind_of
 from pipeline.runtime.autocast_context import without_autocast

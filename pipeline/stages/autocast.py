@@ -9,6 +9,7 @@ once, so that engines hold halves and can be refitted from the model's own param
 from __future__ import annotations
 
 import logging
+from functools import reduce
 from typing import Any
 
 import torch
@@ -126,15 +127,14 @@ class _Caster:
                 returned = [self.as_dtype(n, _dtype(n)) if isinstance(n, Node) else n for n in node.args[0]]
                 self.graph.output(tuple(returned)).meta = dict(node.meta)
             else:
-                self.given(node)
-        self.drop_unread()
+                self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
+                if self.is_parameter(node):
+                    self.weights.add(node)
+        copies = {copy: node for node, copy in self.copies.items()}
+        for copy in reversed(list(self.graph.nodes)):  # what inserted casts left without a reader
+            if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
+                self.graph.erase_node(copy)
         return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
-
-    def given(self, node: Node) -> None:
-        """Copy a placeholder unchanged."""
-        self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
-        if self.is_parameter(node):
-            self.weights.add(node)
 
     def is_parameter(self, node: Node) -> bool:
         """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model.
@@ -158,7 +158,8 @@ class _Caster:
             copy = self.emit(node, *self.arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
         self.copies[node] = copy
         if is_operator(node):
-            self.decisions.append(Decision(node.name, qualified_name(node.target), _dtype_name(copy), rule))
+            dtypes = ", ".join(dict.fromkeys(map(_plain, _dtypes(copy))))
+            self.decisions.append(Decision(node.name, qualified_name(node.target), dtypes, rule))
 
     def wishes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
         """Return the dtype that the node's rule requires of each input."""
@@ -177,14 +178,10 @@ class _Caster:
     def widest(self, node: Node) -> torch.dtype | None:
         """Return the widest dtype among the inputs, parameters aside; moved parameters are cast where they are read."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
-        computed = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
+        computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
             self.weights.add(node)
-        result = None
-        for dtype in computed:
-            assert dtype is not None
-            result = dtype if result is None else torch.promote_types(result, dtype)
-        return result
+        return reduce(torch.promote_types, computed) if computed else None
 
     def arguments(self, node: Node, wishes: dict[Node, torch.dtype | None]) -> Any:
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
@@ -237,13 +234,6 @@ class _Caster:
         node.meta = {**origin(like.meta), "val": value}
         return node
 
-    def drop_unread(self) -> None:
-        """Erase copies that have no reader once casts are inserted."""
-        copies = {copy: node for node, copy in self.copies.items()}
-        for copy in reversed(list(self.graph.nodes)):
-            if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
-                self.graph.erase_node(copy)
-
 
 def _dtype(node: object) -> torch.dtype | None:
     """Return the dtype of a node that is a floating-point tensor; None for other nodes."""
@@ -254,10 +244,6 @@ def _dtype(node: object) -> torch.dtype | None:
 def _dtypes(node: Node) -> list[object]:
     value = node.meta.get("val")
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
-
-
-def _dtype_name(node: Node) -> str:
-    return ", ".join(dict.fromkeys(_plain(dtype) for dtype in _dtypes(node)))
 
 
 def _plain(dtype: object) -> str:
