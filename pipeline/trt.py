@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
+__all__ = ["trt"]  # what is imported here for others, beside what is defined here
+
 INSTALL = {
     "tensorrt": "pip install tensorrt (data-centre and other GPUs; the wheels come from NVIDIA's own index)",
     "tensorrt_rtx": "pip install tensorrt-rtx (ordinary wheels; builds without a GPU, runs on RTX GPUs)",
@@ -39,9 +41,7 @@ def _load() -> ModuleType:
 
 
 if TYPE_CHECKING:
-    import tensorrt_rtx  # type: ignore[import-untyped,unused-ignore]
-
-    trt = tensorrt_rtx
+    import tensorrt_rtx as trt  # type: ignore[import-untyped,unused-ignore]
 else:
     trt = _load()
 

@@ -75,7 +75,10 @@ class DynamoGraph(torch.nn.Module):
         except PipelineError as error:
             if settings.require_full_compilation:
                 raise
-            place = _place_of(error)
+            cause: BaseException | None = error
+            while cause is not None and not hasattr(cause, _PLACE):
+                cause = cause.__cause__
+            place = getattr(cause, _PLACE, "")
             raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
     def guard(self, program: Program) -> None:
@@ -95,7 +98,8 @@ class DynamoGraph(torch.nn.Module):
 def _graph_results(module: GraphModule, *args: Argument) -> Argument:
     """Return the results of Dynamo's graph. If it computes derivatives (``torch.func``), gradients are enabled, and
     weights are detached: values computed from a weight that requires gradients would be wrapped for the derivative."""
-    has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
+    derivatives = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
+    has_derivatives = any(node.target in derivatives for node in module.graph.nodes)
     if has_derivatives:
         args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
     with provenance.preserve_node_meta(), torch.enable_grad() if has_derivatives else nullcontext():
@@ -128,17 +132,6 @@ class _Calls(Interpreter):
 
 _PLACE: Final = "_pipeline_place"
 """The attribute of an exception with the user's line that failed."""
-
-
-def _place_of(error: BaseException | None) -> str:
-    """Return the user's line at which an error, or what caused it, was raised; empty if unknown."""
-    while error is not None and not hasattr(error, _PLACE):
-        error = error.__cause__
-    return getattr(error, _PLACE, "")
-
-
-_DERIVATIVES: Final = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
-"""The calls by which a graph of Dynamo's begins to take derivatives."""
 
 
 class _Number(float):

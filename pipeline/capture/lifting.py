@@ -83,9 +83,8 @@ def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gr
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
-        ) from error
+        why = f"torch.export cannot take the in-place operators out of the model: {error}"
+        raise CaptureError(why, HINT) from error
 
 
 def _optimal_sizes(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
@@ -98,14 +97,6 @@ def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str
     """Return the tensors among the example inputs, by the inputs' names."""
     rows = zip(arguments, leaves, strict=False)
     return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
-
-
-def _held_object_reason(name: str, value: object) -> str:
-    """Return why a program cannot contain an object that the model holds."""
-    if isinstance(value, torch.Generator):
-        return GENERATOR
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
 
 
 def _lifted_tensors(
@@ -123,7 +114,10 @@ def _lifted_tensors(
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            raise CaptureError(_held_object_reason(name, exported.constants.get(target)))
+            value = exported.constants.get(target)
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            why = f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
+            raise CaptureError(GENERATOR if isinstance(value, torch.Generator) else why)
         tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"

@@ -38,13 +38,11 @@ class Origin:
         """Return the module, if it still exists."""
         return self.reference() if self.reference is not None else None
 
-    def __copy__(self) -> Origin:
+    def __copy__(self, memo: object = None) -> Origin:
         """Itself: it never changes."""
         return self
 
-    def __deepcopy__(self, memo: object) -> Origin:
-        """Itself: it never changes."""
-        return self
+    __deepcopy__ = __copy__
 
     def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
         return Origin, ()

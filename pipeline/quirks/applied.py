@@ -17,9 +17,8 @@ from pipeline.shapes.environment import Symbols
 from pipeline.trt import CAPABILITIES, has_gpu
 
 _BY_ID: Final = {quirk.id: quirk for quirk in QUIRKS}
-_NONE: Final[frozenset[str]] = frozenset()
-_assumed: Final = ContextVar("assumed faults", default=_NONE)
-_ignored: Final = ContextVar("ignored faults", default=_NONE)
+_assumed: Final = ContextVar("assumed faults", default=frozenset[str]())
+_ignored: Final = ContextVar("ignored faults", default=frozenset[str]())
 
 
 class Experiment(ContextDecorator):

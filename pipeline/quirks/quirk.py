@@ -74,7 +74,7 @@ class Quirk:
     trigger: str
     instead: str
     test: str
-    evidence: str
+    evidence: str = "docs/notes/2026-11-29-kernel-faults.md"
     capabilities: tuple[str, ...] = ()
     since: Version | None = None
     before: Version | None = None
