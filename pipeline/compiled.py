@@ -124,8 +124,7 @@ class CompiledModule(torch.nn.Module, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Restore the buffers in place to their values when the model was compiled, and clear a pending error about
-        positions."""
+        """Restore the buffers in place to their values when compiled, and clear a pending error about positions."""
 
     @abstractmethod
     def new_state(self) -> CompiledModule:
@@ -315,8 +314,7 @@ class Compiled:
         return self._module(*args, **kwargs)
 
     def __str__(self) -> str:
-        """Return the engines, the operators that run in them, and their size: ``1 engine, 53 of 53 operators, 22.7
-        MB``."""
+        """Return the engines, their operators and their size: ``1 engine, 53 of 53 operators, 22.7 MB``."""
         count, size, found = len(self.engines), sum(engine.nbytes for engine in self.engines), self.coverage
         amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
         return f"{count} engine{'s'[: count != 1]}, {len(found.converted)} of {found.total} operators, {amount}"

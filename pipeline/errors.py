@@ -331,8 +331,7 @@ def _line_of(trace: str) -> str:
 
 @cache
 def folder_of(package: str) -> str:
-    """Return the folder of an imported package with a trailing separator, so that ``torch`` is no prefix of
-    ``torchvision``."""
+    """Return an imported package's folder with a separator at the end: ``torch`` is no prefix of ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 

@@ -77,8 +77,7 @@ class Recipe:
     def placed_on(
         self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
     ) -> torch.Tensor:
-        """Return the constant for these parameters on a device, contiguous; ``copied``: in memory shared with no
-        parameter."""
+        """Return the constant on a device, contiguous; ``copied``: in memory shared with no parameter."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluated(given).to(device)
         if copied and value.layout != torch.strided:

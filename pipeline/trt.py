@@ -327,8 +327,7 @@ def layer_class(kind: str) -> object:
 
 
 def layer_kind(layer: "trt.ILayer") -> str:
-    """Return the name of a layer's `trt.LayerType`; some classes have the pooling or activation type as
-    `layer.type`."""
+    """Return the name of a layer's `trt.LayerType`; ``layer.type`` of some is the pooling or activation type."""
     return enum_name(trt.ILayer.type.__get__(layer))
 
 

@@ -161,8 +161,7 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
 
 
 def _has_lost_its_size(node: torch.fx.Node) -> bool:
-    """Return whether the export has a new symbol for a number that sizes determine, such as, before torch 2.13, for a
-    slice's size."""
+    """Return whether a number that sizes determine is a new symbol: before torch 2.13, a slice's size."""
     known = set[object]()
     if node.target is torch.ops.aten.slice.Tensor:
         known = {symbol for given in node.all_input_nodes for symbol in _unbacked(given)}

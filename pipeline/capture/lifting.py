@@ -102,8 +102,7 @@ def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors by name, the recipes of the placeholders that are constant, and the buffers of those
-    that the model mutates."""
+    """Return the model's tensors, the recipes of placeholders that are constant, and the buffers that it mutates."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}

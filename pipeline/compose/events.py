@@ -87,8 +87,7 @@ class Run:
                     )
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
-        """Call the function and report it as the stage of this name; exceptions propagate, with a note naming the
-        stage."""
+        """Call the function and report it as the stage of this name; an exception gets a note that names the stage."""
         self.tell(Event("started", name, record=record))
         start = perf_counter()
         try:

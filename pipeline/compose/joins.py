@@ -91,8 +91,7 @@ def check_names(names: tuple[str, ...]) -> None:
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
-    """Raise `TypeError` unless the stages start with a `Program` and this is a model, before it is captured; let stages
-    check what they need on this machine."""
+    """Raise `TypeError` unless the stages start with a `Program` and this is a model; let stages `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
@@ -106,8 +105,7 @@ def check_front_door(stages: Sequence[AnyStage], model: object, settings: Compil
 
 
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
-    """Let stages check what they need on this machine before a model is captured: those with a method
-    ``check_ready``."""
+    """Let the stages that have a method ``check_ready`` check what they need on this machine."""
     for step in stages:
         inner = getattr(step, "function", getattr(step, "stage", step))
         if callable(check := getattr(inner, "check_ready", None)):

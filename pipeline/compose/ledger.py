@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
 import torch
-from attrs import evolve
 
-from pipeline.compiled import Compiled
-from pipeline.compose.events import Event, Observer
+from pipeline.compose.events import Event
 from pipeline.compose.resident import Reader, Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
 from pipeline.records.costs import Entry
-
-T = TypeVar("T")
 
 HOLDERS = ("model", "folded", "literals", "plans")
 
@@ -58,27 +52,6 @@ class Ledger:
 
     def __str__(self) -> str:
         return table(self.entries)
-
-
-def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less.
-
-    Args:
-        progress: the setting: whether the new one draws the run's progress; None: on a terminal.
-        names: the names of the run's stages.
-    """
-    if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
-        return known
-    if names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
-        from pipeline.compose.progress import RunProgress  # rich takes a while to import
-
-        return RunProgress(names[-1])
-    return Ledger(interval=0.05)
-
-
-def with_costs(record: T, entries: Sequence[Entry]) -> T:
-    """Return the record; a compiled program gets the time and memory of its stages."""
-    return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record
 
 
 def table(entries: list[Entry] | tuple[Entry, ...]) -> str:

@@ -30,7 +30,7 @@ from pipeline.compose.joins import (
     index_of,
     under,
 )
-from pipeline.compose.ledger import ledger_of, with_costs
+from pipeline.compose.recording import ledger_of, with_costs
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,

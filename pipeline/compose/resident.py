@@ -15,8 +15,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class Resident:
-    """Resident bytes: ``anonymous`` ones are the process's own; ``file`` ones mirror files, which the system may
-    drop."""
+    """Resident bytes: ``anonymous`` ones are the process's own; the system may drop those that mirror a ``file``."""
 
     anonymous: int = 0
     file: int = 0

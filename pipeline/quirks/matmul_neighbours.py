@@ -90,8 +90,7 @@ def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) 
 
 
 def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Return whether all paths from a node reach a softmax of the same engine through elementwise operators and
-    views."""
+    """Return whether all paths from a node reach a softmax of its engine through elementwise operators and views."""
     if does(node.target) is Does.SOFTENS:
         return node.name in part.inside
     goes_on = within and is_cheap(node) and node.users and node.name in part.inside

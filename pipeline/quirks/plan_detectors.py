@@ -68,8 +68,7 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the matmul and convolution kernels that end in a cast to bfloat16, as (kernel, result)
-    (`halves-behind-matmuls`)."""
+    """Return the kernels of matmuls that end in a cast to bfloat16, as (kernel, result) (`halves-behind-matmuls`)."""
     found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)

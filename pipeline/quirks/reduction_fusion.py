@@ -59,8 +59,7 @@ def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether type promotion stays the same if an input gets dims: a 0-d tensor has lower priority, a condition
-    none."""
+    """Return whether an input with dims promotes alike: a 0-d tensor has lower priority, a condition none."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
     if node_shape(given) != () or given in conditions:
         return True

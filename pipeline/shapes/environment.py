@@ -199,8 +199,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrowed(given: Range, name: str, relation: Relation) -> Range:
-    """Return the range from the first to the last value for which the relation holds; the range itself if there is
-    none."""
+    """Return the range from the first to the last value for which the relation holds; itself if there is none."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, POINTS) if relation.holds({name: v})), None)

@@ -54,8 +54,7 @@ def _multiple(_: object, __: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The stage; `pipeline.verify` makes it and documents its options. ``before``: the stages before it in its
-    pipeline."""
+    """The stage; `pipeline.verify` documents its options. ``before``: the stages before it in its pipeline."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
