@@ -90,12 +90,12 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """Return the annotation of the function's first parameter."""
+        """The annotation of the function's first parameter."""
         return self._types[0]
 
     @property
     def gives(self) -> Any:
-        """Return the annotation of the function's result."""
+        """The annotation of the function's result."""
         return self._types[1]
 
     @cached_property
@@ -176,8 +176,7 @@ def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
 
 def described(step: AnyStage) -> str:
     """Describe a stage in one line: its name, its implementation if named differently, and both records."""
-    inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
-    own = name_of(inner)
+    own = name_of(step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step)
     try:
         types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
     except TypeError:
@@ -318,8 +317,10 @@ class Pipeline(Generic[Takes, Gives]):
 
         A pipeline in place of a stage runs as one stage, with its own observers.
         """
-        at = self._index(name)
-        return self._with((*self.stages[:at], _named(stage, name), *self.stages[at + 1 :]))
+        at, made = self._index(name), as_stage(stage)
+        if made.name != name:
+            made = Named(made.stage if isinstance(made, Named) else made, name)
+        return self._with((*self.stages[:at], made, *self.stages[at + 1 :]))
 
     @overload
     def insert(self, stage: Callable[[Other], Other], *, before: str = ..., after: str = ...) -> Self: ...
@@ -376,15 +377,12 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[self._index(name)]
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a stage has this name."""
         return name in self.names
 
     def __iter__(self) -> Iterator[AnyStage]:
-        """Iterate over the stages, in order."""
         return iter(self.stages)
 
     def __len__(self) -> int:
-        """Return the number of stages."""
         return len(self.stages)
 
     def __bool__(self) -> bool:
@@ -400,9 +398,3 @@ class Pipeline(Generic[Takes, Gives]):
 
 def _pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
-
-
-def _named(part: StageLike, name: str) -> AnyStage:
-    """Return the same stage under another name."""
-    made = as_stage(part)
-    return made if made.name == name else Named(made.stage if isinstance(made, Named) else made, name)

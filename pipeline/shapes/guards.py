@@ -135,10 +135,8 @@ def _asks_for_one(expr: object) -> bool:
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
         ratios = [sympy.cancel(a / b) for a, b in ((one, other), (other, one)) if b != 0]
-        sizes = (
-            r.is_Symbol or (isinstance(r, sympy.Max) and 1 in r.args) for r in ratios
-        )  # in a stride, 0 counts as 1
-        return 1 in expr.args or any(sizes)
+        are_sizes = (r.is_Symbol or (isinstance(r, sympy.Max) and 1 in r.args) for r in ratios)  # a stride's 0 is 1
+        return 1 in expr.args or any(are_sizes)
     if isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         return bool(expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2))
     return False

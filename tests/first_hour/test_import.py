@@ -52,7 +52,7 @@ def test_public_names_are_where_type_checkers_see_them() -> None:
     tree = ast.parse(Path(str(pipeline.__file__)).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = [(n.module, a.name, a.asname) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names]
-    assert [(module, name, name) for module, names in _PLACES.items() for name in names.split()] == seen
+    assert {(module, name, name) for module, names in _PLACES.items() for name in names.split()} == {*seen}
     assert {name for _, name, _ in seen} | {"__version__"} == {*pipeline.__all__}
     assert {*pipeline.__all__} <= {*dir(pipeline)}
     assert all(getattr(pipeline, name) is not None for name in pipeline.__all__)
