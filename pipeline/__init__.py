@@ -151,7 +151,7 @@ class _Public(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+        return sorted({*super().__dir__(), *_MODULES})
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         """Pickle the package by its name, as cloudpickle (Ray, Dask) does with plain modules that a function uses."""

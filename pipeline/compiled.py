@@ -360,8 +360,11 @@ class Compiled:
         """
         if html is not None:
             self._write_page(html, title, profile)
-        rows = zip(self.engines, self.networks, strict=False)
-        sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
+        sizes = {}
+        for engine, network in zip(self.engines, self.networks, strict=False):
+            kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
+            layers = f"{len(network.layers)} layers ({kinds})"
+            sizes[engine.name] = f"  engine {engine.nbytes / 1e6:.1f} MB, {engine.library}, {layers}"
         inputs, outputs = border_lines(self.partitioned)
         lines = [str(self.coverage), "", "inputs:", *(f"  {row}" for row in inputs)]
         lines += ["outputs:", *(f"  {row}" for row in outputs), "", *self._sizes()]
@@ -378,8 +381,3 @@ class Compiled:
         for place, profile in enumerate(self.program.profiles):
             rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
-
-
-def _described(engine: Engine, network: Network) -> str:
-    kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
-    return f"{engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})"

@@ -218,8 +218,9 @@ class AgreementError(PipelineError):
         'verify(on_failure="warn") goes on'
     )
 
-    def __init__(self, agreement: object, hint: str = "") -> None:
-        super().__init__(_disagreement(agreement), hint or _advice(agreement))
+    def __init__(self, agreement: Any, hint: str = "") -> None:
+        is_captured_otherwise = agreement.differences and agreement.differences == agreement.failures
+        super().__init__(_disagreement(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
         self.agreement = agreement
         self.args = (agreement, hint)
 
@@ -279,29 +280,18 @@ def _disagreement(agreement: Any) -> str:
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"
-    wrong = tuple(row for row in agreement.failures if row.source == "graph")
+    lines = []
+    wrong, differ = [row for row in agreement.failures if row.source == "graph"], agreement.differences
     count = sum(row.source == "graph" for row in agreement.rows)
-    lines = _listed(agreement, f"{len(wrong)} of {count} outputs are wrong on the {agreement.executor} executor", wrong)
-    differ = agreement.differences
-    first = f"the captured graph differs from the module in {len(differ)} of {len(agreement.rows) - count} outputs"
-    return "\n".join([*lines, *_listed(agreement, f"{first}: this comes of torch.export, and of no engine", differ)])
-
-
-def _listed(agreement: Any, first: str, rows: Sequence[Any]) -> list[str]:
-    of = [f"  {_where(agreement, row)}" for row in rows[:8]]
-    return [first, *of, *(["  …"] if len(rows) > 8 else [])] if rows else []
-
-
-def _advice(agreement: Any) -> str:
-    """Return the hint for a graph that differs from its module, where no engine is at fault; else the default hint."""
-    if agreement.differences and agreement.differences == agreement.failures:
-        return CAPTURED_OTHERWISE
-    return ""
-
-
-def _where(agreement: Any, row: Any) -> str:
-    sizes = ", ".join(f"{place} = {size}" for place, size in agreement.sizes.get(row.sample, {}).items())
-    return f"{row}{f', at {sizes}' if sizes else ''}"
+    first = f"{len(wrong)} of {count} outputs are wrong on the {agreement.executor} executor"
+    other = f"the captured graph differs from the module in {len(differ)} of {len(agreement.rows) - count} outputs"
+    for title, rows in ((first, wrong), (f"{other}: this comes of torch.export, and of no engine", differ)):
+        lines += [title] if rows else []
+        for row in rows[:8]:
+            sizes = ", ".join(f"{place} = {size}" for place, size in agreement.sizes.get(row.sample, {}).items())
+            lines.append(f"  {row}{f', at {sizes}' if sizes else ''}")
+        lines += ["  …"] if len(rows) > 8 else []
+    return "\n".join(lines)
 
 
 def source_line(node: torch.fx.Node) -> str:

@@ -210,7 +210,7 @@ class _Conversion:
         for i in range(first, self.ctx.net.num_layers):
             layer = layer_of(self.ctx.net, i)
             for held in (each for each in weights_in(layer) if each.pointer is not None):
-                known = self.ctx.weights.get(held.pointer)
+                known = self.ctx.weights.get(held.pointer or 0)
                 if known is None or math.prod(known.shape) != held.count:
                     setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
 

@@ -68,11 +68,8 @@ class InPieces:
 
     TensorRT builds an engine in one thread, and a deep network takes longer than its parts together, which processes
     can build in parallel (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as between the
-    layers of a transformer, and never through fused patterns; nothing else is fused across a cut.
-
-    count: the most engines that one is cut into.
-    between: instead, cut between submodules, by their paths as in `fnmatch` (``encoder.layer.*``). One that updates a
-        cache begins behind its updates, which belong to the engine before.
+    layers of a transformer, and never through fused patterns; nothing else is fused across a cut. `in_pieces` documents
+    its fields.
     """
 
     count: int | None = field(default=None)
@@ -125,11 +122,7 @@ class BySubmodule:
 
     Patterns that TensorRT fuses are not cut here either. If a border between submodules runs through one (the
     activation after a convolution belongs to another, the softmax of attention is a module), all of it goes with the
-    submodule in which it begins.
-
-    depth: the depth of submodules, by the number of names in their paths (``encoder.layer.0`` is 3); shallower ones
-        without such a submodule count as well. Operators of the model itself are cut as by default.
-    pattern: the paths of submodules, as in `fnmatch` (``encoder.layer.*``); instead of ``depth``.
+    submodule in which it begins. `by_submodule` documents its fields.
     """
 
     depth: int = field(default=1)
@@ -163,8 +156,9 @@ def in_pieces(count: int | None = None, *, between: str = "") -> InPieces:
     Args:
         count: the largest number of engines that each engine of the default partitioner is cut into, at least 1.
         between: instead of a number the submodules between which engines are cut, by their paths, as in `fnmatch`:
-            ``"encoder.layer.*"``. With `pipeline.shared_weights` layers of one structure are one engine, which is built
-            and loaded once.
+            ``"encoder.layer.*"``. One that updates a cache begins behind its updates, which belong to the engine
+            before. With `pipeline.shared_weights` layers of one structure are one engine, which is built and loaded
+            once.
 
     Raises:
         TypeError: both are given, or none.
@@ -176,8 +170,9 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     """Return a partitioner that keeps submodules whole: ``compile.replace("partition", pipeline.by_submodule(3))``.
 
     Args:
-        depth: the depth of submodules, by the number of names in their paths: ``encoder.layer.0`` is 3.
-        pattern: the paths of submodules, as in `fnmatch`: ``"encoder.layer.*"``.
+        depth: the depth of submodules, by the number of names in their paths: ``encoder.layer.0`` is 3. Shallower ones
+            without such a submodule count as well. Operators of the model itself are cut as by default.
+        pattern: instead of a depth the paths of submodules, as in `fnmatch`: ``"encoder.layer.*"``.
     """
     return BySubmodule(depth, pattern=pattern)
 
