@@ -64,7 +64,6 @@ class Fallback:
     where: str = ""
 
     def __str__(self) -> str:
-        """Return the two or three lines of an error or report."""
         lines = [f"{self.target} at node {self.node}{_bracketed(self.where)}", _indented(self.reason)]
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
@@ -95,7 +94,6 @@ class PipelineError(RuntimeError):
         self.message, self.hint = message, hint
 
     def __str__(self) -> str:
-        """Return the message, then the hint on a line of its own."""
         return _message(self.message, "", self.hint or self.advice)
 
 
@@ -111,7 +109,6 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
         self.args = (self.fallbacks, total)
 
     def __str__(self) -> str:
-        """Return every node with its reason, and the hint."""
         nodes = (_indented(str(fallback)) for fallback in self.fallbacks)
         return _message("\n".join([self.message, *nodes]), "", self.advice)
 
@@ -125,7 +122,6 @@ class ConversionError(PipelineError):
         self.args = (node, target, where, message)
 
     def __str__(self) -> str:
-        """Return the node, its source line and TensorRT's message."""
         what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
         own = self.message.startswith("the converter returned")
         other = "correct the converter" if own else "give it a converter of your own"
@@ -205,7 +201,6 @@ class RefitError(PipelineError):
         self.args = (self.weights, hint)
 
     def __str__(self) -> str:
-        """Return every weight with its reason."""
         rows = "\n".join(f"{name}: {reason}" for name, reason in self.weights.items())
         return _message(self.message, rows, self.hint or self.advice)
 

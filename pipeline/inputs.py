@@ -304,5 +304,4 @@ def _printed_dim(low: int, opt: int, high: int) -> str:
 
 
 def is_input(value: object) -> bool:
-    """Return whether a value is an `Input`."""
     return isinstance(value, Input)

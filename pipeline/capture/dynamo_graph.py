@@ -51,19 +51,12 @@ class DynamoGraph(torch.nn.Module):
 
     def forward(self, *inputs: object) -> Argument:
         """Compute the results of Dynamo's graph."""
-        known = dict(zip(self.inputs, inputs, strict=True))
-        return self.calls(*(self.given(node, known) for node in self.values))
-
-    def given(self, node: Node, known: Mapping[Node, Argument]) -> Argument:
-        """Return the value of one of Dynamo's arguments."""
-        if node in known:
-            return known[node]
-        if node in self.numbers:
-            return self.numbers[node]
-        if node in self.weights:
-            return getattr(self, node.name)
-        tensor, dim = self.places[str(self.values[node])]
-        return known[tensor].shape[dim]
+        weights = {node: getattr(self, node.name) for node in self.weights}
+        known: dict[Node, Argument] = {**self.numbers, **weights, **dict(zip(self.inputs, inputs, strict=True))}
+        for node in (node for node in self.values if node not in known):
+            tensor, dim = self.places[str(self.values[node])]
+            known[node] = known[tensor].shape[dim]
+        return self.calls(*(known[node] for node in self.values))
 
     def program(self, settings: CompilationSettings) -> Program:
         """Return the graph, captured with the ranges of its sizes."""
@@ -110,7 +103,6 @@ class _Calls(Interpreter):
     """Dynamo's graph, run node by node: each knows the user's line that it comes from."""
 
     def run_node(self, n: Node) -> Argument:
-        """Compute a node."""
         provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
         try:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -138,7 +130,6 @@ class _Number(float):
     """A float in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> float:
-        """Return the number."""
         return float(self)
 
 
@@ -146,7 +137,6 @@ class _Whole(int):
     """An integer in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> int:
-        """Return the number."""
         return int(self)
 
 

@@ -140,7 +140,6 @@ def functional(
 
 
 def _varying_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
-    """Return the inputs and dims whose sizes vary, and what they are."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
     shapes = {name: value.shape for name, value in inputs.items() if isinstance(value, torch.Tensor)}

@@ -94,7 +94,6 @@ def _optimal_sizes(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
 
 
 def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str, torch.Tensor]:
-    """Return the tensors among the example inputs, by the inputs' names."""
     rows = zip(arguments, leaves, strict=False)
     return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
 

@@ -126,7 +126,6 @@ class _Rewriter:
         self.versions.setdefault(self.root(node), 0)
 
     def value(self, node: Node, written: Node) -> Node:
-        """Return the value that is written."""
         if node.target is aten.copy_.default and _is_plain_copy(node):
             return self.read(node.args[1])  # type: ignore[arg-type]
         target = functional_variant(node.target)
@@ -172,7 +171,6 @@ class _Rewriter:
         return self.env[stale[0] if stale else node]
 
     def root(self, node: Node) -> Node:
-        """Return the node whose memory a node has."""
         while node in self.views:
             node = self.views[node].source
         return node

@@ -34,7 +34,6 @@ class View:
     args: tuple[Argument, ...]
 
     def of(self, emit: Emit, value: Node) -> Node:
-        """Return the view of another value of the viewed tensor."""
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:

@@ -121,7 +121,6 @@ def check_known(unknown: Mapping[str, object]) -> None:
 
 
 def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
-    """Validate a pipeline's settings."""
     if value is not None and not isinstance(value, CompilationSettings):
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
 

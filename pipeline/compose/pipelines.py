@@ -57,7 +57,6 @@ class _Joined:
     """A mixin for stages: the operator `|`, and how they print."""
 
     def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return the pipeline of this stage, then the other stage or pipeline."""
         first: Pipeline[Takes, Gives] = Pipeline((self,))
         return first | other
 
@@ -85,17 +84,14 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
             self.__dict__.update(shown, __wrapped__=self.function)
 
     def __call__(self, record: Takes, /) -> Gives:
-        """Call the function on the record."""
         return self.function(record)
 
     @property
     def takes(self) -> Any:
-        """The annotation of the function's first parameter."""
         return self._types[0]
 
     @property
     def gives(self) -> Any:
-        """The annotation of the function's result."""
         return self._types[1]
 
     @cached_property
@@ -119,16 +115,13 @@ class Named(_Joined, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """Return the record type that the stage takes."""
         return self.stage.takes
 
     @property
     def gives(self) -> Any:
-        """Return the record type that the stage returns."""
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
-        """Run the stage on the record."""
         return self.stage(record)
 
 
@@ -295,7 +288,6 @@ class Pipeline(Generic[Takes, Gives]):
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
     def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
-        """Return the pipeline of the stage, then this."""
         return _pipeline(other) | self
 
     @overload

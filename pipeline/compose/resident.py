@@ -119,7 +119,6 @@ class Sampler:
         self._reader = reader or Reader(interval)
 
     def sample(self) -> None:
-        """Read once more."""
         self.last = family(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 

@@ -94,7 +94,6 @@ class Quirk:
         return f"{first} and newer" if first else f"before {end}" if end else "all"
 
     def is_in(self, flavour: str, version: Version) -> bool:
-        """Return whether a version has the fault."""
         if flavour not in self.flavours:
             return False
         is_new_enough = self.since is None or version >= self.since

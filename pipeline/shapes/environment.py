@@ -157,7 +157,6 @@ class ShapeEnvironment(Mapping[str, Range]):
         return len(self.symbols)
 
     def bounds(self, expr: Expr) -> Range:
-        """Return the range of an expression over the symbols."""
         return bounds(expr, self)
 
     @property
@@ -336,7 +335,6 @@ def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -
 
 
 def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
-    """Return the divisors in an expression."""
     if "Where" in str(expr) or expr.has(sympy.Piecewise):
         return set()
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}

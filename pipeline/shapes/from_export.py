@@ -209,7 +209,6 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[obj
 
 
 def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
-    """Yield a graph, and those that its control flow runs."""
     yield graph
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -294,7 +293,6 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
 
 
 def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
-    """Return the largest size among a node's inputs."""
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
 

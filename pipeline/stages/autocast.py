@@ -119,7 +119,6 @@ class _Caster:
         self.decisions: list[Decision] = []
 
     def cast(self) -> Program:
-        """Return the program in mixed precision."""
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.call(node)
@@ -225,7 +224,6 @@ class _Caster:
         return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
 
     def create(self, target: Target, args: Argument, kwargs: Argument, like: Node, name: str) -> Node:
-        """Create a call with its fake value."""
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
             value = like.meta["val"].to(_dtype(args[0]))
         else:

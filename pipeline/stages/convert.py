@@ -320,7 +320,6 @@ class _Conversion:
         self.ctx.net.mark_output(tensor)
 
     def layers(self, first: int = 0) -> list[Any]:
-        """Return the layers of the network from this one on."""
         return [self.ctx.net.get_layer(i) for i in range(first, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:

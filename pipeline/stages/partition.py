@@ -224,7 +224,6 @@ def _refused(validated: Validated) -> Mapping[Node, str]:
 
 
 def _items(node: Node) -> Iterable[Node]:
-    """Return the items of a result that is a tuple."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return ()
     return (user for user in node.users if user.op == "call_function" and not is_operator(user))

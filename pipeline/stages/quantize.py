@@ -146,7 +146,6 @@ class _Quantizer:
         self.scales: dict[str, torch.Tensor] = {}
 
     def run(self) -> Program:
-        """Return the program, and a decision for each operator that has a weight."""
         chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.chosen(n)]
         found = self.ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
@@ -183,7 +182,6 @@ class _Quantizer:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), said))
 
     def ranges(self, chosen: Sequence[Node]) -> Mapping[str, float]:
-        """Return the ranges of the operators' activations."""
         wanted = {source.name for node in chosen for source in node.all_input_nodes[:1]}
         try:
             return ranges(self.program, wanted, Range(self.options.percentile), self.batches())
@@ -204,7 +202,6 @@ class _Quantizer:
             yield leaves
 
     def replace(self, node: Node, found: Mapping[str, float]) -> None:
-        """Replace an operator by one on a rounded weight and rounded activations."""
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
         block = block_of(options.weights, node)
