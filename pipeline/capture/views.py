@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -17,11 +17,8 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.types import Argument, Function, Node, Target, aten
 from pipeline.shapes.environment import shape_of
 
-
-class Emit(Protocol):
-    """Appends a call to the new graph; its fake value is that of an old node."""
-
-    def __call__(self, target: object, *args: object, val: object) -> Node: ...
+Emit: TypeAlias = Callable[..., Node]
+"""Appends a call to the new graph: ``emit(target, *args, val=…)`` with the fake value of an old node."""
 
 
 @frozen

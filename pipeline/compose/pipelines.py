@@ -30,7 +30,7 @@ from pipeline.compose.joins import (
     index_of,
     under,
 )
-from pipeline.compose.recording import ledger_of, with_costs
+from pipeline.compose.recording import ledger_of
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
@@ -245,11 +245,13 @@ class Pipeline(Generic[Takes, Gives]):
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
-            return with_costs(self._run(run, under(self._settings, model, self.stages)), ledger.entries[before:])
-        check_front_door(self.stages, model, self.settings)
-        front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
-        front = partial(front, profiles=profiles)
-        return with_costs(self._run(run, run.call("capture", front)), ledger.entries[before:])
+            record = under(self._settings, model, self.stages)
+        else:
+            check_front_door(self.stages, model, self.settings)
+            front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
+            record = run.call("capture", partial(front, profiles=profiles))
+        made = self._run(run, record)
+        return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
     def _run(self, run: Run, record: object) -> Any:
         steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
 
-from attrs import evolve
-
-from pipeline.compiled import Compiled
 from pipeline.compose.events import Observer
 from pipeline.compose.ledger import Ledger
-from pipeline.records.costs import Entry
-
-T = TypeVar("T")
 
 
 def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
@@ -30,8 +23,3 @@ def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Seque
 
         return RunProgress(names[-1])
     return Ledger(interval=0.05)
-
-
-def with_costs(record: T, entries: Sequence[Entry]) -> T:
-    """Return the record; a compiled program gets the time and memory of its stages."""
-    return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record

@@ -44,8 +44,7 @@ def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
         return node.all_input_nodes[:1]
     if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
         return []
-    added = next((place for target, place in ADDING.items() if target is node.target), None)
-    return [x for i, x in enumerate(node.args) if i != added and isinstance(x, torch.fx.Node)]
+    return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, torch.fx.Node)]
 
 
 def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
