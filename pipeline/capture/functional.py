@@ -117,9 +117,7 @@ class _Inliner:
         return made
 
 
-def functional(
-    exported: ExportedProgram,
-) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return the same program without mutation, its graph and signature; the argument is not changed."""
     module = with_functional_parts(inlined(exported.graph_module))
     _check_declared_writes(module)

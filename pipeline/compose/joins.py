@@ -75,19 +75,15 @@ def index_of(name: str, names: Sequence[str]) -> int:
 
 def check_join(before: AnyStage, after: AnyStage) -> None:
     if not accepts(after.takes, before.gives):
-        raise TypeError(
-            f"stage {before.name!r} returns {type_name(before.gives)}, "
-            f"but the next stage, {after.name!r}, takes {type_name(after.takes)}"
-        )
+        takes = f"the next stage, {after.name!r}, takes {type_name(after.takes)}"
+        raise TypeError(f"stage {before.name!r} returns {type_name(before.gives)}, but {takes}")
 
 
 def check_names(names: tuple[str, ...]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(
-            f"two stages are called {twice[0]!r} in {', '.join(names)}: "
-            'swap the first with replace(), or give one another name with @stage(name="…")'
-        )
+        instead = 'swap the first with replace(), or give one another name with @stage(name="…")'
+        raise ValueError(f"two stages are called {twice[0]!r} in {', '.join(names)}: {instead}")
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
@@ -98,10 +94,8 @@ def check_front_door(stages: Sequence[AnyStage], model: object, settings: Compil
             return check_ready(stages, settings)
         raise TypeError(f"{what(model)} cannot be compiled: {_model_instead(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
-    raise TypeError(
-        f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
-        "to compile a model, begin with the stage 'decompose'"
-    )
+    why = f"call it with that record alone, not with {type(model).__name__} or args"
+    raise TypeError(f"this pipeline starts {first}: {why}; to compile a model, begin with the stage 'decompose'")
 
 
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:

@@ -50,10 +50,9 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
     try:
         hints = get_type_hints(function if isinstance(function, FunctionType | MethodType) else type(function).__call__)
     except NameError as error:
-        raise TypeError(
-            f"stage {name!r}: the annotation {error.name!r} is not known in the module of the function; "
-            "define or import it at the module's top level (not under TYPE_CHECKING)"
-        ) from error
+        why = f"the annotation {error.name!r} is not known in the module of the function"
+        instead = "define or import it at the module's top level (not under TYPE_CHECKING)"
+        raise TypeError(f"stage {name!r}: {why}; {instead}") from error
     if hints["return"] is NoneType:
         raise TypeError(f"stage {name!r} is annotated to return None; a stage returns a record")
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]

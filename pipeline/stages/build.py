@@ -101,11 +101,8 @@ build = Build()
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """Return the record of an engine; warn about kernels of known faults."""
     for kernel, fault in faults(order.network, data):
-        log.warning(
-            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run the operators "
-            "in its name in PyTorch (torch_executed_ops)",
-            *(order.name, kernel, fault),
-        )
+        how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
+        log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
     if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)

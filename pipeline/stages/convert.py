@@ -198,9 +198,8 @@ class _Conversion:
             check_tensor(result, expected, self.ranges, given)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
-                raise NetworkError(
-                    f"the converter returned {type(result).__name__}, the operator has {len(expected)} results"
-                )
+                due = f"the operator has {len(expected)} results"
+                raise NetworkError(f"the converter returned {type(result).__name__}, {due}")
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
                     check_tensor(made, wanted, self.ranges, given)

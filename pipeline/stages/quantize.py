@@ -196,9 +196,8 @@ class _Quantizer:
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
             leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))
             if len(leaves) != len(self.program.inputs):
-                raise CalibrationError(
-                    f"input {index} of calibration has {len(leaves)} values, the model takes {len(self.program.inputs)}"
-                )
+                due = f"the model takes {len(self.program.inputs)}"
+                raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 
     def replace(self, node: Node, found: Mapping[str, float]) -> None:

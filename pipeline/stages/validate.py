@@ -168,9 +168,8 @@ def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
 def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
-        yield Rejection(
-            f"{what} is float64, which TensorRT does not have", "pass truncate_double=True to compute it in float32"
-        )
+        hint = "pass truncate_double=True to compute it in float32"
+        yield Rejection(f"{what} is float64, which TensorRT does not have", hint)
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
         yield Rejection(f"{what} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
@@ -188,10 +187,8 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
         any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
         of_inputs = bool(program.inputs)  # a block in a converter has none: its sizes may be the network's own
         if any_number or (of_inputs and _of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
-            yield Rejection(
-                f"{what} has a size, {program.shapes.words(size)}, that depends on data and has no bound",
-                "compute it from sizes of inputs, or declare its bounds with torch._check",
-            )
+            why = f"{what} has a size, {program.shapes.words(size)}, that depends on data and has no bound"
+            yield Rejection(why, "compute it from sizes of inputs, or declare its bounds with torch._check")
 
 
 def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
@@ -201,10 +198,9 @@ def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]
     for sizes in zip_longest(*shapes, fillvalue=1):
         if any(map(_of_data, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
-            yield Rejection(
-                f"the inputs have the sizes {words} in one dim, which are equal only for some data",
-                "compute both from sizes of inputs; numbers that never change can be an input as pipeline.Constant",
-            )
+            why = f"the inputs have the sizes {words} in one dim, which are equal only for some data"
+            instead = "numbers that never change can be an input as pipeline.Constant"
+            yield Rejection(why, f"compute both from sizes of inputs; {instead}")
 
 
 def _of_data(size: Expr) -> bool:
