@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, Final, get_args
 
 import torch
@@ -182,8 +182,8 @@ class _Runner:
     weights, inputs: the positions of weights and inputs among Dynamo's arguments.
     calls: Dynamo's graph, for calls in which an input that the graph writes to (``written``) shares memory with
         another input or of a weight.
-    held, counted, versions: the weights that are compiled, those whose writes torch counts, and how many it counted.
-    data, data_counts: the writes to weights through ``.data``, and the counts of those that are compiled.
+    held: the weights that are compiled.
+    watched, counts: those whose writes are counted, by torch or through ``.data``, and how many were.
     """
 
     compiled: Compiled
@@ -194,18 +194,14 @@ class _Runner:
     written: Sequence[int]
     module: Any = None
     held: Sequence[torch.Tensor] = ()
-    counted: Sequence[torch.Tensor] = ()
-    versions: Sequence[int] = ()
-    data: Sequence[DataWrites] = ()
-    data_counts: Sequence[tuple[int, int]] = ()
+    watched: Sequence[tuple[torch.Tensor, DataWrites]] = ()
+    counts: Sequence[tuple[int, object]] = ()
 
     def load(self, args: Sequence[Argument]) -> None:
         """Create a module for the compiled program, and record the versions of its weights."""
         self.held = [args[i] for i in self.weights.values()]
-        self.counted = [weight for weight in self.held if not weight.is_inference()]
-        self.versions = list(map(_writes, self.counted))
-        self.data = list(map(watch, self.counted))
-        self.data_counts = list(map(_data_writes, self.data))
+        self.watched = [(weight, watch(weight)) for weight in self.held if not weight.is_inference()]
+        self.counts = self.writes()
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Argument) -> Any:
@@ -213,19 +209,15 @@ class _Runner:
         given = [args[i] for i in self.inputs]
         if self.written and shared(self.written, [*given, *now]):
             return self.calls(*args)
-        if not all(map(is_, now, self.held)) or self.has_writes():
+        if not all(map(is_, now, self.held)) or self.writes() != self.counts:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.load(args)
         with torch.no_grad() if self.written else nullcontext():  # the graph has its own, around what it writes
             return self.module(*given)
 
-    def has_writes(self) -> bool:
-        """Return whether a weight was written to since it was compiled."""
-        counts = list(map(_data_writes, self.data))
-        return list(map(_writes, self.counted)) != self.versions or counts != self.data_counts
-
-
-_writes, _data_writes = attrgetter("_version"), attrgetter("count")
+    def writes(self) -> list[tuple[int, object]]:
+        """Return how often each weight was written to, by torch's count and through ``.data``."""
+        return [(weight._version, data.count) for weight, data in self.watched]
 
 
 def _is_weight(node: Node, value: object) -> bool:

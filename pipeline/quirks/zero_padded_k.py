@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Function
+from pipeline.aten.types import Target
 from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
@@ -76,7 +76,7 @@ def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[s
             values[node] = values[read[0]].to(node.meta["val"].dtype)
         else:
             args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
-            target: Function = node.target
+            target: Target = node.target
             values[node] = torch.as_tensor(target(*args, **kwargs))
     return values
 
