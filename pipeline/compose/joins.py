@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -73,17 +74,16 @@ def index_of(name: str, names: Sequence[str]) -> int:
     return names.index(name)
 
 
-def check_join(before: AnyStage, after: AnyStage) -> None:
-    if not accepts(after.takes, before.gives):
-        takes = f"the next stage, {after.name!r}, takes {type_name(after.takes)}"
-        raise TypeError(f"stage {before.name!r} returns {type_name(before.gives)}, but {takes}")
-
-
-def check_names(names: tuple[str, ...]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+def check_joins(stages: Sequence[AnyStage]) -> None:
+    """Raise an error if two stages have one name, or if a stage does not take what the one before it returns."""
+    names = [stage.name for stage in stages]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         instead = 'swap the first with replace(), or give one another name with @stage(name="…")'
         raise ValueError(f"two stages are called {twice[0]!r} in {', '.join(names)}: {instead}")
+    for before, after in pairwise(stages):
+        if not accepts(after.takes, before.gives):
+            takes = f"the next stage, {after.name!r}, takes {type_name(after.takes)}"
+            raise TypeError(f"stage {before.name!r} returns {type_name(before.gives)}, but {takes}")
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:

@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
-from itertools import pairwise
 from types import FunctionType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
 
@@ -21,9 +20,8 @@ from pipeline.compiled import Compiled
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
     check_front_door,
-    check_join,
+    check_joins,
     check_known,
-    check_names,
     check_settings,
     checked,
     empty,
@@ -205,9 +203,7 @@ class Pipeline(Generic[Takes, Gives]):
     observers: tuple[Observer, ...] = attrs.field(default=(), converter=as_observers)
 
     def __attrs_post_init__(self) -> None:
-        check_names(self.names)
-        for before, after in pairwise(self.stages):
-            check_join(before, after)
+        check_joins(self.stages)
 
     @overload
     def __call__(

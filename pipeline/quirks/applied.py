@@ -84,14 +84,7 @@ def marks_of(
     constants: Iterable[str] = (),
     outputs: Iterable[str] = (),
 ) -> tuple[Mark, ...]:
-    """Return the marks of a segment: for each fault that applies, the places that its analysis finds.
-
-    Args:
-        nodes: the nodes, in order.
-        ranges: the values of each symbol in the segment.
-        constants: the names of the placeholders that are the segment's constants.
-        outputs: the names of the nodes that are the segment's outputs.
-    """
+    """Return the marks of a segment (`Part`): for each fault that applies, the places that its analysis finds."""
     part = Part(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *place)

@@ -254,11 +254,12 @@ def _data_dependent(
     low, high = _stated_bounds(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
-    limits = [limit for limit in (_most_selected(node, shapes), _longest_piece(node, shapes)) if limit is not None]
-    limit = min(limits, default=None)
-    high = limit if high is None else high if limit is None else min(high, limit)
+    limits = (high, _most_selected(node, shapes), _longest_piece(node, shapes))
+    high = min((limit for limit in limits if limit is not None), default=None)
     if high is None:
-        known = max(_largest(node, shapes), _largest_in_example(node, examples))
+        tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        largest = (bounds(size, shapes).max for tensor in tensors for size in shape_of(tensor))
+        known = max(*largest, _largest_in_example(node, examples), 1)
         high = max(UNBOUNDED_FACTOR * known, UNKNOWN, low)
         unbounded[node.name] = high
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
@@ -290,11 +291,6 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
                     low, high = ranges[name].min, ranges[name].max
                     found[name] = Range(low, min(max((opt + number) // len(names), low), high), high)
     return found
-
-
-def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
-    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
 
 
 def _largest_in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
