@@ -20,14 +20,8 @@ Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
 
 @define(slots=False, eq=False)
 class Part:
-    """The nodes of a segment.
-
-    Attributes:
-        nodes: the nodes, in order.
-        constants: the names of the placeholders that are the segment's constants.
-        outputs: the names of the nodes that are the segment's outputs.
-        ranges: the ranges of the symbols in the segment.
-    """
+    """The nodes of a segment, in order; the names of those that are its outputs, and of the placeholders that are its
+    constants; and the ranges of its symbols."""
 
     nodes: tuple[torch.fx.Node, ...]
     constants: frozenset[str]

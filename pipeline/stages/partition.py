@@ -11,7 +11,7 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from attrs import field, frozen
@@ -26,9 +26,6 @@ from pipeline.partitioning.split_engine import cut_between, pieces
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
 from pipeline.program import Partitioned, Validated, is_operator
-
-Cut: TypeAlias = Callable[[Flow, Units, Sequence[int]], "list[tuple[int, ...]]"]
-"""Splits the operators of an engine."""
 
 
 class Partitioner(Protocol):
@@ -190,7 +187,9 @@ def _largest(program: Flow, refused: dict[int, str]) -> Units:
 def _partitioned(
     validated: Validated,
     choose: Callable[[Flow, dict[int, str]], Units],
-    cut: Cut = lambda program, chosen, inside: [tuple(inside)],
+    cut: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] = lambda program, chosen, inside: [
+        tuple(inside)
+    ],
 ) -> Partitioned:
     program, settings = validated.program, validated.program.settings
     reasons = _refused(validated)
@@ -205,7 +204,7 @@ def _partitioned(
     groups: list[Group] = [
         ("engine" if is_engine else "torch", [seen.nodes[i].name for i in part])
         for is_engine, inside in settled.groups
-        for part in (cut(seen, chosen, inside) if is_engine else [inside])
+        for part in (cut(seen, chosen, inside) if is_engine and cut is not None else [inside])
     ]
     return assemble(validated, groups, {seen.nodes[i].name: why for i, why in settled.reasons.items()})
 
