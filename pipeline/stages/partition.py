@@ -187,9 +187,7 @@ def _largest(program: Flow, refused: dict[int, str]) -> Units:
 def _partitioned(
     validated: Validated,
     choose: Callable[[Flow, dict[int, str]], Units],
-    cut: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] = lambda program, chosen, inside: [
-        tuple(inside)
-    ],
+    cut: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
     program, settings = validated.program, validated.program.settings
     reasons = _refused(validated)
