@@ -267,8 +267,7 @@ class _Conversion:
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and read the description."""
         self.take_names()
-        inputs = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
-        read = frozenset(tensor.name for tensor in inputs if tensor is not None)
+        read = self.names_read()
         for port in self.segment.outputs:
             self.output(port, read)
         self.name_tensors()
@@ -317,6 +316,11 @@ class _Conversion:
             tensor = self.ctx.add(f"{port.name}:output", "identity", tensor).get_output(0)
         tensor.name = self.bindings[port.name]
         self.ctx.net.mark_output(tensor)
+
+    def names_read(self) -> frozenset[str]:
+        """Return the tensors that layers read, by their current names."""
+        tensors = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
+        return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
     def layers(self, first: int = 0) -> list[Any]:
         return [self.ctx.net.get_layer(i) for i in range(first, self.ctx.net.num_layers)]
