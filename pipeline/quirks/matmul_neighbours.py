@@ -72,9 +72,10 @@ def scaled(part: Part) -> Iterator[Place]:
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in part.nodes:
         kind = does(node.target)
-        has_factor = "alpha" in names_of(node.target) and argument(node, "alpha") != 1
-        if kind is Does.MULTIPLIES and (has_factor or _is_read_elementwise(part, node)):
-            yield "converter", node.name, (OF_SIZES,)
+        if kind is Does.MULTIPLIES:
+            has_factor = "alpha" in names_of(node.target) and argument(node, "alpha") != 1
+            if has_factor or _is_read_elementwise(part, node):
+                yield "converter", node.name, (OF_SIZES,)
         elif kind is Does.PROJECTS and varying - {node} and _is_read_elementwise(part, node):
             yield "converter", node.name, (BESIDE_SIZES,)
 
