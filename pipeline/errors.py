@@ -290,11 +290,8 @@ def _disagreement(agreement: Any) -> str:
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """Return the user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if unknown.
-
-    It is the innermost frame of the node's stack trace outside torch and its generated code; a model's library counts
-    as the user's code.
-    """
+    """Return the user's line that a node comes from, `model.py:41, y = x.topk(5000)`, the innermost outside torch and
+    its generated code (a model's library counts as the user's code); empty if unknown."""
     return line_of(node.meta)
 
 

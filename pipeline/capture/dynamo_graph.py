@@ -27,9 +27,7 @@ class NotCapturedError(PipelineError):
 
 class DynamoGraph(torch.nn.Module):
     """Dynamo's graph with its weights and floats inside, called with the tensors and whole numbers that remain.
-
-    values: for each argument of Dynamo's graph its value in the call that compiles.
-    """
+    ``values``: those of its arguments in the call that compiles."""
 
     def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
         super().__init__()

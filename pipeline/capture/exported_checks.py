@@ -63,8 +63,6 @@ def leaves(
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
     """Return the inputs passed beside an ExportedProgram, in its order, and the ranges that they ask for, by symbol.
 
-    Their sizes are those to tune engines for. A range may be a part of the exported one.
-
     Raises:
         TypeError: their structure differs from that of the exported inputs.
         ValueError: one has another dtype or rank, or a size or range beyond the exported one; the message names both.

@@ -87,10 +87,8 @@ class _Inliner:
         self.graph, self.taken = torch.fx.Graph(), names
 
     def copy(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
-        """Append a graph, with the given inputs or its own placeholders; return its results.
-
-        named: the nodes keep their names, which a signature refers to.
-        """
+        """Append a graph, with the given inputs or its own placeholders; return its results. ``named``: the nodes keep
+        their names, which a signature refers to."""
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_has_body(user, module) for user in node.users)):
                 continue

@@ -32,11 +32,8 @@ METHODS = frozenset(
 
 @frozen
 class ReturnedViews:
-    """A graph split in two: PyTorch computes the views that it returned.
-
-    ``core`` computes the results that are not views; ``results`` returns all, given the arguments of Dynamo's graph and
-    the results of ``core``.
-    """
+    """A graph split in two: ``core`` computes the results that are not views; ``results`` returns all, given the
+    arguments of Dynamo's graph and the results of ``core``."""
 
     core: GraphModule
     results: Callable[..., Sequence[Argument]] | None = None

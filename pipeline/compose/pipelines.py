@@ -154,10 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """Pass a stage the stages that run before it, if it has a method ``following``.
-
-    A stage that compiles again, such as `verify`, then uses the stages of its own pipeline.
-    """
+    """Pass a stage that compiles again, such as `verify`, the stages before it, if it has a method ``following``."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):

@@ -10,12 +10,8 @@ from pipeline.compose.ledger import Ledger
 
 
 def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less.
-
-    Args:
-        progress: the setting: whether the new one draws the run's progress; None: on a terminal.
-        names: the names of the run's stages.
-    """
+    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less, and
+    draws the run's progress if the setting says so or, if it is None, on a terminal. ``names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
     if names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):

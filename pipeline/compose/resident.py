@@ -70,10 +70,7 @@ def family(pid: int | None = None) -> Resident:
 
 
 class Reader:
-    """A thread that lets samplers read every ``interval`` seconds while there are any; later samplers share it.
-
-    It ends by itself when it wakes and no sampler is left.
-    """
+    """A thread that lets samplers read every ``interval`` seconds; it ends when it wakes and none is left."""
 
     def __init__(self, interval: float = 0.01) -> None:
         self.interval = interval
@@ -106,11 +103,8 @@ class Reader:
 
 
 class Sampler:
-    """A sampler: while entered, it reads the memory of a process and its children repeatedly, and records the maximum
-    of each kind.
-
-    A reader, its own unless one is given, reads every ``interval`` seconds: shorter peaks can be missed.
-    """
+    """A sampler: while entered, a reader, its own unless one is given, has it read the memory of a process and its
+    children, of which it records the maximum of each kind. Peaks shorter than the interval can be missed."""
 
     def __init__(self, pid: int | None = None, interval: float = 0.01, reader: Reader | None = None) -> None:
         self.pid = pid

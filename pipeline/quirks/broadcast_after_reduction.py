@@ -36,10 +36,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 class HeldValues:
-    """The values that kernels of a segment may hold in registers. Equal computations are one node, as in TensorRT.
-
-    nodes: the segment's nodes, in order.
-    """
+    """The values that kernels of a segment may hold in registers. Equal computations are one node, as in TensorRT."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}

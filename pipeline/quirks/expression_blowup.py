@@ -42,10 +42,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 class ExpressionSizes:
-    """The sizes of a segment's expressions, and the values that are separated to keep them small.
-
-    nodes: the segment's nodes, in order.
-    """
+    """The sizes of a segment's expressions, and the values that are separated to keep them small."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}

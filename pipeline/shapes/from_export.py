@@ -65,14 +65,11 @@ def environment(
     """Return the shape environment of a program.
 
     Args:
-        exported: supplies the ranges that ``asked`` does not override.
-        graph: the graph; its nodes carry fake tensors.
+        exported, graph: the export, with the ranges that ``asked`` does not override, and its graph of fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: the sizes to tune engines for, by input name; the example's if absent.
-        asked: the requested least and greatest value, by symbol. torch.export narrows the range if an operator checks
-            whether a size is 1.
-        examples: the tensors of the example and of the model, by placeholder: unbounded data-dependent sizes are
-            measured on them.
+        asked: the requested ends, by symbol. torch.export narrows a range if an operator checks whether a size is 1.
+        examples: the tensors of the example and of the model, by placeholder, to measure unbounded sizes on.
 
     Raises:
         CaptureError: only one size of the requested range is left.

@@ -8,11 +8,8 @@ from pipeline.aten.types import Argument
 
 
 def port_text(port: Argument, words: Callable[[object], str] = str, name: str = "") -> str:
-    """Return a `Port` as ``x: float32[1..4..8, 3]``; a size of another input is ``x.shape[0]=1..4..8``.
-
-    words: prints a size: as `ShapeEnvironment.words`, or by its symbol.
-    name: takes the place of the port's own.
-    """
+    """Return a `Port` as ``x: float32[1..4..8, 3]``; a size of another input is ``x.shape[0]=1..4..8``. ``words``
+    prints a size, by its symbol or as `ShapeEnvironment.words`; ``name`` replaces the port's own."""
     name = name or port.name
     if port.kind == "constant":
         return f"{name} = {port.value!r}"

@@ -136,10 +136,8 @@ class _Caster:
         return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
 
     def is_parameter(self, node: Node) -> bool:
-        """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model.
-
-        Buffers are not: a mask of -1e9 among them would be infinite in float16.
-        """
+        """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model;
+        buffers are not: a mask of -1e9 among them would be infinite in float16."""
         recipe = self.program.constants.get(node.name)
         made_of = [self.program.parameters[name] for name in recipe.parameters] if recipe is not None else []
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)

@@ -298,11 +298,9 @@ class _Conversion:
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def output(self, port: Port, read: frozenset[str]) -> None:
-        """Mark a network output; a tensor that is already an input, a constant or an output gets an additional layer.
-
-        So do tensors that other layers ``read``: if a single other output reads an output, and two further ones read
-        that, all in one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md).
-        """
+        """Mark a network output; a tensor that is already an input, a constant or an output gets an additional layer,
+        and so do tensors that other layers ``read``: if a single other output reads an output, and two further ones
+        read that, all in one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:

@@ -45,11 +45,7 @@ class Load:
         return evolve(self, before=before)
 
     def check_ready(self, settings: CompilationSettings) -> None:
-        """Check, before anything is captured or built, that engines of the installed TensorRT load on this GPU.
-
-        Raises:
-            ExecutionError: none does; the hint has the command that installs another version.
-        """
+        """Raise an `ExecutionError`, before anything is captured, if no engine of this TensorRT loads on this GPU."""
         for library in ("torch", "tensorrt-rtx"):
             warn_untested(library)
         if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
