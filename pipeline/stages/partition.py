@@ -36,7 +36,7 @@ class Partitioner(Protocol):
         """Return the stage's name."""
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Cut the program: see `pipeline.partitioning.assemble` for how segments are made from groups.
+        """Return the segments in the order in which they run: `pipeline.partitioning.assemble` makes them of groups.
 
         Raises:
             UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
@@ -55,7 +55,6 @@ class Partition:
     name: str = "partition"
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run."""
         return _partitioned(validated, _largest)
 
 
@@ -82,7 +81,6 @@ class InPieces:
             raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run."""
         return _partitioned(validated, _largest, self._pieces)
 
     def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
@@ -101,7 +99,6 @@ class BehindUpdates:
     name: str = field(default="behind_updates", kw_only=True)
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run."""
         return _partitioned(validated, _largest, _cut_behind_updates)
 
 
@@ -130,7 +127,6 @@ class BySubmodule:
         _check_positive("depth", self.depth, "pattern")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run."""
         submodules = Submodules(self.depth, self.pattern)
 
         def choose(program: Flow, refused: dict[int, str]) -> Units:
