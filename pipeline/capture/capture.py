@@ -83,8 +83,7 @@ def capture(
             program = lifted(exported, notes, settings)
             for step in (flattened, with_decisions, with_constants, check_dtypes, check_written, _with_numbers):
                 program = step(program, notes)
-            program = with_profiles(program, notes)
-            program = local.described(program)
+            program = local.described(with_profiles(program, notes))
     return with_origin(evolve(named(program, output_names), signature=signature_of(model)), model)
 
 
