@@ -124,8 +124,7 @@ class CompiledModule(torch.nn.Module, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Restore the buffers in place to their values when the model was compiled, and clear a pending error about
-        positions."""
+        """Restore the buffers in place to their values when compiled, and clear a pending error about positions."""
 
     @abstractmethod
     def new_state(self) -> CompiledModule:
@@ -315,8 +314,7 @@ class Compiled:
         return self._module(*args, **kwargs)
 
     def __str__(self) -> str:
-        """Return the engines, the operators that run in them, and their size: ``1 engine, 53 of 53 operators, 22.7
-        MB``."""
+        """Return the engines, their operators and their size: ``1 engine, 53 of 53 operators, 22.7 MB``."""
         count, size, found = len(self.engines), sum(engine.nbytes for engine in self.engines), self.coverage
         amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
         return f"{count} engine{'s'[: count != 1]}, {len(found.converted)} of {found.total} operators, {amount}"
@@ -341,10 +339,8 @@ class Compiled:
     __deepcopy__ = __copy__
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Compiled holds engines in mapped files, and converters, and cannot be pickled: "
-            "use compiled.save(path) and pipeline.load(path)"
-        )
+        why = "a Compiled holds engines in mapped files, and converters, and cannot be pickled"
+        raise TypeError(f"{why}: use compiled.save(path) and pipeline.load(path)")
 
     def report(self, html: StrPath | None = None, *, title: str = "", profile: Profile | None = None) -> str:
         """Return a text that describes the program: operators converted, every fallback with its reason, inputs and
@@ -362,9 +358,14 @@ class Compiled:
         """
         if html is not None:
             self._write_page(html, title, profile)
-        rows = zip(self.engines, self.networks, strict=False)
-        sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
-        lines = [str(self.coverage), "", *self._signature(), *self._sizes()]
+        sizes = {}
+        for engine, network in zip(self.engines, self.networks, strict=False):
+            kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
+            layers = f"{len(network.layers)} layers ({kinds})"
+            sizes[engine.name] = f"  engine {engine.nbytes / 1e6:.1f} MB, {engine.library}, {layers}"
+        inputs, outputs = border_lines(self.partitioned)
+        lines = [str(self.coverage), "", "inputs:", *(f"  {row}" for row in inputs)]
+        lines += ["outputs:", *(f"  {row}" for row in outputs), "", *self._sizes()]
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
@@ -372,19 +373,9 @@ class Compiled:
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 
-    def _signature(self) -> list[str]:
-        """Return the lines on inputs and outputs, by the model's names for them."""
-        inputs, outputs = border_lines(self.partitioned)
-        return ["inputs:", *(f"  {row}" for row in inputs), "outputs:", *(f"  {row}" for row in outputs), ""]
-
     def _sizes(self) -> list[str]:
         """Return the lines on sizes that vary, and the relations between them."""
         rows, words = [*self.program.shapes.lines()], self.program.shapes.names
         for place, profile in enumerate(self.program.profiles):
             rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
-
-
-def _described(engine: Engine, network: Network) -> str:
-    kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
-    return f"{engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})"

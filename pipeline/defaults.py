@@ -6,7 +6,6 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -84,10 +83,9 @@ def compile(
         PipelineError: the model cannot be captured, converted or built.
     """
     _check_names(fields, compile)
-    made: Any = partial(default, settings, precision=precision)
-    compiled: Compiled = made(**fields)(
-        model, args, kwargs, dynamic_shapes, output_names=output_names, profiles=profiles
-    )
+    made: Any = default
+    stages = made(settings, precision=precision, **fields)
+    compiled: Compiled = stages(model, args, kwargs, dynamic_shapes, output_names=output_names, profiles=profiles)
     return compiled
 
 
@@ -141,7 +139,10 @@ def default(
     _check(settings, registry, decompositions)
     _check_names(fields, default)
     settings = (settings or CompilationSettings()).evolve(**fields)
-    _check_targets(settings.compute_capabilities)
+    if unknown := [c for c in settings.compute_capabilities if c not in CAPABILITIES.compute_capabilities]:
+        known = ", ".join(CAPABILITIES.compute_capabilities)
+        builds = f"builds for {known}" if known else "builds for the GPU at hand only: leave them empty"
+        raise ValueError(f"compute_capabilities: {LIBRARY} does not know {unknown[0]}; it {builds}")
     decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
     front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
     built = cached_by(settings, Build(build_executor))
@@ -212,31 +213,17 @@ def _check_names(fields: Mapping[str, object], function: Callable[..., object]) 
             raise TypeError(f"pipeline.{function.__name__} has no {name!r}; did you mean {close[0]!r}?")
 
 
-def _own(settings: object) -> str:
-    """Return advice on how to pass a value that was passed as settings; empty without any."""
-    if isinstance(settings, Mapping):
-        return ", as pipeline.default(**settings)"
-    return ", and inputs to pipeline.compile(model, args=…)" if isinstance(settings, Input | torch.Tensor) else ""
-
-
 def _check(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
         if isinstance(settings, torch.nn.Module | torch.export.ExportedProgram) or is_script(settings):
             due = "pipeline.compile(model, args=(x,)), or pipeline.default()(model, args=(x,))"
             raise TypeError(f"pipeline.default takes settings, not the model, {kind_of(settings)}: write {due}")
-        raise TypeError(
-            f"settings are CompilationSettings, not {kind_of(settings)}: give fields by name{_own(settings)}"
-        )
+        is_input = isinstance(settings, Input | torch.Tensor)
+        how = ", and inputs to pipeline.compile(model, args=…)" if is_input else ""
+        how = ", as pipeline.default(**settings)" if isinstance(settings, Mapping) else how
+        raise TypeError(f"settings are CompilationSettings, not {kind_of(settings)}: give fields by name{how}")
     if not isinstance(registry, ConverterRegistry):
         adopted = "; ConverterRegistry.from_legacy adopts a dict of functions" if isinstance(registry, dict) else ""
         raise TypeError(f"registry is {kind_of(registry)}, expected a ConverterRegistry{adopted}")
     if not isinstance(decompositions, DecompositionTable):
         raise TypeError(f"decompositions is {kind_of(decompositions)}, expected a DecompositionTable")
-
-
-def _check_targets(capabilities: tuple[str, ...]) -> None:
-    """Raise a `ValueError` for compute capabilities that this TensorRT does not build for, before capture starts."""
-    if unknown := [c for c in capabilities if c not in CAPABILITIES.compute_capabilities]:
-        known = ", ".join(CAPABILITIES.compute_capabilities)
-        builds = f"builds for {known}" if known else "builds for the GPU at hand only: leave them empty"
-        raise ValueError(f"compute_capabilities: {LIBRARY} does not know {unknown[0]}; it {builds}")

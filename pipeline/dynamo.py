@@ -11,8 +11,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from operator import attrgetter, is_
-from typing import Any, Final, NoReturn, get_args
+from operator import is_
+from typing import Any, Final, get_args
 
 import torch
 from attrs import define, evolve, field
@@ -25,8 +25,8 @@ from pipeline.aten.types import Argument, Function
 from pipeline.capture.dynamo_graph import DynamoGraph, NotCapturedError
 from pipeline.capture.returned_views import returned_views
 from pipeline.compiled import Compiled, Executor
-from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
+from pipeline.compose.stage_signature import accepts
 from pipeline.defaults import default, in_precision
 from pipeline.export_fixes.export_steps import said_already
 from pipeline.program import Program
@@ -87,10 +87,12 @@ class Backend:
     ) -> Function:
         """Compile a graph that Dynamo traced."""
         if options is not None and not isinstance(options, Mapping):
-            raise TypeError(
-                f"options is {kind_of(options)}: pass a dict of settings, as options={{'min_block_size': 1}}"
-            )
-        stages, fields = self.stages, dict[str, Any]({**_mode(mode), **(options or {})})
+            due = "pass a dict of settings, as options={'min_block_size': 1}"
+            raise TypeError(f"options is {kind_of(options)}: {due}")
+        if mode is not None and mode not in MODES:
+            known = ", ".join(map(repr, MODES))
+            raise ValueError(f"mode is one of {known}, not {mode!r}; options are settings of ours")
+        stages, fields = self.stages, dict[str, Any]({**MODES[mode or "default"], **(options or {})})
         if "precision" in fields:
             stages = in_precision(stages, fields.pop("precision"))
         stages = evolve(stages, settings=stages.settings.evolve(**fields))
@@ -101,16 +103,12 @@ class Backend:
         try:
             runner = _runner_of(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
-            self.refuse(refusal)
+            self.warn(str(refusal))
+            said_already(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
+            raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
         self.compiled += 1
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
-
-    def refuse(self, refusal: NotCapturedError) -> NoReturn:
-        """Raise the exception that lets Dynamo break the graph: the rest of it runs in PyTorch."""
-        self.warn(str(refusal))
-        said_already(str(refusal))
-        raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
 
     def warn(self, reason: str) -> None:
         """Count a graph that runs in PyTorch, and log the reason when it is new."""
@@ -138,12 +136,6 @@ MODES: Final[Mapping[str, Mapping[str, object]]] = {
     "max-autotune-no-cudagraphs": {"optimization_level": 5},
 }
 """The settings that a ``mode`` of torch.compile stands for."""
-
-
-def _mode(mode: str | None) -> Mapping[str, object]:
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}; options are settings of ours")
-    return MODES[mode or "default"]
 
 
 def entry_point(
@@ -190,8 +182,8 @@ class _Runner:
     weights, inputs: the positions of weights and inputs among Dynamo's arguments.
     calls: Dynamo's graph, for calls in which an input that the graph writes to (``written``) shares memory with
         another input or of a weight.
-    held, counted, versions: the weights that are compiled, those whose writes torch counts, and how many it counted.
-    data, data_counts: the writes to weights through ``.data``, and the counts of those that are compiled.
+    held: the weights that are compiled.
+    watched, counts: those whose writes are counted, by torch or through ``.data``, and how many were.
     """
 
     compiled: Compiled
@@ -202,18 +194,14 @@ class _Runner:
     written: Sequence[int]
     module: Any = None
     held: Sequence[torch.Tensor] = ()
-    counted: Sequence[torch.Tensor] = ()
-    versions: Sequence[int] = ()
-    data: Sequence[DataWrites] = ()
-    data_counts: Sequence[tuple[int, int]] = ()
+    watched: Sequence[tuple[torch.Tensor, DataWrites]] = ()
+    counts: Sequence[tuple[int, object]] = ()
 
     def load(self, args: Sequence[Argument]) -> None:
         """Create a module for the compiled program, and record the versions of its weights."""
         self.held = [args[i] for i in self.weights.values()]
-        self.counted = [weight for weight in self.held if not weight.is_inference()]
-        self.versions = list(map(_writes, self.counted))
-        self.data = list(map(watch, self.counted))
-        self.data_counts = list(map(_data_writes, self.data))
+        self.watched = [(weight, watch(weight)) for weight in self.held if not weight.is_inference()]
+        self.counts = self.writes()
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Argument) -> Any:
@@ -221,19 +209,15 @@ class _Runner:
         given = [args[i] for i in self.inputs]
         if self.written and shared(self.written, [*given, *now]):
             return self.calls(*args)
-        if not all(map(is_, now, self.held)) or self.has_writes():
+        if not all(map(is_, now, self.held)) or self.writes() != self.counts:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.load(args)
         with torch.no_grad() if self.written else nullcontext():  # the graph has its own, around what it writes
             return self.module(*given)
 
-    def has_writes(self) -> bool:
-        """Return whether a weight was written to since it was compiled."""
-        counts = list(map(_data_writes, self.data))
-        return list(map(_writes, self.counted)) != self.versions or counts != self.data_counts
-
-
-_writes, _data_writes = attrgetter("_version"), attrgetter("count")
+    def writes(self) -> list[tuple[int, object]]:
+        """Return how often each weight was written to, by torch's count and through ``.data``."""
+        return [(weight._version, data.count) for weight, data in self.watched]
 
 
 def _is_weight(node: Node, value: object) -> bool:

@@ -64,7 +64,6 @@ class Fallback:
     where: str = ""
 
     def __str__(self) -> str:
-        """Return the two or three lines of an error or report."""
         lines = [f"{self.target} at node {self.node}{_bracketed(self.where)}", _indented(self.reason)]
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
@@ -88,7 +87,6 @@ class PipelineError(RuntimeError):
     hint: how to go on; each kind of error has its own default.
     """
 
-    __module__ = "pipeline"
     advice = ""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -96,14 +94,12 @@ class PipelineError(RuntimeError):
         self.message, self.hint = message, hint
 
     def __str__(self) -> str:
-        """Return the message, then the hint on a line of its own."""
         return _message(self.message, "", self.hint or self.advice)
 
 
 class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's name for it
     """Full compilation was required and these nodes would run in PyTorch: `fallbacks`, of `total` nodes."""
 
-    __module__ = "pipeline"
     advice = "allow partial compilation (require_full_compilation=False)"
 
     def __init__(self, fallbacks: Sequence[Fallback], total: int) -> None:
@@ -113,7 +109,6 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
         self.args = (self.fallbacks, total)
 
     def __str__(self) -> str:
-        """Return every node with its reason, and the hint."""
         nodes = (_indented(str(fallback)) for fallback in self.fallbacks)
         return _message("\n".join([self.message, *nodes]), "", self.advice)
 
@@ -121,15 +116,12 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
 class ConversionError(PipelineError):
     """A converter, or TensorRT inside it, refused a node that validation had accepted."""
 
-    __module__ = "pipeline"
-
     def __init__(self, node: str, target: str, where: str = "", message: str = "") -> None:
         super().__init__(message)
         self.node, self.target, self.where = node, target, where
         self.args = (node, target, where, message)
 
     def __str__(self) -> str:
-        """Return the node, its source line and TensorRT's message."""
         what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
         own = self.message.startswith("the converter returned")
         other = "correct the converter" if own else "give it a converter of your own"
@@ -140,14 +132,12 @@ class ConversionError(PipelineError):
 class BuildError(PipelineError):
     """TensorRT could not build an engine from its network; the message names the segment and quotes TensorRT."""
 
-    __module__ = "pipeline"
     advice = "print the network (`pipeline print`), and run what TensorRT names in PyTorch (torch_executed_ops)"
 
 
 class QuantizationError(BuildError):
     """Fused quantization was required, and these pairs are not fused in an engine: `pairs`, each with the reason."""
 
-    __module__ = "pipeline"
     advice = "keep those layers in floats (exclude=…), or allow them (require_fused_quantization=False)"
 
     def __init__(self, engine: str, pairs: Sequence[object]) -> None:
@@ -162,14 +152,12 @@ class QuantizationError(BuildError):
 class CalibrationError(PipelineError, ValueError):
     """Calibration does not determine the ranges of activations that are to be quantized; the message says why."""
 
-    __module__ = "pipeline"
     advice = "pass calibration=[…]: a few typical inputs, each as a tensor, a tuple of arguments or a dict of keywords"
 
 
 class CaptureError(PipelineError):
     """torch.export could not capture the model; the message names the model and quotes torch.export."""
 
-    __module__ = "pipeline"
     advice = "model(*args) fails too if inputs do not fit; torch.export.export(model, args) alone shows the rest"
 
 
@@ -178,8 +166,6 @@ class ShapeError(PipelineError, ValueError):
 
     `why` names what the size depends on, if not on the range alone.
     """
-
-    __module__ = "pipeline"
 
     def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "") -> None:
         allowed = f"{range[0]} to {range[1]}" if range[0] != range[1] else f"{range[0]}"
@@ -196,8 +182,6 @@ class DtypeError(PipelineError, TypeError):
     """An input has a dtype that the model, or the compiled program, does not take: `found`, and the expected dtype as
     text. `why` names what requires it."""
 
-    __module__ = "pipeline"
-
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
         super().__init__(f"input {input} is {found}, expected {due}{why and f': {why}'}", f"{hint}; or cast the model")
@@ -208,7 +192,6 @@ class DtypeError(PipelineError, TypeError):
 class RefitError(PipelineError):
     """Weights that could not be refitted: `weights` maps each name to its reason."""
 
-    __module__ = "pipeline"
     advice = "compile with immutable_weights=False for refittable engines, or compile the new model"
 
     def __init__(self, weights: Mapping[str, str], hint: str = "") -> None:
@@ -218,7 +201,6 @@ class RefitError(PipelineError):
         self.args = (self.weights, hint)
 
     def __str__(self) -> str:
-        """Return every weight with its reason."""
         rows = "\n".join(f"{name}: {reason}" for name, reason in self.weights.items())
         return _message(self.message, rows, self.hint or self.advice)
 
@@ -226,14 +208,14 @@ class RefitError(PipelineError):
 class AgreementError(PipelineError):
     """A compiled program's error is beyond its bound; `agreement` has every output at every size."""
 
-    __module__ = "pipeline"
     advice = (
         'verify(on_failure="heal") puts the operators at fault in another form, and pipeline.bisect finds them; '
         'verify(on_failure="warn") goes on'
     )
 
-    def __init__(self, agreement: object, hint: str = "") -> None:
-        super().__init__(_disagreement(agreement), hint or _advice(agreement))
+    def __init__(self, agreement: Any, hint: str = "") -> None:
+        is_captured_otherwise = agreement.differences and agreement.differences == agreement.failures
+        super().__init__(_disagreement(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
         self.agreement = agreement
         self.args = (agreement, hint)
 
@@ -248,52 +230,44 @@ CAPTURED_OTHERWISE = (
 class AgreementWarning(UserWarning):
     """The warning of `verify(on_failure="warn")`, with the message of `AgreementError`."""
 
-    __module__ = "pipeline"
-
 
 class UnreachedWarning(UserWarning):
     """Nothing used a user's converter, decomposition or setting, though the model has its operator."""
-
-    __module__ = "pipeline"
 
 
 class VersionWarning(UserWarning):
     """The installed TensorRT-RTX or torch is a release that the tests did not run with."""
 
-    __module__ = "pipeline"
-
 
 class CoverageWarning(UserWarning):
     """Nothing, or less than half, of a model runs in engines; the message says why, and what to do."""
-
-    __module__ = "pipeline"
 
 
 class ExecutionError(PipelineError):
     """A compiled program could not run; the message names what was executing and quotes TensorRT or CUDA."""
 
-    __module__ = "pipeline"
     advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
 
 
 class DecisionError(ExecutionError):
     """A call takes another data-dependent branch than the captured example; the message names the line."""
 
-    __module__ = "pipeline"
     advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
 
 
 class ArtifactError(PipelineError):
     """A program cannot be saved or loaded; the message names the file and the reason."""
 
-    __module__ = "pipeline"
     advice = "compile it again, and save it"
 
 
 class ArtifactWarning(UserWarning):
     """A saved program loads with limits: for example, its engines run on the CPU."""
 
-    __module__ = "pipeline"
+
+for _kind in [each for each in vars().values() if isinstance(each, type)]:
+    if issubclass(_kind, PipelineError | UserWarning):
+        _kind.__module__ = "pipeline"  # where users import it from
 
 
 def _disagreement(agreement: Any) -> str:
@@ -301,37 +275,23 @@ def _disagreement(agreement: Any) -> str:
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"
-    wrong = tuple(row for row in agreement.failures if row.source == "graph")
+    lines = []
+    wrong, differ = [row for row in agreement.failures if row.source == "graph"], agreement.differences
     count = sum(row.source == "graph" for row in agreement.rows)
-    lines = _listed(agreement, f"{len(wrong)} of {count} outputs are wrong on the {agreement.executor} executor", wrong)
-    differ = agreement.differences
-    first = f"the captured graph differs from the module in {len(differ)} of {len(agreement.rows) - count} outputs"
-    return "\n".join([*lines, *_listed(agreement, f"{first}: this comes of torch.export, and of no engine", differ)])
-
-
-def _listed(agreement: Any, first: str, rows: Sequence[Any]) -> list[str]:
-    of = [f"  {_where(agreement, row)}" for row in rows[:8]]
-    return [first, *of, *(["  …"] if len(rows) > 8 else [])] if rows else []
-
-
-def _advice(agreement: Any) -> str:
-    """Return the hint for a graph that differs from its module, where no engine is at fault; else the default hint."""
-    if agreement.differences and agreement.differences == agreement.failures:
-        return CAPTURED_OTHERWISE
-    return ""
-
-
-def _where(agreement: Any, row: Any) -> str:
-    sizes = ", ".join(f"{place} = {size}" for place, size in agreement.sizes.get(row.sample, {}).items())
-    return f"{row}{f', at {sizes}' if sizes else ''}"
+    first = f"{len(wrong)} of {count} outputs are wrong on the {agreement.executor} executor"
+    other = f"the captured graph differs from the module in {len(differ)} of {len(agreement.rows) - count} outputs"
+    for title, rows in ((first, wrong), (f"{other}: this comes of torch.export, and of no engine", differ)):
+        lines += [title] if rows else []
+        for row in rows[:8]:
+            sizes = ", ".join(f"{place} = {size}" for place, size in agreement.sizes.get(row.sample, {}).items())
+            lines.append(f"  {row}{f', at {sizes}' if sizes else ''}")
+        lines += ["  …"] if len(rows) > 8 else []
+    return "\n".join(lines)
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """Return the user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if unknown.
-
-    It is the innermost frame of the node's stack trace outside torch and its generated code; a model's library counts
-    as the user's code.
-    """
+    """Return the user's line that a node comes from, `model.py:41, y = x.topk(5000)`, the innermost outside torch and
+    its generated code (a model's library counts as the user's code); empty if unknown."""
     return line_of(node.meta)
 
 
@@ -353,8 +313,7 @@ def _line_of(trace: str) -> str:
 
 @cache
 def folder_of(package: str) -> str:
-    """Return the folder of an imported package with a trailing separator, so that ``torch`` is no prefix of
-    ``torchvision``."""
+    """Return an imported package's folder with a separator at the end: ``torch`` is no prefix of ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 

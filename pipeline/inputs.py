@@ -174,7 +174,12 @@ class Input:
             raise ValueError(f"Input: name is a Python identifier, not {self.name!r}")
         if self.profiles:
             self._span_profiles()
-        self._check_choice()
+        ranged = (self.min_shape, self.opt_shape, self.max_shape)
+        if self.shape is not None and ranged != (None, None, None):
+            raise ValueError("Input: give either shape, or min_shape, opt_shape and max_shape, not both")
+        if self.shape is None and (self.min_shape is None or self.max_shape is None):
+            missing = "shape, or min_shape and max_shape" if ranged == (None, None, None) else "min_shape and max_shape"
+            raise ValueError(f"Input: {missing} must be given; for one size only, Input(shape=…)")
         _check_order("min_shape", self.min_shape, "max_shape", self.max_shape)
         if self.opt_shape is None:
             object.__setattr__(self, "opt_shape", self.max_shape)
@@ -192,14 +197,6 @@ class Input:
         for name, choose, sizes in (("min_shape", min, columns[0]), ("max_shape", max, columns[2])):
             object.__setattr__(self, name, tuple(map(choose, sizes)))
         object.__setattr__(self, "opt_shape", self.profiles[-1][1])
-
-    def _check_choice(self) -> None:
-        ranged = (self.min_shape, self.opt_shape, self.max_shape)
-        if self.shape is not None and ranged != (None, None, None):
-            raise ValueError("Input: give either shape, or min_shape, opt_shape and max_shape, not both")
-        if self.shape is None and (self.min_shape is None or self.max_shape is None):
-            missing = "shape, or min_shape and max_shape" if ranged == (None, None, None) else "min_shape and max_shape"
-            raise ValueError(f"Input: {missing} must be given; for one size only, Input(shape=…)")
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
@@ -225,7 +222,7 @@ class Input:
         larger size in its range, if there is one.
         """
         integral = not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype == torch.bool)
-        sizes = [_exportable(*sizes) for sizes in self.ranges]
+        sizes = [2 if low < high and opt < 2 <= high else opt for low, opt, high in self.ranges]
         place = device or self.device or "cpu"
         return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=place).to(self.dtype)
 
@@ -237,9 +234,8 @@ class Input:
         otherwise.
         """
         stem = self.name or f"input{index}"
-        return {
-            dim: Dim(f"{stem}_{dim}", min=self.ranges[dim][0], max=self.ranges[dim][2]) for dim in self.dynamic_dims
-        }
+        ends = {dim: self.ranges[dim] for dim in self.dynamic_dims}
+        return {dim: Dim(f"{stem}_{dim}", min=low, max=high) for dim, (low, _, high) in ends.items()}
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -286,10 +282,6 @@ def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, hig
             raise ValueError(f"Input: in dimension {dim} {low_name} is {a} and {high_name} is {b}; min <= opt <= max")
 
 
-def _exportable(low: int, opt: int, high: int) -> int:
-    return 2 if low < high and opt < 2 <= high else opt
-
-
 def _parsed_dim(text: str) -> tuple[int, int, int]:
     if not _DIM.fullmatch(text):
         raise ValueError(f"{text!r} is not a size; {_GRAMMAR}")
@@ -312,5 +304,4 @@ def _printed_dim(low: int, opt: int, high: int) -> str:
 
 
 def is_input(value: object) -> bool:
-    """Return whether a value is an `Input`."""
     return isinstance(value, Input)

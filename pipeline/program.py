@@ -169,8 +169,13 @@ class Program(SavedFields):
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
-        before = (*(f"input {p}" for p in self.inputs), *(f"where {r}" for r in self.shapes.relations))
-        return "\n".join([*before, *_lines(self.graph), *map(str, self.outputs)])
+        lines = [*(f"input {p}" for p in self.inputs), *(f"where {r}" for r in self.shapes.relations)]
+        for node in self.graph.nodes:
+            if node.op in ("call_function", "get_attr"):
+                args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
+                target = qualified_name(node.target) if isinstance(node.target, FunctionType) else node.target
+                lines.append(f"%{node.name}: {described(node.meta.get('val'))} = {target}({args})")
+        return "\n".join([*lines, *map(str, self.outputs)])
 
     @cached_property
     def digest(self) -> str:
@@ -183,14 +188,6 @@ def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, .
     """Return the outputs under the names that the graph returns now, since a rewrite may rename nodes."""
     nodes = zip(outputs, results(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
-
-
-def _lines(graph: torch.fx.Graph) -> Iterable[str]:
-    for node in graph.nodes:
-        if node.op in ("call_function", "get_attr"):
-            args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
-            target = qualified_name(node.target) if isinstance(node.target, FunctionType) else node.target
-            yield f"%{node.name}: {described(node.meta.get('val'))} = {target}({args})"
 
 
 def described(value: object) -> str:
@@ -317,28 +314,18 @@ class Partitioned:
         return tuple(s for s in self.segments if s.kind == "engine")
 
     def __str__(self) -> str:
-        return printed(self)
+        inside = {n for s in self.engine_segments for n in s.nodes if self.verdicts[n].target != GETITEM}
+        inside -= {fallback.node for fallback in self.fallbacks}
+        segments, engines = len(self.segments), len(self.engine_segments)
+        share = f"{len(inside)} of {len(inside) + len(self.fallbacks)} operators"
+        first = f"{segments} segment{'s'[: segments != 1]}: {share} in {engines} engine{'s'[: engines != 1]}"
+        return "\n".join(
+            [first, *(line for s in self.segments for line in segment_lines(self, s)), *map(str, self.fallbacks)]
+        )
 
 
 GETITEM = "operator.getitem"
 """The target of nodes that take an item of a result: they are no operators."""
-
-
-def printed(partitioned: Partitioned) -> str:
-    """Return the whole record as text."""
-    segments = "\n".join(line for s in partitioned.segments for line in segment_lines(partitioned, s))
-    return "\n".join(filter(None, [headline(partitioned), segments, *map(str, partitioned.fallbacks)]))
-
-
-def headline(partitioned: Partitioned) -> str:
-    """Return the first line: the numbers of segments and engines, and of operators in engines."""
-    verdicts = partitioned.verdicts
-    inside = {n for s in partitioned.engine_segments for n in s.nodes if verdicts[n].target != GETITEM}
-    inside -= {fallback.node for fallback in partitioned.fallbacks}
-    total = len(inside) + len(partitioned.fallbacks)
-    segments, engines = len(partitioned.segments), len(partitioned.engine_segments)
-    places = f"{engines} engine{'s'[: engines != 1]}"
-    return f"{segments} segment{'s'[: segments != 1]}: {len(inside)} of {total} operators in {places}"
 
 
 def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:

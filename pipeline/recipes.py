@@ -77,8 +77,7 @@ class Recipe:
     def placed_on(
         self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
     ) -> torch.Tensor:
-        """Return the constant for these parameters on a device, contiguous; ``copied``: in memory shared with no
-        parameter."""
+        """Return the constant on a device, contiguous; ``copied``: in memory shared with no parameter."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluated(given).to(device)
         if copied and value.layout != torch.strided:
@@ -100,17 +99,13 @@ class Recipe:
         with torch.no_grad():
             for step in self.steps:
                 kwargs = {k: _resolve(v, values, device) for k, v in step.kwargs}
-                values[step.name] = called(_for_any_layout(step.target), _resolve(step.args, values, device), kwargs)
+                target: Callable[..., object] = callee(target_of(step.target))
+                values[step.name] = called(target, _resolve(step.args, values, device), kwargs)
             result: torch.Tensor = values[self.result.name]
             return result.contiguous() if result.layout == torch.strided else result
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.steps), str(self.result)])
-
-
-def _for_any_layout(qualified: str) -> Callable[..., object]:
-    found: Callable[..., object] = callee(target_of(qualified))
-    return found
 
 
 def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -37,14 +37,11 @@ def _device(value: object) -> str | None:
     return name
 
 
-def _flag(_: object, field: "attrs.Attribute[bool]", value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{field.name} is True or False, not {value!r}")
-
-
-def _flag_or_none(_: object, field: "attrs.Attribute[bool | None]", value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise TypeError(f"{field.name} is True, False or None, not {value!r}")
+def _flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+    """Validate a boolean; a field whose default is None takes None, too."""
+    if not isinstance(value, bool) and not (value is None and field.default is None):
+        expected = "True, False or None" if field.default is None else "True or False"
+        raise TypeError(f"{field.name} is {expected}, not {value!r}")
 
 
 def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
@@ -252,12 +249,12 @@ class CompilationSettings:
     device: str | None = attrs.field(default=None, converter=_device)
     decisions: str = attrs.field(default="refuse", validator=one_of("refuse", "example"))
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
-    use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
+    use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag)
     faster_in_torch: bool = attrs.field(default=True, validator=_flag)
     measurements: bool | str = attrs.field(default=True, converter=_path_or_flag)
     collectives_in_engine: bool = attrs.field(default=False, validator=_flag)
     load_built_engines: bool = attrs.field(default=True, validator=_flag)
-    progress: bool | None = attrs.field(default=None, validator=_flag_or_none)
+    progress: bool | None = attrs.field(default=None, validator=_flag)
     cache_built_engines: bool = attrs.field(default=False, validator=_flag)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_flag)
     engine_cache_dir: str | None = attrs.field(default=None, converter=_path)
@@ -293,8 +290,7 @@ class CompilationSettings:
         return tuple(field.name for field in attrs.fields(cls))
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
-        """Return whether `torch_executed_ops` keeps nodes of this target, in the module at this path, out of
-        engines."""
+        """Return whether `torch_executed_ops` keeps nodes of this target, at this module path, out of engines."""
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
@@ -307,13 +303,9 @@ class CompilationSettings:
 
     def changed(self) -> dict[str, str]:
         """Return the settings that differ from the default, each as it prints."""
-        return {name: _printed(getattr(self, name)) for name in self.names() if not self._is_default(name)}
-
-    def _is_default(self, name: str) -> bool:
-        return bool(getattr(self, name) == attrs.fields_dict(type(self))[name].default)
+        values = {f.name: getattr(self, f.name) for f in attrs.fields(type(self)) if getattr(self, f.name) != f.default}
+        return {name: _printed(value) for name, value in values.items()}
 
 
 def _printed(value: object) -> str:
-    if not isinstance(value, frozenset):
-        return repr(value)
-    return "{" + ", ".join(sorted(entry_name(entry) for entry in value)) + "}"
+    return f"{{{', '.join(sorted(map(entry_name, value)))}}}" if isinstance(value, frozenset) else repr(value)

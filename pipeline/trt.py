@@ -15,30 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
-__all__ = [
-    "CAPABILITIES",
-    "DTYPE_NAMES",
-    "LIBRARY",
-    "Capabilities",
-    "Log",
-    "Message",
-    "compute_capability",
-    "dtype_called",
-    "dtype_name",
-    "enum_member",
-    "enum_name",
-    "has_gpu",
-    "layer_class",
-    "layer_kind",
-    "layer_of",
-    "new_network",
-    "to_torch",
-    "to_trt",
-    "torch_dtype",
-    "trt",
-    "weights_of",
-    "weights_pointer",
-]
+__all__ = ["trt"]  # what is imported here for others, beside what is defined here
 
 INSTALL = {
     "tensorrt": "pip install tensorrt (data-centre and other GPUs; the wheels come from NVIDIA's own index)",
@@ -46,25 +23,21 @@ INSTALL = {
 }
 
 
-def _flavour() -> str:
+def _load() -> ModuleType:
     forced = os.environ.get("PIPELINE_TENSORRT", "")
     if forced and forced not in INSTALL:
         raise ImportError(f"PIPELINE_TENSORRT is {forced!r}; it takes one of {', '.join(INSTALL)}")
     candidates = (forced,) if forced else tuple(INSTALL)
     for candidate in candidates:
         if importlib.util.find_spec(candidate) is not None:
-            return candidate
+            try:
+                return importlib.import_module(candidate)
+            except (ImportError, OSError) as error:
+                why = f"{candidate} is installed but does not load: {error}"
+                raise ImportError(f"{why}\n  {INSTALL[candidate]}") from error
     hints = "".join(f"\n  {INSTALL[candidate]}" for candidate in candidates)
     wanted = "PIPELINE_TENSORRT asks for it" if forced else "pipeline needs one of the two"
     raise ImportError(f"{' and '.join(candidates)} cannot be found ({wanted}). Install:{hints}")
-
-
-def _load() -> ModuleType:
-    flavour = _flavour()
-    try:
-        return importlib.import_module(flavour)
-    except (ImportError, OSError) as error:
-        raise ImportError(f"{flavour} is installed but does not load: {error}\n  {INSTALL[flavour]}") from error
 
 
 if TYPE_CHECKING:
@@ -103,11 +76,6 @@ class Capabilities:
     layer_kinds: frozenset[str]
 
 
-def _capability_name(member: str) -> str:
-    """Return the name of a compute capability as NVIDIA's tables write it: 12.0 for SM120."""
-    return f"{member[2:-1]}.{member[-1]}"
-
-
 def _capabilities(bindings: Any) -> Capabilities:
     network = bindings.INetworkDefinition
     flavour, version = str(bindings.__name__), tuple(map(int, re.findall(r"\d+", bindings.__version__)))
@@ -135,7 +103,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         and hasattr(bindings.ILayer, "num_ranks")
         and (not rtx or version >= (1, 6)),  # RTX 1.4: "not supported in this configuration"
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
-        compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
+        compute_capabilities=tuple(f"{n[2:-1]}.{n[-1]}" for n in targets if n.startswith("SM")),  # 12.0 for SM120
         layer_kinds=frozenset(bindings.LayerType.__members__),
     )
 
@@ -254,12 +222,7 @@ def _struct_pointer(weights: Any) -> int | None:
     return (held.values or 0) if agrees else None
 
 
-def _struct_is_readable() -> bool:
-    probe = trt.Weights(trt.DataType.BF16, 0x7AB5C0DE, 41)
-    return _struct_pointer(probe) == 0x7AB5C0DE
-
-
-_STRUCT_IS_READABLE = _struct_is_readable()
+_STRUCT_IS_READABLE = _struct_pointer(trt.Weights(trt.DataType.BF16, 0x7AB5C0DE, 41)) == 0x7AB5C0DE
 
 
 def weights_pointer(weights: object) -> int | None:
@@ -364,8 +327,7 @@ def layer_class(kind: str) -> object:
 
 
 def layer_kind(layer: "trt.ILayer") -> str:
-    """Return the name of a layer's `trt.LayerType`; some classes have the pooling or activation type as
-    `layer.type`."""
+    """Return the name of a layer's `trt.LayerType`; ``layer.type`` of some is the pooling or activation type."""
     return enum_name(trt.ILayer.type.__get__(layer))
 
 

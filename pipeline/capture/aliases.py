@@ -99,9 +99,7 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
 
 def _aliased_input(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
     """Return the input with which a call's result shares memory, found by running it on fake tensors, and that result.
-
-    torch's C++ kernels run, as in eager: its Python kernels copy where dropout returns its input.
-    """
+    torch's C++ kernels run, as in eager: its Python kernels copy where dropout returns its input."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     with torch.no_grad(), quietly(mode), unnamed_sizes(mode):
         try:

@@ -7,7 +7,6 @@ dims in the order of the example's strides.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,10 +17,10 @@ from torch.fx.node import map_arg
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import copied_node, over
 from pipeline.aten.naming import unlike
-from pipeline.aten.types import Node, aten
+from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.aliases import may_alias, storage_of
 from pipeline.errors import CaptureError, line_of
-from pipeline.shapes.environment import Expr, expression, shape_of
+from pipeline.shapes.environment import expression, shape_of
 
 READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 """Operators that take sizes, strides and an offset last."""
@@ -117,7 +116,8 @@ def _order(value: torch.Tensor) -> list[int] | None:
     """Return the dims of a contiguous tensor that covers its memory, from slowest to fastest; None for others."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
-    if expression(value.storage_offset()) != 0 or _elements(value) != count:
+    held: Argument = value.untyped_storage().nbytes()
+    if expression(value.storage_offset()) != 0 or expression(held // value.element_size()) != count:
         return None
     left, order, step = [d for d, size in enumerate(sizes) if size != 1], list[int](), sympy.Integer(1)
     while left:
@@ -130,11 +130,6 @@ def _order(value: torch.Tensor) -> list[int] | None:
     for dim in (d for d, size in enumerate(sizes) if size == 1):  # where these are is no matter
         order.insert(dim, dim)
     return order
-
-
-def _elements(value: torch.Tensor) -> Expr:
-    """Return the number of elements in a tensor's memory."""
-    return expression(operator.floordiv(value.untyped_storage().nbytes(), value.element_size()))
 
 
 def _unknown(node: Node) -> CaptureError:

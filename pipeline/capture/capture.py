@@ -7,8 +7,8 @@ changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve
@@ -81,26 +81,14 @@ def capture(
         with without_autocast():
             warn_of_unchecked(exported, notes)
             program = lifted(exported, notes, settings)
-            for step in STEPS:
+            for step in (flattened, with_decisions, with_constants, check_dtypes, check_written, _with_numbers):
                 program = step(program, notes)
-            program = local.described(program)
+            program = local.described(with_profiles(program, notes))
     return with_origin(evolve(named(program, output_names), signature=signature_of(model)), model)
 
 
-def with_numbers(program: Program, notes: ExportNotes) -> Program:
+def _with_numbers(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the numbers of the buffers that Python read."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in numbers_of(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))
-
-
-STEPS: Final[tuple[Callable[[Program, ExportNotes], Program], ...]] = (
-    flattened,
-    with_decisions,
-    with_constants,
-    check_dtypes,
-    check_written,
-    with_numbers,
-    with_profiles,
-)
-"""What is done to a program once it is lifted, in this order."""

@@ -27,9 +27,7 @@ class NotCapturedError(PipelineError):
 
 class DynamoGraph(torch.nn.Module):
     """Dynamo's graph with its weights and floats inside, called with the tensors and whole numbers that remain.
-
-    values: for each argument of Dynamo's graph its value in the call that compiles.
-    """
+    ``values``: those of its arguments in the call that compiles."""
 
     def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
         super().__init__()
@@ -51,19 +49,12 @@ class DynamoGraph(torch.nn.Module):
 
     def forward(self, *inputs: object) -> Argument:
         """Compute the results of Dynamo's graph."""
-        known = dict(zip(self.inputs, inputs, strict=True))
-        return self.calls(*(self.given(node, known) for node in self.values))
-
-    def given(self, node: Node, known: Mapping[Node, Argument]) -> Argument:
-        """Return the value of one of Dynamo's arguments."""
-        if node in known:
-            return known[node]
-        if node in self.numbers:
-            return self.numbers[node]
-        if node in self.weights:
-            return getattr(self, node.name)
-        tensor, dim = self.places[str(self.values[node])]
-        return known[tensor].shape[dim]
+        weights = {node: getattr(self, node.name) for node in self.weights}
+        known: dict[Node, Argument] = {**self.numbers, **weights, **dict(zip(self.inputs, inputs, strict=True))}
+        for node in (node for node in self.values if node not in known):
+            tensor, dim = self.places[str(self.values[node])]
+            known[node] = known[tensor].shape[dim]
+        return self.calls(*(known[node] for node in self.values))
 
     def program(self, settings: CompilationSettings) -> Program:
         """Return the graph, captured with the ranges of its sizes."""
@@ -75,7 +66,10 @@ class DynamoGraph(torch.nn.Module):
         except PipelineError as error:
             if settings.require_full_compilation:
                 raise
-            place = _place_of(error)
+            cause: BaseException | None = error
+            while cause is not None and not hasattr(cause, _PLACE):
+                cause = cause.__cause__
+            place = getattr(cause, _PLACE, "")
             raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
     def guard(self, program: Program) -> None:
@@ -95,7 +89,8 @@ class DynamoGraph(torch.nn.Module):
 def _graph_results(module: GraphModule, *args: Argument) -> Argument:
     """Return the results of Dynamo's graph. If it computes derivatives (``torch.func``), gradients are enabled, and
     weights are detached: values computed from a weight that requires gradients would be wrapped for the derivative."""
-    has_derivatives = any(node.target in _DERIVATIVES for node in module.graph.nodes)
+    derivatives = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
+    has_derivatives = any(node.target in derivatives for node in module.graph.nodes)
     if has_derivatives:
         args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
     with provenance.preserve_node_meta(), torch.enable_grad() if has_derivatives else nullcontext():
@@ -106,7 +101,6 @@ class _Calls(Interpreter):
     """Dynamo's graph, run node by node: each knows the user's line that it comes from."""
 
     def run_node(self, n: Node) -> Argument:
-        """Compute a node."""
         provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
         try:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -130,22 +124,10 @@ _PLACE: Final = "_pipeline_place"
 """The attribute of an exception with the user's line that failed."""
 
 
-def _place_of(error: BaseException | None) -> str:
-    """Return the user's line at which an error, or what caused it, was raised; empty if unknown."""
-    while error is not None and not hasattr(error, _PLACE):
-        error = error.__cause__
-    return getattr(error, _PLACE, "")
-
-
-_DERIVATIVES: Final = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
-"""The calls by which a graph of Dynamo's begins to take derivatives."""
-
-
 class _Number(float):
     """A float in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> float:
-        """Return the number."""
         return float(self)
 
 
@@ -153,7 +135,6 @@ class _Whole(int):
     """An integer in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> int:
-        """Return the number."""
         return int(self)
 
 

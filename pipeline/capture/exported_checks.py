@@ -18,7 +18,7 @@ from pipeline.errors import CaptureError, DtypeError, source_line
 from pipeline.export_fixes import ExportNotes, asked, check_values, requested
 from pipeline.inputs import Input
 from pipeline.program import Program
-from pipeline.shapes.environment import Expr, Range, bounds, expression
+from pipeline.shapes.environment import Range, bounds, expression
 
 log = logging.getLogger(__name__)
 
@@ -44,38 +44,24 @@ def checked(
     if request.dynamic_shapes is not None:
         raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
     check_values(chain(exported.named_parameters(), exported.named_buffers()))
-    check_apart(exported)
-    _check_not_wrapped(exported)
-    check_device(exported, device)
-    inputs, ranges = leaves(exported, request.args, request.kwargs)
-    return ExportNotes(inputs, profiles=request.profiles, ranges=ranges)
-
-
-def _check_not_wrapped(exported: ExportedProgram) -> None:
-    """Raise an error if a tensor of an export has no value: it is fake, or wrapped for a derivative in the trace."""
-    for name, value in (exported.state_dict | exported.constants).items():
+    _warn_of_twins(exported)
+    for name, value in (exported.state_dict | exported.constants).items():  # fake, or wrapped for a derivative
         is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
         if is_wrapped or isinstance(value, FakeTensor):
             raise CaptureError(f"the ExportedProgram has no value of {name}", "pass the module itself")
-
-
-def check_device(exported: ExportedProgram, device: str | None) -> None:
-    """Raise `ValueError` for a program that was exported on another type of device, since its graph cannot change."""
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     if device is not None and found - {device}:
-        raise ValueError(
-            f"device is {device!r}, but the program was exported on {', '.join(sorted(found))}: pass the module, or "
-            "another export"
-        )
+        was = f"the program was exported on {', '.join(sorted(found))}"
+        raise ValueError(f"device is {device!r}, but {was}: pass the module, or another export")
+    inputs, ranges = leaves(exported, request.args, request.kwargs)
+    return ExportNotes(inputs, profiles=request.profiles, ranges=ranges)
 
 
 def leaves(
     exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
     """Return the inputs passed beside an ExportedProgram, in its order, and the ranges that they ask for, by symbol.
-
-    Their sizes are those to tune engines for. A range may be a part of the exported one.
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.
@@ -100,7 +86,7 @@ def leaves(
     return tuple(found), asked(wishes)
 
 
-def check_apart(exported: ExportedProgram) -> None:
+def _warn_of_twins(exported: ExportedProgram) -> None:
     """Warn about a program that was exported with one tensor passed twice: torch.export treats it as one input."""
     if exported.example_inputs is None:
         return
@@ -115,12 +101,8 @@ def check_apart(exported: ExportedProgram) -> None:
     for name, called, value in rows:
         other, known = first.setdefault(id(value), (name, called))
         if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
-            log.warning(
-                "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
-                "export it with tensors of their own",
-                known,
-                called,
-            )
+            why = "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
+            log.warning(why + "export it with tensors of their own", known, called)
 
 
 def check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
@@ -142,22 +124,16 @@ def check_fits(name: str, value: Input, expected: torch.Tensor, exported: Export
 
 
 def _described(value: torch.Tensor, exported: ExportedProgram) -> Input:
-    ends = [_ends(size, exported) for size in value.shape]
-    low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
+    def limit(end: Any) -> int:
+        return int(max(min(end, 2**31 - 1), 0))
+
+    given = exported.range_constraints.items()
+    ranges = {str(symbol): Range(limit(r.lower), limit(r.upper), limit(r.upper)) for symbol, r in given}
+    ends = [bounds(expression(size), ranges) for size in value.shape]
+    low, high = tuple(each.min for each in ends), tuple(each.max for each in ends)
     if low == high:
         return Input(low, dtype=value.dtype)
     return Input(min_shape=low, opt_shape=high, max_shape=high, dtype=value.dtype)
-
-
-def _ends(size: object, exported: ExportedProgram) -> tuple[int, int]:
-    ranges = {str(symbol): _range(r) for symbol, r in exported.range_constraints.items()}
-    found = bounds(expression(size), ranges)
-    return found.min, found.max
-
-
-def _range(given: Any) -> Range:
-    low, high = (int(max(min(end, 2**31 - 1), 0)) for end in (given.lower, given.upper))
-    return Range(low, high, high)
 
 
 def check_dtypes(program: Program, _: ExportNotes) -> Program:
@@ -195,14 +171,11 @@ def check_written(program: Program, _: ExportNotes) -> Program:
         after = values.get(output.value)
         if output.kind in ("buffer", "input") and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             old, new = ([expression(size) for size in value.shape] for value in (before, after))
-            if len(old) != len(new) or not all(map(_may_be_equal, old, new)):
+            differ = [a != b and isinstance(a, int) and isinstance(b, int) for a, b in zip(old, new, strict=False)]
+            if len(old) != len(new) or any(differ):
                 why = f"the model resizes its {output.kind} {output.target} from {old} to {new}"
                 raise CaptureError(why, "pass a tensor of the result's size, or return the result")
     return program
-
-
-def _may_be_equal(one: Expr, other: Expr) -> bool:
-    return one == other or not (isinstance(one, int) and isinstance(other, int))
 
 
 def _sources(misfit: Misfit) -> set[str]:

@@ -104,12 +104,8 @@ def _picks_a_fixed_number(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool
     """Return whether a data-dependent mask is assumed to select a fixed number of elements: ``x[mask].view(4, 8)``."""
     if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
         return False
-    return any(each in data and _is_mask(each) for each in tree_leaves(node.args[1]))
-
-
-def _is_mask(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
+    values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data]
+    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
 def with_profiles(program: Program, notes: ExportNotes) -> Program:

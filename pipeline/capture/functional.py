@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
 
 import torch
 from torch.export import ExportedProgram
@@ -32,14 +31,13 @@ from pipeline.shapes.environment import expression, in_words
 from pipeline.shapes.from_export import ONE_SIZE
 
 
-def without_undeclared_writes(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module as it is; raise a `CaptureError` if a norm in it updates running statistics in training."""
+def _check_declared_writes(module: torch.fx.GraphModule) -> None:
+    """Raise a `CaptureError` if a norm updates running statistics in training."""
     norms = (torch.ops.aten.native_batch_norm.default, torch.ops.aten.instance_norm.default)
     for node in (node for node in module.graph.nodes if node.target in norms):
         if node.args[5] and node.args[3] is not None:  # training, with running statistics
             why = f"{node.target} at {line_of(node.meta) or node.name} updates its running statistics"
             raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
-    return module
 
 
 def wraps(node: Node) -> bool:
@@ -49,10 +47,9 @@ def wraps(node: Node) -> bool:
 
 def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the module without regions that change nothing; itself if it has none."""
-    nodes = list(module.graph.nodes)
-    if not any(_has_body(node, module) for node in nodes):
+    if not any(_has_body(node, module) for node in module.graph.nodes):
         return module
-    inliner = _Inliner({node.name for node in nodes})
+    inliner = _Inliner({node.name for node in module.graph.nodes})
     inliner.copy(module, {})
     return over(module, inliner.graph)
 
@@ -78,10 +75,9 @@ def _has_body(node: Node, root: torch.nn.Module) -> bool:
 
 def _is_plain(module: torch.fx.GraphModule) -> bool:
     """Return whether a graph calls no other graphs except regions without effect."""
-    nodes = list(module.graph.nodes)
-    regions = [node for node in nodes if wraps(node)]
-    needed = {user for node in nodes if node.op == "get_attr" for user in node.users}
-    return needed <= {*regions} and all(_has_body(node, module) for node in regions)
+    regions = set(filter(wraps, module.graph.nodes))
+    needed = {user for node in module.graph.find_nodes(op="get_attr") for user in node.users}
+    return needed <= regions and all(_has_body(node, module) for node in regions)
 
 
 class _Inliner:
@@ -91,10 +87,8 @@ class _Inliner:
         self.graph, self.taken = torch.fx.Graph(), names
 
     def copy(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
-        """Append a graph, with the given inputs or its own placeholders; return its results.
-
-        named: the nodes keep their names, which a signature refers to.
-        """
+        """Append a graph, with the given inputs or its own placeholders; return its results. ``named``: the nodes keep
+        their names, which a signature refers to."""
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_has_body(user, module) for user in node.users)):
                 continue
@@ -121,32 +115,18 @@ class _Inliner:
         return made
 
 
-STEPS: Final = (inlined, with_functional_parts, without_undeclared_writes)
-"""What is done to a graph before the writes in it are removed."""
-
-
-def functional(
-    exported: ExportedProgram,
-) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return the same program without mutation, its graph and signature; the argument is not changed."""
-    module = exported.graph_module
-    for step in STEPS:
-        module = step(module)
+    module = with_functional_parts(inlined(exported.graph_module))
+    _check_declared_writes(module)
     module, signature = shared(module, exported)
     nodes = list(module.graph.nodes)
-    lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]
+    lost = [node for node in exported.graph.nodes if _has_lost_its_size(node)]
     if not lost and not any(map(wraps, nodes)) and not has_transforms(module):
         if not any(map(mutates, nodes)):
             return exported, module, signature
         with suppress(Unknown):
             return exported, *without_mutation(module, signature)
-    return _traced_again(exported, lost)
-
-
-def _traced_again(
-    exported: ExportedProgram, lost: Sequence[torch.fx.Node]
-) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Return torch's functionalization; ``lost``: nodes whose sizes the first trace read wrongly."""
     varying = _varying_sizes(exported)
     with torch.no_grad(), exporting(), _hidden_bindings(lost):
         retraced = exported.run_decompositions({})
@@ -156,7 +136,6 @@ def _traced_again(
 
 
 def _varying_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
-    """Return the inputs and dims whose sizes vary, and what they are."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
     shapes = {name: value.shape for name, value in inputs.items() if isinstance(value, torch.Tensor)}
@@ -176,16 +155,14 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
     return CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 
-def _has_own_size(node: torch.fx.Node) -> bool:
-    """Return whether a slice's size is a new symbol, as in exports before torch 2.13."""
-    if node.target is not torch.ops.aten.slice.Tensor:
+def _has_lost_its_size(node: torch.fx.Node) -> bool:
+    """Return whether a number that sizes determine is a new symbol: before torch 2.13, a slice's size."""
+    known = set[object]()
+    if node.target is torch.ops.aten.slice.Tensor:
+        known = {symbol for given in node.all_input_nodes for symbol in _unbacked(given)}
+    elif not is_determined_by_sizes(node):
         return False
-    return bool(_unbacked(node) - {s for n in node.all_input_nodes for s in _unbacked(n)})
-
-
-def _is_unread(node: torch.fx.Node) -> bool:
-    """Return whether the export has a new symbol for a number that sizes determine."""
-    return is_determined_by_sizes(node) and bool(_unbacked(node))
+    return bool(_unbacked(node) - known)
 
 
 def _unbacked(node: torch.fx.Node) -> set[object]:

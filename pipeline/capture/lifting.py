@@ -22,7 +22,7 @@ from pipeline.capture.shared_tensors import check_views
 from pipeline.errors import CaptureError, source_line
 from pipeline.export_fixes import GENERATOR, ExportNotes
 from pipeline.frozen import FrozenDict
-from pipeline.inputs import is_input
+from pipeline.inputs import Input
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
 from pipeline.settings import CompilationSettings
@@ -43,7 +43,8 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     exported, graph_module, signature = _functional(exported)
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
-    examples = _examples(arguments, notes.inputs or tree_leaves(exported.example_inputs))
+    leaves = notes.inputs or tree_leaves(exported.example_inputs)
+    examples = {a.name: v for a, v in zip(arguments, leaves, strict=False) if isinstance(v, torch.Tensor)}
     graph_module = without_as_strided(graph_module, examples)
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
@@ -52,11 +53,11 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
     check_views(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    tuned = _optimal_sizes(notes.inputs)
-    sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
-    own_tensors = {spec.arg.name: parameters.get(str(spec.target)) for spec in signature.input_specs}
-    known = {**{name: value for name, value in own_tensors.items() if value is not None}, **examples}
-    shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, notes.ranges, known)
+    tuned = {a.name: _optimal_sizes(v) for a, v in zip(arguments, notes.inputs, strict=False)}
+    sizes = {name: shape for name, shape in tuned.items() if shape is not None}
+    own = {s.arg.name: parameters[str(s.target)] for s in signature.input_specs if str(s.target) in parameters}
+    inputs = {argument.name: values[argument.name] for argument in arguments}
+    shapes = environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
     return Program(
         graph_module=graph_module,
         inputs=tuple(_port(argument, values, shapes) for argument in arguments),
@@ -70,7 +71,7 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
         settings=settings,
         versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
-        examples=examples,
+        examples=FrozenDict(examples),
         written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
     )
 
@@ -83,36 +84,21 @@ def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gr
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
-        ) from error
+        why = f"torch.export cannot take the in-place operators out of the model: {error}"
+        raise CaptureError(why, HINT) from error
 
 
-def _optimal_sizes(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
-    """Return the sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
-    sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
-    return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
-
-
-def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str, torch.Tensor]:
-    """Return the tensors among the example inputs, by the inputs' names."""
-    rows = zip(arguments, leaves, strict=False)
-    return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
-
-
-def _held_object_reason(name: str, value: object) -> str:
-    """Return why a program cannot contain an object that the model holds."""
-    if isinstance(value, torch.Generator):
-        return GENERATOR
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
+def _optimal_sizes(value: object) -> Sequence[int] | None:
+    """Return the sizes to tune engines for, of an input that is a tensor or an Input."""
+    if isinstance(value, Input):
+        return [opt for _, opt, _ in value.ranges]
+    return value.shape if isinstance(value, torch.Tensor) else None
 
 
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors by name, the recipes of the placeholders that are constant, and the buffers of those
-    that the model mutates."""
+    """Return the model's tensors, the recipes of placeholders that are constant, and the buffers that it mutates."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -123,7 +109,10 @@ def _lifted_tensors(
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            raise CaptureError(_held_object_reason(name, exported.constants.get(target)))
+            value = exported.constants.get(target)
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            why = f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
+            raise CaptureError(GENERATOR if isinstance(value, torch.Generator) else why)
         tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
@@ -161,8 +150,8 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
     if spec.kind == OutputKind.PARAMETER_MUTATION:
         hint = "keep it as a buffer; where only the first call writes, as in RWKV, call the model once before"
         where = source_line(value)
-        place = f" ({where})" if where else ""
-        raise CaptureError(f"the model writes to its parameter {spec.target} when it is called{place}", hint)
+        why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
+        raise CaptureError(why, hint)
     if spec.kind not in kinds:
         raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
     constant = not isinstance(value, torch.fx.Node)

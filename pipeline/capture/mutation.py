@@ -99,15 +99,16 @@ class _Rewriter:
         self.taken = {node.name for node in graph.nodes}
 
     def rewrite(self) -> None:
-        """Copy all nodes except the output."""
-        for node in self.old.nodes:
+        """Copy all nodes except the output; a write becomes a new value of the written node."""
+        for node in list(self.old.nodes)[:-1]:
             self.current = node
-            if node.op == "output":
-                return
-            if mutates(node):
-                self.mutate(node)
-            else:
+            if not mutates(node):
                 self.copy(node)
+                continue
+            written = _written_node(node)
+            written = self.same[node] = self.same.get(written, written)
+            if node.target is not aten.detach_.default:
+                self.write(written, self.value(node, written))
 
     def copy(self, node: Node) -> None:
         """Copy a node that does not write, reading the current values of its arguments."""
@@ -116,25 +117,15 @@ class _Rewriter:
         if found is not None:
             args = map_arg(found.args, self.read)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))
-        self.made_at[node] = self.read_at(node)
+        first: Argument = node.args[0] if node.args else None
+        if node.target is operator.getitem and first in self.made_at:  # all pieces of a tensor are made at once
+            self.made_at[node] = self.made_at[first]
+        else:
+            source = first if node.target in MULTIPLE else node
+            self.made_at[node] = self.versions.get(self.root(self.same.get(source, source)), 0)
         self.versions.setdefault(self.root(node), 0)
 
-    def read_at(self, node: Node) -> int:
-        """Return the version of the memory that a node was made from; all pieces of a tensor are made at once."""
-        if node.target is operator.getitem and node.args[0] in self.made_at:
-            return self.made_at[node.args[0]]  # type: ignore[index]
-        source = node.args[0] if node.target in MULTIPLE else node
-        return self.versions.get(self.root(self.same.get(source, source)), 0)  # type: ignore[arg-type]
-
-    def mutate(self, node: Node) -> None:
-        """Express a write as a new value of the written node."""
-        written = _written_node(node)
-        written = self.same[node] = self.same.get(written, written)
-        if node.target is not aten.detach_.default:
-            self.write(written, self.value(node, written))
-
     def value(self, node: Node, written: Node) -> Node:
-        """Return the value that is written."""
         if node.target is aten.copy_.default and _is_plain_copy(node):
             return self.read(node.args[1])  # type: ignore[arg-type]
         target = functional_variant(node.target)
@@ -180,7 +171,6 @@ class _Rewriter:
         return self.env[stale[0] if stale else node]
 
     def root(self, node: Node) -> Node:
-        """Return the node whose memory a node has."""
         while node in self.views:
             node = self.views[node].source
         return node
@@ -198,8 +188,7 @@ class _Rewriter:
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
         given = [map_arg(value, self.read) for value in results(self.old)]
-        output = self.graph.output((*values, *given))
-        output.meta = dict(next(iter(reversed(self.old.nodes))).meta)
+        self.graph.output((*values, *given)).meta = dict(next(iter(reversed(self.old.nodes))).meta)
         changes = [_change(specs[node.name], value) for node, value in zip(written, values, strict=True)]
         return [*changes, *signature.output_specs]
 

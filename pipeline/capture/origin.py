@@ -38,13 +38,11 @@ class Origin:
         """Return the module, if it still exists."""
         return self.reference() if self.reference is not None else None
 
-    def __copy__(self) -> Origin:
+    def __copy__(self, memo: object = None) -> Origin:
         """Itself: it never changes."""
         return self
 
-    def __deepcopy__(self, memo: object) -> Origin:
-        """Itself: it never changes."""
-        return self
+    __deepcopy__ = __copy__
 
     def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
         return Origin, ()
@@ -59,8 +57,7 @@ def with_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """Return the origin of a program; before `decompose`, ``changed`` says whether the program differs from the
-    captured one."""
+    """Return a program's origin; before `decompose`, ``changed`` says whether it differs from the captured program."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin

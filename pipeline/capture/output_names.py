@@ -34,9 +34,8 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
     if len(given) != spec.num_leaves:
-        raise ValueError(
-            f"output_names has {len(given)} names, the model {spec.num_leaves} outputs: {', '.join(_names(spec))}"
-        )
+        outputs = f"{spec.num_leaves} outputs: {', '.join(_names(spec))}"
+        raise ValueError(f"output_names has {len(given)} names, the model {outputs}")
     if wrong := [name for name, count in Counter(given).items() if count > 1 or not name]:
         raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
     if wrong := [name for name in given if not name.isprintable()]:

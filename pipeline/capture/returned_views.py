@@ -7,6 +7,7 @@ input, or to one of two results that share memory, and read the other.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from attrs import frozen
 from torch.fx import Graph, GraphModule, Node
 
-from pipeline.aten.graphs import copied_node
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.graphs import copied_node, results
+from pipeline.aten.types import Argument
 from pipeline.capture.aliases import storage_of
 
 METHODS = frozenset(
@@ -31,11 +32,8 @@ METHODS = frozenset(
 
 @frozen
 class ReturnedViews:
-    """A graph split in two: PyTorch computes the views that it returned.
-
-    ``core`` computes the results that are not views; ``results`` returns all, given the arguments of Dynamo's graph and
-    the results of ``core``.
-    """
+    """A graph split in two: ``core`` computes the results that are not views; ``results`` returns all, given the
+    arguments of Dynamo's graph and the results of ``core``."""
 
     core: GraphModule
     results: Callable[..., Sequence[Argument]] | None = None
@@ -43,20 +41,14 @@ class ReturnedViews:
 
 def returned_views(module: GraphModule) -> ReturnedViews:
     """Split Dynamo's graph into its core and the returned views of inputs and results. The graph is not changed."""
-    returned = _returned(module.graph)
+    returned = results(module.graph)
     bases = _bases(module.graph, returned)
     taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
     if not taken:
         return ReturnedViews(module)
-    given = [node for node in module.graph.nodes if node.op == "placeholder"]
     kept = list(dict.fromkeys([*(n for n in returned if n not in taken), *taken.values()]))
     kept = [node for node in kept if node.op != "placeholder"]
-    return ReturnedViews(_core(module, kept), _Tail(module, given, kept, returned).function())
-
-
-def _returned(graph: Graph) -> list[Argument]:
-    output: Any = next(iter(reversed(graph.nodes)))
-    return list(output.args[0])
+    return ReturnedViews(_core(module, kept), _tail(module, kept, returned))
 
 
 def _storage(node: object) -> int | None:
@@ -71,9 +63,7 @@ def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
         if (memory := _storage(node)) is not None:
             first.setdefault(memory, node)
     found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _storage(node)) is not None]
-    count: dict[int, int] = {}
-    for _, memory in found:
-        count[memory] = count.get(memory, 0) + 1
+    count = Counter(memory for _, memory in found)
     shared = [(n, m) for n, m in found if count[m] > 1 or first[m].op == "placeholder"]
     return {node: first[memory] for node, memory in shared}
 
@@ -111,8 +101,7 @@ def _is_size(node: Node) -> bool:
 
 def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
     """Return the graph with only these results."""
-    graph = Graph()
-    env: dict[Node, Node] = {}
+    graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
             env[node] = copied_node(node, graph, env.__getitem__)
@@ -120,25 +109,18 @@ def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
     return GraphModule(module, graph)
 
 
-class _Tail:
-    """A graph of views of the arguments of Dynamo's graph, and of the core's results."""
-
-    def __init__(
-        self, module: GraphModule, given: Sequence[Node], kept: Sequence[Node], returned: Sequence[Argument]
-    ) -> None:
-        self.module, self.graph, self.returned = module, Graph(), returned
-        self.env: dict[Node, Node] = {node: self.graph.placeholder(node.name) for node in (*given, *kept)}
-
-    def function(self) -> Callable[..., Sequence[Target]]:
-        """Return all results of Dynamo's graph."""
-        waiting, needed = [value for value in self.returned if isinstance(value, Node)], set[Node]()
-        while waiting:
-            node = waiting.pop()
-            if node not in needed and node not in self.env:
-                needed.add(node)
-                waiting += node.all_input_nodes
-        for node in self.module.graph.nodes:
-            if node in needed:
-                self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
-        self.graph.output(tuple(self.env[value] if isinstance(value, Node) else value for value in self.returned))
-        return GraphModule(self.module, self.graph).forward
+def _tail(module: GraphModule, kept: Sequence[Node], returned: Sequence[Argument]) -> Callable[..., Sequence[Argument]]:
+    """Return a function of the arguments of Dynamo's graph and of the core's results: it returns all results."""
+    graph = Graph()
+    env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *kept)}
+    waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node not in needed and node not in env:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    for node in module.graph.nodes:
+        if node in needed:
+            env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[value] if isinstance(value, Node) else value for value in returned))
+    return GraphModule(module, graph).forward

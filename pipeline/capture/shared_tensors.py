@@ -117,9 +117,9 @@ def flattened(program: Program, _: ExportNotes) -> Program:
     kept = {name: t for name, t in parameters.items() if name in used or not is_traceable_wrapper_subclass(t)}
     for name, tensor in kept.items():
         if is_traceable_wrapper_subclass(tensor):
+            why = "which torch.export does not flatten: the graph does not show how its values are computed"
             raise CaptureError(
-                f"{name} is {kind_of(tensor)}, which torch.export does not flatten: the graph does not show how "
-                "its values are computed",
+                f"{name} is {kind_of(tensor)}, {why}",
                 "quantize the model with NVIDIA ModelOpt, or with a configuration of torchao that is not a prototype "
                 "(docs/quantization.md), or make the parameter a plain tensor: .dequantize()",
             )

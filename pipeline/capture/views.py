@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -17,11 +17,8 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.types import Argument, Function, Node, Target, aten
 from pipeline.shapes.environment import shape_of
 
-
-class Emit(Protocol):
-    """Appends a call to the new graph; its fake value is that of an old node."""
-
-    def __call__(self, target: object, *args: object, val: object) -> Node: ...
+Emit: TypeAlias = Callable[..., Node]
+"""Appends a call to the new graph: ``emit(target, *args, val=…)`` with the fake value of an old node."""
 
 
 @frozen
@@ -34,7 +31,6 @@ class View:
     args: tuple[Argument, ...]
 
     def of(self, emit: Emit, value: Node) -> Node:
-        """Return the view of another value of the viewed tensor."""
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
@@ -96,7 +92,7 @@ _PIECES: Mapping[Any, Function] = {
 MULTIPLE = frozenset(_PIECES)
 
 
-def _write_expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
+def _write_all(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
     """Return the written value where no element is repeated: PyTorch refuses writes to expanded elements."""
     return value if _has_all(made) else None
 
@@ -115,55 +111,38 @@ def _write_scattered(target: object) -> Callable[..., Node]:
     return write
 
 
-def _write_all(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """Return the written value: the view has the sizes of the viewed tensor."""
-    return value
+def _write_inverse(target: object = None) -> Callable[..., Node]:
+    """Return a rule that applies the inverse operator, by default the view's own, to the value."""
 
+    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
+        return emit(target or made.target, value, *made.args, val=made.source.meta["val"])
 
-def _write_inverse(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """Apply the operator again: it is its own inverse."""
-    return emit(made.target, value, *made.args, val=made.source.meta["val"])
+    return write
 
 
 def _write_permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
     (dims,) = made.args
-    rank = len(dims)
-    back = sorted(range(rank), key=lambda i: dims[i] % rank)
+    back = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
     return emit(aten.permute.default, value, back, val=made.source.meta["val"])
-
-
-def _write_unsqueezed(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    return emit(aten.squeeze.dim, value, *made.args, val=made.source.meta["val"])
 
 
 def _write_reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
     """Reshape the value to the sizes of the viewed tensor, reading varying ones from it."""
-    shape = made.source.meta["val"].shape
-    sizes = [
-        size if isinstance(size, int) else emit(aten.sym_size.int, before, dim, val=size)
-        for dim, size in enumerate(shape)
-    ]
-    return emit(aten.view.default, value, sizes, val=made.source.meta["val"])
-
-
-def _turned(target: object) -> Callable[..., Node]:
-    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
-        return emit(target, value, val=made.source.meta["val"])
-
-    return write
+    source = made.source.meta["val"]
+    sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, before, d, val=n) for d, n in enumerate(source.shape))
+    return emit(aten.view.default, value, [*sizes], val=source)
 
 
 RULES: Mapping[object, Callable[..., Node | None]] = {
     aten.slice.Tensor: _write_scattered(aten.slice_scatter.default),
     aten.select.int: _write_scattered(aten.select_scatter.default),
     aten.diagonal.default: _write_scattered(aten.diagonal_scatter.default),
-    **dict.fromkeys((aten.alias.default, aten.detach.default), _write_all),
-    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _write_inverse),
+    **dict.fromkeys((aten.alias.default, aten.detach.default, aten.expand.default, aten.expand_as.default), _write_all),
+    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _write_inverse()),
     aten.permute.default: _write_permuted,
-    aten.unsqueeze.default: _write_unsqueezed,
-    **dict.fromkeys((aten.expand.default, aten.expand_as.default), _write_expanded),
-    aten.view_as_complex.default: _turned(aten.view_as_real.default),
-    aten.view_as_real.default: _turned(aten.view_as_complex.default),
+    aten.unsqueeze.default: _write_inverse(aten.squeeze.dim),
+    aten.view_as_complex.default: _write_inverse(aten.view_as_real.default),
+    aten.view_as_real.default: _write_inverse(aten.view_as_complex.default),
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _write_reshaped),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _write_reshaped),
     **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _write_reshaped),

@@ -82,13 +82,11 @@ class Run:
                     observer(event)
                 except Exception:
                     self._observers.remove(observer)
-                    log.warning(
-                        "observer %r failed at %r; it gets no more events of this run", observer, event, exc_info=True
-                    )
+                    why = "observer %r failed at %r; it gets no more events of this run"
+                    log.warning(why, observer, event, exc_info=True)
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
-        """Call the function and report it as the stage of this name; exceptions propagate, with a note naming the
-        stage."""
+        """Call the function and report it as the stage of this name; an exception gets a note that names the stage."""
         self.tell(Event("started", name, record=record))
         start = perf_counter()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch
 
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.compose.annotations import accepts, is_instance, type_name
-from pipeline.compose.stage_signature import AnyStage
+from pipeline.compose.stage_signature import AnyStage, accepts, is_instance, type_name
 from pipeline.export_fixes.onnx_file import is_onnx
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.inputs import Input
@@ -36,17 +36,15 @@ def _model_instead(model: object, takes: str) -> str:
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
     if isinstance(model, str | os.PathLike):
-        return (
-            "pass the model itself, or FILE.onnx; torch.export.load, torch.jit.load and pipeline.load read other files"
-        )
+        others = "torch.export.load, torch.jit.load and pipeline.load read other files"
+        return f"pass the model itself, or FILE.onnx; {others}"
     if isinstance(model, torch.Tensor | Input):
         return "the model comes first, then its inputs: (model, args=(x,))"
     if callable(model) and not isinstance(model, type | Compiled):
         return "pass an nn.Module whose forward calls it"
     made = "it is compiled already; " if isinstance(model, Compiled) else ""
-    return (
-        f"{made}pass an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
-    )
+    due = f"an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
+    return f"{made}pass {due}"
 
 
 def empty(arguments: object) -> bool:
@@ -76,41 +74,32 @@ def index_of(name: str, names: Sequence[str]) -> int:
     return names.index(name)
 
 
-def check_join(before: AnyStage, after: AnyStage) -> None:
-    if not accepts(after.takes, before.gives):
-        raise TypeError(
-            f"stage {before.name!r} returns {type_name(before.gives)}, "
-            f"but the next stage, {after.name!r}, takes {type_name(after.takes)}"
-        )
-
-
-def check_names(names: tuple[str, ...]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"two stages are called {twice[0]!r} in {', '.join(names)}: "
-            'swap the first with replace(), or give one another name with @stage(name="…")'
-        )
+def check_joins(stages: Sequence[AnyStage]) -> None:
+    """Raise an error if two stages have one name, or if a stage does not take what the one before it returns."""
+    names = [stage.name for stage in stages]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        instead = 'swap the first with replace(), or give one another name with @stage(name="…")'
+        raise ValueError(f"two stages are called {twice[0]!r} in {', '.join(names)}: {instead}")
+    for before, after in pairwise(stages):
+        if not accepts(after.takes, before.gives):
+            takes = f"the next stage, {after.name!r}, takes {type_name(after.takes)}"
+            raise TypeError(f"stage {before.name!r} returns {type_name(before.gives)}, but {takes}")
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
-    """Raise `TypeError` unless the stages start with a `Program` and this is a model, before it is captured; let stages
-    check what they need on this machine."""
+    """Raise `TypeError` unless the stages start with a `Program` and this is a model; let stages `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
             return check_ready(stages, settings)
         raise TypeError(f"{what(model)} cannot be compiled: {_model_instead(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
-    raise TypeError(
-        f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
-        "to compile a model, begin with the stage 'decompose'"
-    )
+    why = f"call it with that record alone, not with {type(model).__name__} or args"
+    raise TypeError(f"this pipeline starts {first}: {why}; to compile a model, begin with the stage 'decompose'")
 
 
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
-    """Let stages check what they need on this machine before a model is captured: those with a method
-    ``check_ready``."""
+    """Let the stages that have a method ``check_ready`` check what they need on this machine."""
     for step in stages:
         inner = getattr(step, "function", getattr(step, "stage", step))
         if callable(check := getattr(inner, "check_ready", None)):
@@ -119,18 +108,13 @@ def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> No
 
 def check_known(unknown: Mapping[str, object]) -> None:
     """Raise a `TypeError` for arguments that a pipeline does not have; its message says what to write instead."""
-    for name in unknown:
-        raise TypeError(_other_argument(name))
-
-
-def _other_argument(name: str) -> str:
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
-    instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
-    return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"
+    for name in unknown:
+        instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
+        raise TypeError(f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}")
 
 
 def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
-    """Validate a pipeline's settings."""
     if value is not None and not isinstance(value, CompilationSettings):
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
 
@@ -142,16 +126,13 @@ def under(settings: CompilationSettings | None, record: Argument, stages: Sequen
     Raises:
         ValueError: the program was captured for another device.
     """
-    if isinstance(record, Program):
-        record = _under(settings or CompilationSettings(), record)
-        check_ready(stages, record.settings)
-    return record
-
-
-def _under(settings: CompilationSettings, record: Program) -> Program:
-    own, names = record.settings, settings.changed()
-    if "device" in names and settings.device != own.device:
+    if not isinstance(record, Program):
+        return record
+    own, given = record.settings, settings or CompilationSettings()
+    changes = {name: getattr(given, name) for name in given.changed() if getattr(given, name) != getattr(own, name)}
+    if "device" in changes:
         captured = "the device of its tensors" if own.device is None else own.device
-        raise ValueError(f"the program was captured for {captured}, not for {settings.device}: capture it with device=")
-    changes = {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(own, name)}
-    return attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
+        raise ValueError(f"the program was captured for {captured}, not for {given.device}: capture it with device=")
+    record = attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
+    check_ready(stages, record.settings)
+    return record

@@ -34,7 +34,16 @@ class Ledger:
         elif event.kind in ("finished", "failed"):
             sampler = self._running.pop(event.stage)
             sampler.__exit__()
-            self.entries.append(_entry(event, sampler))
+            entry = Entry(
+                stage=event.stage,
+                seconds=event.seconds or 0.0,
+                growth=sampler.last.total - sampler.first.total,
+                peak=sampler.total - sampler.first.total,
+                anonymous=sampler.anonymous - sampler.first.anonymous,
+                held=FrozenDict(held(event.record)),
+                failed=event.kind == "failed",
+            )
+            self.entries.append(entry)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -43,19 +52,6 @@ class Ledger:
 
     def __str__(self) -> str:
         return table(self.entries)
-
-
-def _entry(event: Event, sampler: Sampler) -> Entry:
-    first = sampler.first
-    return Entry(
-        stage=event.stage,
-        seconds=event.seconds or 0.0,
-        growth=sampler.last.total - first.total,
-        peak=sampler.total - first.total,
-        anonymous=sampler.anonymous - first.anonymous,
-        held=FrozenDict(held(event.record)),
-        failed=event.kind == "failed",
-    )
 
 
 def table(entries: list[Entry] | tuple[Entry, ...]) -> str:

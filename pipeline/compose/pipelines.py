@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
-from itertools import pairwise
 from types import FunctionType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
 
@@ -18,21 +17,29 @@ import attrs
 
 from pipeline.capture.capture import Model, capture
 from pipeline.compiled import Compiled
-from pipeline.compose.annotations import is_instance, type_name
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
     check_front_door,
-    check_join,
+    check_joins,
     check_known,
-    check_names,
     check_settings,
     checked,
     empty,
     index_of,
     under,
 )
-from pipeline.compose.recording import ledger_of, with_costs
-from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
+from pipeline.compose.recording import ledger_of
+from pipeline.compose.stage_signature import (
+    AnyStage,
+    Gives,
+    Stage,
+    Takes,
+    check_signature,
+    is_instance,
+    name_of,
+    record_types,
+    type_name,
+)
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.records.wording import immutable, kind_of
 from pipeline.runtime.autocast_context import without_autocast
@@ -48,7 +55,6 @@ class _Joined:
     """A mixin for stages: the operator `|`, and how they print."""
 
     def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return the pipeline of this stage, then the other stage or pipeline."""
         first: Pipeline[Takes, Gives] = Pipeline((self,))
         return first | other
 
@@ -76,17 +82,14 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
             self.__dict__.update(shown, __wrapped__=self.function)
 
     def __call__(self, record: Takes, /) -> Gives:
-        """Call the function on the record."""
         return self.function(record)
 
     @property
     def takes(self) -> Any:
-        """Return the annotation of the function's first parameter."""
         return self._types[0]
 
     @property
     def gives(self) -> Any:
-        """Return the annotation of the function's result."""
         return self._types[1]
 
     @cached_property
@@ -110,16 +113,13 @@ class Named(_Joined, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """Return the record type that the stage takes."""
         return self.stage.takes
 
     @property
     def gives(self) -> Any:
-        """Return the record type that the stage returns."""
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
-        """Run the stage on the record."""
         return self.stage(record)
 
 
@@ -154,10 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """Pass a stage the stages that run before it, if it has a method ``following``.
-
-    A stage that compiles again, such as `verify`, then uses the stages of its own pipeline.
-    """
+    """Pass a stage that compiles again, such as `verify`, the stages before it, if it has a method ``following``."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
@@ -167,8 +164,7 @@ def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
 
 def described(step: AnyStage) -> str:
     """Describe a stage in one line: its name, its implementation if named differently, and both records."""
-    inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
-    own = name_of(inner)
+    own = name_of(step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step)
     try:
         types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
     except TypeError:
@@ -204,9 +200,7 @@ class Pipeline(Generic[Takes, Gives]):
     observers: tuple[Observer, ...] = attrs.field(default=(), converter=as_observers)
 
     def __attrs_post_init__(self) -> None:
-        check_names(self.names)
-        for before, after in pairwise(self.stages):
-            check_join(before, after)
+        check_joins(self.stages)
 
     @overload
     def __call__(
@@ -244,11 +238,13 @@ class Pipeline(Generic[Takes, Gives]):
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
-            return with_costs(self._run(run, under(self._settings, model, self.stages)), ledger.entries[before:])
-        check_front_door(self.stages, model, self.settings)
-        front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
-        front = partial(front, profiles=profiles)
-        return with_costs(self._run(run, run.call("capture", front)), ledger.entries[before:])
+            record = under(self._settings, model, self.stages)
+        else:
+            check_front_door(self.stages, model, self.settings)
+            front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
+            record = run.call("capture", partial(front, profiles=profiles))
+        made = self._run(run, record)
+        return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
     def _run(self, run: Run, record: object) -> Any:
         steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]
@@ -287,7 +283,6 @@ class Pipeline(Generic[Takes, Gives]):
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
     def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
-        """Return the pipeline of the stage, then this."""
         return _pipeline(other) | self
 
     @overload
@@ -309,8 +304,10 @@ class Pipeline(Generic[Takes, Gives]):
 
         A pipeline in place of a stage runs as one stage, with its own observers.
         """
-        at = self._index(name)
-        return self._with((*self.stages[:at], _named(stage, name), *self.stages[at + 1 :]))
+        at, made = self._index(name), as_stage(stage)
+        if made.name != name:
+            made = Named(made.stage if isinstance(made, Named) else made, name)
+        return self._with((*self.stages[:at], made, *self.stages[at + 1 :]))
 
     @overload
     def insert(self, stage: Callable[[Other], Other], *, before: str = ..., after: str = ...) -> Self: ...
@@ -367,15 +364,12 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[self._index(name)]
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a stage has this name."""
         return name in self.names
 
     def __iter__(self) -> Iterator[AnyStage]:
-        """Iterate over the stages, in order."""
         return iter(self.stages)
 
     def __len__(self) -> int:
-        """Return the number of stages."""
         return len(self.stages)
 
     def __bool__(self) -> bool:
@@ -391,9 +385,3 @@ class Pipeline(Generic[Takes, Gives]):
 
 def _pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
-
-
-def _named(part: StageLike, name: str) -> AnyStage:
-    """Return the same stage under another name."""
-    made = as_stage(part)
-    return made if made.name == name else Named(made.stage if isinstance(made, Named) else made, name)

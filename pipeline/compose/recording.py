@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
 
-from attrs import evolve
-
-from pipeline.compiled import Compiled
 from pipeline.compose.events import Observer
 from pipeline.compose.ledger import Ledger
-from pipeline.records.costs import Entry
-
-T = TypeVar("T")
 
 
 def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less.
-
-    Args:
-        progress: the setting: whether the new one draws the run's progress; None: on a terminal.
-        names: the names of the run's stages.
-    """
+    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less, and
+    draws the run's progress if the setting says so or, if it is None, on a terminal. ``names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
-    if names and (is_terminal() if progress is None else progress):
+    if names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
         from pipeline.compose.progress import RunProgress  # rich takes a while to import
 
         return RunProgress(names[-1])
     return Ledger(interval=0.05)
-
-
-def is_terminal() -> bool:
-    """Return whether errors go to a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-def with_costs(record: T, entries: Sequence[Entry]) -> T:
-    """Return the record; a compiled program gets the time and memory of its stages."""
-    return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record

@@ -15,8 +15,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class Resident:
-    """Resident bytes: ``anonymous`` ones are the process's own; ``file`` ones mirror files, which the system may
-    drop."""
+    """Resident bytes: ``anonymous`` ones are the process's own; the system may drop those that mirror a ``file``."""
 
     anonymous: int = 0
     file: int = 0
@@ -71,10 +70,7 @@ def family(pid: int | None = None) -> Resident:
 
 
 class Reader:
-    """A thread that lets samplers read every ``interval`` seconds while there are any; later samplers share it.
-
-    It ends by itself when it wakes and no sampler is left.
-    """
+    """A thread that lets samplers read every ``interval`` seconds; it ends when it wakes and none is left."""
 
     def __init__(self, interval: float = 0.01) -> None:
         self.interval = interval
@@ -107,11 +103,8 @@ class Reader:
 
 
 class Sampler:
-    """A sampler: while entered, it reads the memory of a process and its children repeatedly, and records the maximum
-    of each kind.
-
-    A reader, its own unless one is given, reads every ``interval`` seconds: shorter peaks can be missed.
-    """
+    """A sampler: while entered, a reader, its own unless one is given, has it read the memory of a process and its
+    children, of which it records the maximum of each kind. Peaks shorter than the interval can be missed."""
 
     def __init__(self, pid: int | None = None, interval: float = 0.01, reader: Reader | None = None) -> None:
         self.pid = pid
@@ -120,7 +113,6 @@ class Sampler:
         self._reader = reader or Reader(interval)
 
     def sample(self) -> None:
-        """Read once more."""
         self.last = family(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 

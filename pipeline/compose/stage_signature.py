@@ -1,10 +1,14 @@
-"""The protocol of stages, and the record types that a stage function's annotations declare."""
+"""The protocol of stages, and the record types that annotations declare: may one be passed where another is expected?
+
+A union fits if each of its members does. Types that cannot be checked at run time (Any, a type variable, a protocol
+that is not runtime-checkable) fit everywhere.
+"""
 
 import inspect
 import re
 from collections.abc import Callable
-from types import FunctionType, MethodType, NoneType
-from typing import Any, Protocol, TypeAlias, TypeVar, get_type_hints
+from types import FunctionType, MethodType, NoneType, UnionType
+from typing import Any, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Takes = TypeVar("Takes", contravariant=True)
 Gives = TypeVar("Gives", covariant=True)
@@ -46,10 +50,9 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
     try:
         hints = get_type_hints(function if isinstance(function, FunctionType | MethodType) else type(function).__call__)
     except NameError as error:
-        raise TypeError(
-            f"stage {name!r}: the annotation {error.name!r} is not known in the module of the function; "
-            "define or import it at the module's top level (not under TYPE_CHECKING)"
-        ) from error
+        why = f"the annotation {error.name!r} is not known in the module of the function"
+        instead = "define or import it at the module's top level (not under TYPE_CHECKING)"
+        raise TypeError(f"stage {name!r}: {why}; {instead}") from error
     if hints["return"] is NoneType:
         raise TypeError(f"stage {name!r} is annotated to return None; a stage returns a record")
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
@@ -65,10 +68,45 @@ def check_signature(function: Callable[..., object], name: str) -> None:
         raise TypeError(f"stage {name!r} takes no record: its signature is {signature}")
     more = [p.name for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if more:
-        raise TypeError(
-            f"stage {name!r} takes one record; its parameter {more[0]!r} has no default: make options fields"
-        )
+        why = f"its parameter {more[0]!r} has no default: make options fields"
+        raise TypeError(f"stage {name!r} takes one record; {why}")
     missing = [f"the type of its parameter {parameters[0].name!r}"] * (parameters[0].annotation is signature.empty)
     missing += ["the type of what it returns (->)"] * (signature.return_annotation is signature.empty)
     if missing:
         raise TypeError(f"stage {name!r} does not declare {' or '.join(missing)}; annotate it with the record types")
+
+
+def accepts(takes: object, gives: object) -> bool:
+    """Return whether every record annotated as `gives` may be passed to a parameter annotated as `takes`."""
+
+    def fits(one: object, other: object) -> bool:
+        given, taken = _class(one), _class(other)
+        return given is None or taken is None or issubclass(given, taken)
+
+    return all(any(fits(one, other) for other in _members(takes)) for one in _members(gives))
+
+
+def is_instance(record: object, annotation: object) -> bool:
+    """Return whether the record is of the annotated type."""
+    classes = [_class(member) for member in _members(annotation)]
+    return any(known is None or isinstance(record, known) for known in classes)
+
+
+def type_name(annotation: object) -> str:
+    """Return the name of a type in errors and reprs."""
+    return " | ".join("None" if member is NoneType else _member_name(member) for member in _members(annotation))
+
+
+def _member_name(member: object) -> str:
+    return str(getattr(member, "__name__", member)) if get_origin(member) is None else str(member)
+
+
+def _members(annotation: object) -> tuple[object, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _class(member: object) -> type | None:
+    """Return the class to check against; None for a type that cannot be checked."""
+    known = get_origin(member) or member
+    unchecked = getattr(known, "_is_protocol", False) and not getattr(known, "_is_runtime_protocol", False)
+    return known if isinstance(known, type) and known is not Any and not unchecked else None

@@ -17,9 +17,8 @@ from pipeline.shapes.environment import Symbols
 from pipeline.trt import CAPABILITIES, has_gpu
 
 _BY_ID: Final = {quirk.id: quirk for quirk in QUIRKS}
-_NONE: Final[frozenset[str]] = frozenset()
-_assumed: Final = ContextVar("assumed faults", default=_NONE)
-_ignored: Final = ContextVar("ignored faults", default=_NONE)
+_assumed: Final = ContextVar("assumed faults", default=frozenset[str]())
+_ignored: Final = ContextVar("ignored faults", default=frozenset[str]())
 
 
 class Experiment(ContextDecorator):
@@ -85,14 +84,7 @@ def marks_of(
     constants: Iterable[str] = (),
     outputs: Iterable[str] = (),
 ) -> tuple[Mark, ...]:
-    """Return the marks of a segment: for each fault that applies, the places that its analysis finds.
-
-    Args:
-        nodes: the nodes, in order.
-        ranges: the values of each symbol in the segment.
-        constants: the names of the placeholders that are the segment's constants.
-        outputs: the names of the nodes that are the segment's outputs.
-    """
+    """Return the marks of a segment (`Part`): for each fault that applies, the places that its analysis finds."""
     part = Part(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *place)

@@ -36,10 +36,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 class HeldValues:
-    """The values that kernels of a segment may hold in registers. Equal computations are one node, as in TensorRT.
-
-    nodes: the segment's nodes, in order.
-    """
+    """The values that kernels of a segment may hold in registers. Equal computations are one node, as in TensorRT."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -72,8 +69,14 @@ class HeldValues:
                 self._shifting.add(node)
 
     def is_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Return whether a kernel may hold an input that a node broadcasts."""
-        return self._one(given) in self._kept or self._is_read_elsewhere(given, node, node_shape(node))
+        """Return whether a kernel may hold an input that a node broadcasts: to elements of which a thread holds it, or
+        a value that shifts the elements from which it was reduced, whose threads hold it, to other elements."""
+        first = self._one(given)
+        if first in self._kept:
+            return True
+        if first not in self._shifting or self._elements[first] == node_shape(node):
+            return False
+        return not any(self._depends_through_matmul(x, given) for x in node.all_input_nodes if x is not given)
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
@@ -107,14 +110,6 @@ class HeldValues:
             return node_shape(node.all_input_nodes[0])
         found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
-
-    def _is_read_elsewhere(self, node: torch.fx.Node, user: torch.fx.Node, size: Shape | None) -> bool:
-        """Return whether a value shifts the elements from which it was reduced, whose threads hold it, and a user in
-        the same kernel broadcasts it to other elements."""
-        first = self._one(node)
-        if first not in self._shifting or self._elements[first] == size:
-            return False
-        return not any(self._depends_through_matmul(x, node) for x in user.all_input_nodes if x is not node)
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Return whether a user, or a later one of the same elements, reduces."""

@@ -42,10 +42,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 class ExpressionSizes:
-    """The sizes of a segment's expressions, and the values that are separated to keep them small.
-
-    nodes: the segment's nodes, in order.
-    """
+    """The sizes of a segment's expressions, and the values that are separated to keep them small."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}
@@ -79,7 +76,8 @@ class ExpressionSizes:
             self._views[node] = views = most | others if others else most
             return 1 + sum(self._terms.get(x, 1) for x in views)
         within = sum(self._terms.get(x, 1) for x in given)
-        if node.target is operator.getitem or moves(node) or _selects(node):
+        selects = does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
+        if node.target is operator.getitem or moves(node) or selects:
             self._views[node] = frozenset((node,))
             return within
         return within * few if (few := summed(node)) is not None else 1
@@ -88,11 +86,6 @@ class ExpressionSizes:
         """Return what an elementwise operator reads at other positions through an input."""
         is_place_for_place = given in self._views and node_shape(given) == node_shape(node)
         return self._views[given] if is_place_for_place else frozenset((given,))
-
-
-def _selects(node: torch.fx.Node) -> bool:
-    """Return whether an operator reads elements at other positions; one that joins tensors has a separate kernel."""
-    return does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)
 
 
 def summed(node: torch.fx.Node) -> int | None:
@@ -104,11 +97,8 @@ def summed(node: torch.fx.Node) -> int | None:
         value = node.meta["val"]
         results = math.prod(shape_of(value[0] if isinstance(value, tuple | list) else value))
         total = math.prod(sizes[0])
-        return (
-            _few([total // results])
-            if isinstance(total, int) and isinstance(results, int) and results
-            else _few_dims(node)
-        )
+        is_known = isinstance(total, int) and isinstance(results, int) and results
+        return _few([total // results]) if is_known else _few_dims(node)
     if (kind is Does.SOFTENS or "log_softmax" in str(node.target)) and sizes:
         few = _few_dims(node)
         return None if few is None else few * few
@@ -125,10 +115,8 @@ def _few_dims(node: torch.fx.Node) -> int | None:
 
 
 def _few(sizes: Iterable[Expr]) -> int | None:
-    given = list(sizes)
-    known = [size for size in given if isinstance(size, int)]
-    total = math.prod(known)
-    return total if len(known) == len(given) and 0 < total <= FEW else None
+    total: Expr = math.prod(sizes)
+    return total if isinstance(total, int) and 0 < total <= FEW else None
 
 
 def can_be_summed(node: torch.fx.Node) -> bool:

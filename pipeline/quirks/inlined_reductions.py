@@ -51,8 +51,9 @@ def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     """Return the values that a reduction reads, directly or through expressions."""
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
-        if any(_is_reduction(user) or (_is_expression(user) and user in found) for user in node.users):
-            found.add(node)
+        for user in node.users:
+            if reduces(user) or does(user.target) is Does.PLACES or (_is_expression(user) and user in found):
+                found.add(node)
     return found
 
 
@@ -79,10 +80,6 @@ def _normalized(node: torch.fx.Node) -> bool:
     if not all(isinstance(size, int) for size in (channels, *spatial)):
         return False
     return math.prod(spatial) * channels <= FEW * (channels if of is None else argument(node, of))
-
-
-def _is_reduction(node: torch.fx.Node) -> bool:
-    return reduces(node) or does(node.target) is Does.PLACES
 
 
 def _is_expression(node: torch.fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import getitem
 from typing import Final
 
@@ -30,18 +30,9 @@ BESIDE_SIZES: Final = "beside sizes that vary"
 """Names in a mark: dynamic sizes of the matmul itself, or of other linear layers."""
 
 
-def transposed_halves(part: Part) -> Iterator[Place]:
-    """Yield the matmuls of halves next to a transposition (`transposed-matmuls`)."""
-    return _transposed(part, torch.float16, torch.bfloat16)
-
-
-def transposed_floats(part: Part) -> Iterator[Place]:
-    """Yield the matmuls of float32 next to a transposition (`transposed-float32-matmuls`)."""
-    return _transposed(part, torch.float32, torch.float64)
-
-
-def _transposed(part: Part, *dtypes: torch.dtype) -> Iterator[Place]:
-    """Yield the matmuls of these dtypes with a transposed operand or a result that is transposed next."""
+def transposed(part: Part, dtypes: Collection[torch.dtype]) -> Iterator[Place]:
+    """Yield the matmuls of these dtypes with a transposed operand or a result that is transposed next
+    (`transposed-matmuls`, `transposed-float32-matmuls`)."""
     for node in part.nodes:
         kind = does(node.target)
         is_matmul = kind is Does.MULTIPLIES or node.target is aten.linear.default
@@ -77,23 +68,16 @@ def _moves_last(node: torch.fx.Node) -> bool:
 def scaled(part: Part) -> Iterator[Place]:
     """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's
     (`factors-of-matmuls`): of two computed tensors; or a linear layer, if another one has dynamic sizes."""
-    varying = {x for x in part.nodes if does(x.target) is Does.PROJECTS and _varies(x)}
+    linear = [node for node in part.nodes if does(node.target) is Does.PROJECTS]
+    varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in part.nodes:
         kind = does(node.target)
-        if kind is Does.MULTIPLIES and (_has_factor(node) or _is_read_elementwise(part, node)):
-            yield "converter", node.name, (OF_SIZES,)
+        if kind is Does.MULTIPLIES:
+            has_factor = "alpha" in names_of(node.target) and argument(node, "alpha") != 1
+            if has_factor or _is_read_elementwise(part, node):
+                yield "converter", node.name, (OF_SIZES,)
         elif kind is Does.PROJECTS and varying - {node} and _is_read_elementwise(part, node):
             yield "converter", node.name, (BESIDE_SIZES,)
-
-
-def _has_factor(node: torch.fx.Node) -> bool:
-    """Return whether the converter multiplies the matmul by a number."""
-    return "alpha" in names_of(node.target) and argument(node, "alpha") != 1
-
-
-def _varies(node: torch.fx.Node) -> bool:
-    """Return whether a node's result has dynamic sizes."""
-    return not all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
 def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
@@ -107,8 +91,7 @@ def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) 
 
 
 def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Return whether all paths from a node reach a softmax of the same engine through elementwise operators and
-    views."""
+    """Return whether all paths from a node reach a softmax of its engine through elementwise operators and views."""
     if does(node.target) is Does.SOFTENS:
         return node.name in part.inside
     goes_on = within and is_cheap(node) and node.users and node.name in part.inside
@@ -118,14 +101,11 @@ def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
 def biased(part: Part) -> Iterator[Place]:
     """Yield ReLU, GELU and possible parts of GELU after a matmul whose bias may be lost (`biases-of-matmuls`)."""
     for node in part.nodes:
-        loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default) or _is_tanh_of_multiple(node)
+        given = node.args[0] if node.target is aten.tanh.default else None
+        loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default)
+        loses = loses or (isinstance(given, torch.fx.Node) and given.target is aten.mul.Tensor)
         if loses and _is_behind_matmul(node):
             yield "converter", node.name, ()
-
-
-def _is_tanh_of_multiple(node: torch.fx.Node) -> bool:
-    given = node.args[0] if node.target is aten.tanh.default else None
-    return isinstance(given, torch.fx.Node) and given.target is aten.mul.Tensor
 
 
 def _is_behind_matmul(node: torch.fx.Node) -> bool:

@@ -68,11 +68,15 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the matmul and convolution kernels that end in a cast to bfloat16, as (kernel, result)
-    (`halves-behind-matmuls`)."""
-    found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
+    """Return the kernels of matmuls that end in a cast to bfloat16, as (kernel, result) (`halves-behind-matmuls`)."""
+    return _giving_halves(plan, _ROUNDED, True)
+
+
+def _giving_halves(plan: Plan, pattern: re.Pattern[bytes], expected: bool) -> tuple[tuple[str, str], ...]:
+    """Return the kernels that match a pattern, and their results, if these are bfloat16 as expected."""
+    found = [(each["name"], each["tensor"]) for each in _each(pattern, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
-    return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
+    return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is expected)
 
 
 _WIDENED_AGAIN = re.compile(
@@ -84,9 +88,7 @@ _WIDENED_AGAIN = re.compile(
 def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return the transposed convolution kernels that round to bfloat16 and return another dtype, as (kernel, result)
     (`rounded-deconvolutions`)."""
-    found = [(each["name"], each["tensor"]) for each in _each(_WIDENED_AGAIN, b"runtime_fusion={ name=", plan)]
-    halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
-    return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor not in halves)
+    return _giving_halves(plan, _WIDENED_AGAIN, False)
 
 
 _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")

@@ -20,14 +20,8 @@ Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
 
 @define(slots=False, eq=False)
 class Part:
-    """The nodes of a segment.
-
-    Attributes:
-        nodes: the nodes, in order.
-        constants: the names of the placeholders that are the segment's constants.
-        outputs: the names of the nodes that are the segment's outputs.
-        ranges: the ranges of the symbols in the segment.
-    """
+    """The nodes of a segment, in order; the names of those that are its outputs, and of the placeholders that are its
+    constants; and the ranges of its symbols."""
 
     nodes: tuple[torch.fx.Node, ...]
     constants: frozenset[str]
@@ -74,7 +68,7 @@ class Quirk:
     trigger: str
     instead: str
     test: str
-    evidence: str
+    evidence: str = "docs/notes/2026-11-29-kernel-faults.md"
     capabilities: tuple[str, ...] = ()
     since: Version | None = None
     before: Version | None = None
@@ -94,7 +88,6 @@ class Quirk:
         return f"{first} and newer" if first else f"before {end}" if end else "all"
 
     def is_in(self, flavour: str, version: Version) -> bool:
-        """Return whether a version has the fault."""
         if flavour not in self.flavours:
             return False
         is_new_enough = self.since is None or version >= self.since

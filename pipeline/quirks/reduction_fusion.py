@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import aten
+from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
 REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
@@ -39,7 +40,7 @@ def node_shape(node: torch.fx.Node) -> Shape | None:
     return shape_of(value) if isinstance(value, torch.Tensor) else None
 
 
-ADDING: Final = {
+ADDING: Final[Mapping[object, int]] = {
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
     aten.linear.default: 2,
 }
@@ -48,19 +49,15 @@ ADDING: Final = {
 
 def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the inputs that an operator broadcasts, and that can be expanded before it instead."""
-    given, size = node.all_input_nodes if is_pointwise(node) else _added(node), node_shape(node)
+    given, size = node.all_input_nodes, node_shape(node)
+    if not is_pointwise(node):
+        added: Argument = ADDING.get(node.target)
+        given = [] if added is None else [x for x in node.args[added : added + 1] if isinstance(x, torch.fx.Node)]
     return [x for x in given if is_broadcast(node_shape(x), size) and _keeps_dtype(x, node)]
 
 
-def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the added operand of a matmul as a list; empty without one."""
-    place = next((place for target, place in ADDING.items() if target is node.target), len(node.args))
-    return [x for x in node.args[place : place + 1] if isinstance(x, torch.fx.Node)]
-
-
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether type promotion stays the same if an input gets dims: a 0-d tensor has lower priority, a condition
-    none."""
+    """Return whether an input with dims promotes alike: a 0-d tensor has lower priority, a condition none."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
     if node_shape(given) != () or given in conditions:
         return True

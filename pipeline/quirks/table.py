@@ -5,7 +5,10 @@ Each row was measured. docs/known-issues.md is generated from this table; the ev
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
+
+import torch
 
 from pipeline.quirks import (
     broadcast_after_reduction,
@@ -19,7 +22,6 @@ from pipeline.quirks import plan_detectors as detect
 from pipeline.quirks.quirk import Quirk
 
 SIZES: Final = "docs/notes/2026-11-29-real-sizes.md"
-NUMBERS: Final = "docs/notes/2026-11-29-kernel-faults.md"
 HOPPER: Final = "H100, H200 (9.0)"
 BOTH: Final = ("tensorrt_rtx", "tensorrt")
 """Both libraries: measured with TensorRT-RTX, and avoided in TensorRT without a measurement."""
@@ -54,7 +56,6 @@ QUIRKS: Final = (
         instead="a maximum of it and itself in float32, before it is rounded (`impl.base.cast`)",
         seen="a kernel without the second cast in its name",
         test="tests/gpu/test_split_doubles_gpu.py::test_integers_rounded_to_halves",
-        evidence=NUMBERS,
         flavours=BOTH,
     ),
     Quirk(
@@ -127,7 +128,6 @@ QUIRKS: Final = (
         instead="the query twice (`impl.attention.not_alone`)",
         seen="`_gemv_mha` of several batches",
         test="tests/gpu/test_attention_gpu.py::test_one_query_after_other_attentions",
-        evidence=NUMBERS,
         detector=detect.of_other_batches,
         finding="may attend to the keys of other batches",
     ),
@@ -139,10 +139,9 @@ QUIRKS: Final = (
         instead="the maximum of the tensor and itself (`quirks.matmul_neighbours`, `impl.matmul`)",
         seen="`__myl_MoveReshTranReshMove`",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_with_what_is_transposed",
-        evidence=NUMBERS,
         detector=detect.of_one_batch,
         finding="copies one batch for all",
-        places=matmul_neighbours.transposed_halves,
+        places=partial(matmul_neighbours.transposed, dtypes=(torch.float16, torch.bfloat16)),
     ),
     Quirk(
         id="transposed-float32-matmuls",
@@ -152,8 +151,7 @@ QUIRKS: Final = (
         trigger="a factor or result in float32 that is transposed, behind attentions",
         instead="the maximum of the tensor and itself (`quirks.matmul_neighbours`, `impl.matmul`)",
         test="tests/build/test_kernels_turned.py",
-        evidence=NUMBERS,
-        places=matmul_neighbours.transposed_floats,
+        places=partial(matmul_neighbours.transposed, dtypes=(torch.float32, torch.float64)),
     ),
     Quirk(
         id="broadcast-in-reductions",
@@ -163,7 +161,6 @@ QUIRKS: Final = (
         instead="the value expanded in a kernel of its own (`quirks.broadcast_after_reduction`)",
         seen="registers read by other threads",
         test="tests/gpu/test_kept_gpu.py::test_agrees_with_eager",
-        evidence=NUMBERS,
         detector=detect.kept_elsewhere,
         finding="reads what its threads keep of other elements",
         flavours=BOTH,
@@ -176,7 +173,6 @@ QUIRKS: Final = (
         trigger="a reduction of 2 to 6 elements beside a larger one",
         instead="a barrier behind the sum, or what it is broadcast to (`quirks.inlined_reductions`)",
         test="tests/gpu/test_written_in_gpu.py::test_agrees_with_eager",
-        evidence=NUMBERS,
         flavours=BOTH,
         places=inlined_reductions.places,
     ),
@@ -188,7 +184,6 @@ QUIRKS: Final = (
         instead="barriers where an expression would grow (`quirks.expression_blowup`)",
         seen='"insert_point is not in bb" from the builder',
         test="tests/gpu/test_expanded_gpu.py::test_steps_agree_with_eager",
-        evidence=NUMBERS,
         flavours=BOTH,
         places=expression_blowup.places,
     ),
@@ -201,7 +196,6 @@ QUIRKS: Final = (
         instead="the rounding in a kernel of its own (`quirks.matmul_neighbours`, `impl.base.cast`)",
         seen="a cast to bfloat16 at the end of a kernel",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_of_batches_that_are_rounded_at_once",
-        evidence=NUMBERS,
         detector=detect.by_plan(detect.rounded_last),
         finding="gives {} by a cast to bfloat16 at its end",
         dtype="bfloat16",
@@ -216,7 +210,6 @@ QUIRKS: Final = (
         instead="a barrier behind the matmul (`quirks.matmul_neighbours`, `impl.matmul`)",
         seen="one name of kernels that take other numbers of sizes",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_keep_their_factors",
-        evidence=NUMBERS,
         detector=detect.by_plan(detect.confused),
         finding="may take another one's factor",
         places=matmul_neighbours.scaled,
@@ -230,7 +223,6 @@ QUIRKS: Final = (
         instead="the maximum of the bias's sum and itself (`quirks.matmul_neighbours`, `impl.activation`)",
         seen="`bias=true` of a matmul",
         test="tests/build/test_biases_of_products.py",
-        evidence=NUMBERS,
         detector=detect.by_plan(detect.with_biases),
         finding="may leave out its bias",
         places=matmul_neighbours.biased,
@@ -242,7 +234,6 @@ QUIRKS: Final = (
         trigger="an operator that maps 0 to infinity or NaN before such a matmul",
         instead="an even number of terms (`quirks.zero_padded_k`, `impl.matmul`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_of_sizes_that_kernels_do_not_take",
-        evidence=NUMBERS,
         flavours=BOTH,
         places=zero_padded_k.places,
     ),
@@ -253,7 +244,6 @@ QUIRKS: Final = (
         trigger="a sum over a size that may be 0, or something broadcast to nothing",
         instead="one more element, or a kernel of its own (`quirks.empty_broadcast`, `impl.empty`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_sums_of_nothing_leave_the_places_of_others",
-        evidence=NUMBERS,
         flavours=BOTH,
         places=empty_broadcast.places,
     ),
@@ -265,7 +255,6 @@ QUIRKS: Final = (
         trigger="groups and a stride of 2 or more, over dynamic sizes",
         instead="zeros between the elements and a stride of 1 (`impl.conv.deconvolution`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_transposed_convolutions_of_groups",
-        evidence=NUMBERS,
     ),
     Quirk(
         id="rounded-deconvolutions",
@@ -276,7 +265,6 @@ QUIRKS: Final = (
         instead="a barrier behind the rounding (`impl.conv`)",
         seen="a cast to bfloat16 before another in the kernel",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_transposed_convolutions_that_are_rounded_and_widened",
-        evidence=NUMBERS,
         detector=detect.by_plan(detect.widened_again),
         finding="rounds to bfloat16 before it gives {}",
         dtype="bfloat16",
@@ -290,7 +278,6 @@ QUIRKS: Final = (
         instead="the convolution in float32, rounded (`impl.conv`)",
         seen="the error when the engine is loaded",
         test="tests/gpu/test_bfloat16_gpu.py::test_long_windows",
-        evidence=NUMBERS,
     ),
     Quirk(
         id="unwritten-results",
@@ -302,7 +289,6 @@ QUIRKS: Final = (
         detector=detect.unwritten,
         finding="never writes {}",
         test="tests/build/test_kernels_outputs.py",
-        evidence=NUMBERS,
     ),
     Quirk(
         id="masked-attention-sums",
@@ -314,7 +300,6 @@ QUIRKS: Final = (
         detector=detect.summed_in_halves,
         finding="sums a masked attention in float16",
         test="tests/build/test_kernels_sums.py",
-        evidence=NUMBERS,
         flavours=BOTH,
     ),
     Quirk(
@@ -333,7 +318,6 @@ QUIRKS: Final = (
         trigger="`((x + pad(x, (1, 0))[..., :-1]) * y).sum(2)` of [2, 4, 1, 17]",
         instead="no reduction over such a dim (`impl.reduce`)",
         test="tests/build/test_kernels_of_one.py",
-        evidence=NUMBERS,
     ),
     Quirk(
         id="merged-averages",
@@ -342,7 +326,6 @@ QUIRKS: Final = (
         trigger="two average poolings of one tensor, with and without `count_include_pad`",
         instead="a barrier before the one that does not count it (`impl.pool`)",
         test="tests/gpu/test_attribute_pairs.py",
-        evidence=NUMBERS,
         flavours=BOTH,
     ),
     Quirk(
@@ -354,6 +337,5 @@ QUIRKS: Final = (
         instead="a barrier behind the weights' numbers (`impl.quantize`)",
         seen="the error when the engine is loaded",
         test="tests/gpu/test_quantized_gpu.py",
-        evidence=NUMBERS,
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 import torch
@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Target
 from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
@@ -43,8 +44,7 @@ def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
         return node.all_input_nodes[:1]
     if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
         return []
-    added = next((place for target, place in ADDING.items() if target is node.target), None)
-    return [x for i, x in enumerate(node.args) if i != added and isinstance(x, torch.fx.Node)]
+    return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, torch.fx.Node)]
 
 
 def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
@@ -68,9 +68,16 @@ def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[s
     """Evaluate the operators that depend only on one padded tensor and constants."""
     values = {start: _scalar(start, 0)}
     for node in chain:
-        fixed = (x.name in constants or _is_filled(x) for x in _read(node) if x not in values)
-        if node is not start and all(fixed) and any(x in values for x in _read(node)):
-            values[node] = _value(node, values)
+        read = _read(node)
+        fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
+        if node is start or not all(fixed) or values.keys().isdisjoint(read):
+            continue
+        if moves(node):
+            values[node] = values[read[0]].to(node.meta["val"].dtype)
+        else:
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
+            target: Target = node.target
+            values[node] = torch.as_tensor(target(*args, **kwargs))
     return values
 
 
@@ -92,14 +99,6 @@ def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def _scalar(node: torch.fx.Node, value: float) -> Tensor:
     return torch.full((), value, dtype=node.meta["val"].dtype)
-
-
-def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, Tensor]) -> Tensor:
-    if moves(node):
-        return values[_read(node)[0]].to(node.meta["val"].dtype)
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
-    assert callable(node.target)
-    return torch.as_tensor(node.target(*args, **kwargs))
 
 
 def _is_filled(node: torch.fx.Node) -> bool:

@@ -69,8 +69,7 @@ def on_host(expr: object) -> bool:
 
 
 def leaves(expr: Expr) -> Iterator[object]:
-    """Yield the operands from which an engine computes an expression: symbols, and ints that the host computes from
-    floats."""
+    """Yield the operands from which an engine computes an expression: symbols, and what `on_host` says."""
     if isinstance(expr, int):
         return
     if expr.is_Symbol or on_host(expr):
@@ -158,7 +157,6 @@ class ShapeEnvironment(Mapping[str, Range]):
         return len(self.symbols)
 
     def bounds(self, expr: Expr) -> Range:
-        """Return the range of an expression over the symbols."""
         return bounds(expr, self)
 
     @property
@@ -200,8 +198,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrowed(given: Range, name: str, relation: Relation) -> Range:
-    """Return the range from the first to the last value for which the relation holds; the range itself if there is
-    none."""
+    """Return the range from the first to the last value for which the relation holds; itself if there is none."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, POINTS) if relation.holds({name: v})), None)
@@ -213,16 +210,21 @@ def _narrowed(given: Range, name: str, relation: Relation) -> Range:
     return Range(low, below if below is not None else above if above is not None else low, high)
 
 
+def _points(ranges: Symbols) -> Iterator[dict[str, int]] | None:
+    """Return the combinations of the symbols' values; None if there are too many to try."""
+    if math.prod(r.max - r.min + 1 for r in ranges.values()) > POINTS:
+        return None
+    values = itertools.product(*(range(r.min, r.max + 1) for r in ranges.values()))
+    return (dict(zip(ranges, point, strict=True)) for point in values)
+
+
 def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
     """Return, for each symbol of a relation, the range of values for which all relations between its symbols hold;
     empty if there are too many combinations to try, or if no combination meets them."""
     given = {name: symbols[name] for name in sorted(relation.symbols)}
-    if len(given) < 2 or math.prod(r.max - r.min + 1 for r in given.values()) > POINTS:
-        return {}
+    points = _points(given) if len(given) > 1 else None
     held = [r for r in relations if r.symbols <= given.keys()]
-    values = itertools.product(*(range(r.min, r.max + 1) for r in given.values()))
-    points = (dict(zip(given, point, strict=True)) for point in values)
-    found = [point for point in points if all(r.holds(point) for r in held)]
+    found = [point for point in points or () if all(r.holds(point) for r in held)]
     ends = {n: (min(point[n] for point in found), max(point[n] for point in found)) for n in given if found}
     return {n: Range(low, min(max(given[n].opt, low), high), high) for n, (low, high) in ends.items()}
 
@@ -250,20 +252,16 @@ class _Computing(_Printer):
 
     def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
         whole = expr.args[1].is_Integer and 0 < expr.args[1] <= 8
-        text: str = super()._print_Pow(expr) if whole else self._called("power", expr)
+        text: str = super()._print_Pow(expr) if whole else self._print_PowByNatural(expr)
         return text
 
     def _print_PowByNatural(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
-        return self._called("power", expr)
+        return f"power({', '.join(map(self._print, expr.args))})"
 
-    def _print_FloatPow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
-        return self._called("power", expr)
+    _print_FloatPow = _print_PowByNatural  # noqa: N815 - sympy's way
 
     def _print_LShift(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
-        return self._called("shifted", expr)
-
-    def _called(self, name: str, expr: sympy.Expr) -> str:
-        return f"{name}({', '.join(map(self._print, expr.args))})"
+        return f"shifted({', '.join(map(self._print, expr.args))})"
 
 
 _KNOWN = {"math": math, "torch": torch, "power": power, "shifted": shifted}
@@ -279,8 +277,7 @@ def in_words(expr: object, names: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=4096)
 def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
-    """Compile an expression or condition to a Python function of its symbols' values, by name. Takes about 0.2 ms;
-    cached."""
+    """Compile an expression or condition to a Python function of its symbols' values, by name. Takes 0.2 ms; cached."""
     names: list[str] = []  # data, not source: a program from a file chooses them
 
     def place(name: str) -> str:
@@ -288,17 +285,15 @@ def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
         return f"s[n[{len(names) - 1}]]"
 
     source = _Computing(place).doprint(expr)
-    if isinstance(expr, sympy.Expr) and not any(
-        type(e).__name__.startswith(_REAL) for e in sympy.preorder_traversal(expr)
-    ):
+    is_real = any(type(part).__name__.startswith(_REAL) for part in sympy.preorder_traversal(expr))
+    if isinstance(expr, sympy.Expr) and not is_real:
         source = f"int({source})"  # a fraction (``s0*s1/2``) that torch.export has proved to be an integer
     made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {**_KNOWN, "n": names})
     return made
 
 
 def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Return the value of a size for these values of the symbols. Takes about 1 µs, and almost nothing for an int or a
-    symbol."""
+    """Return the value of a size for these values of the symbols. Takes about 1 µs; for an int or symbol, nothing."""
     return int(number_of(expr, sizes))
 
 
@@ -331,8 +326,7 @@ def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> 
 
 
 def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return the sum of the terms' bounds if the expression divides by sizes, since intervals of quotients are wide;
-    else None."""
+    """Return the sum of the terms' bounds if the expression divides by sizes: intervals of quotients are wide."""
     if not expr.is_Add or not _divisors(expr):
         return None
     symbols = {s.name: r for s, r in given}
@@ -341,7 +335,6 @@ def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -
 
 
 def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
-    """Return the divisors in an expression."""
     if "Where" in str(expr) or expr.has(sympy.Piecewise):
         return set()
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
@@ -357,15 +350,10 @@ def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -
 
 
 def _enumerated(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points; else
-    None."""
+    """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points."""
     once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
-    if once or math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
-        return None
-    names = [s.name for s, _ in given]
-    points = itertools.product(*(range(r.min, r.max + 1) for _, r in given))
-    values = [_value(expr, dict(zip(names, point, strict=True))) for point in points]
-    known = [v for v in values if v is not None]
+    points = None if once else _points({s.name: r for s, r in given})
+    known = [value for point in points or () if (value := _value(expr, point)) is not None]
     return (min(known), max(known)) if known else None
 
 
@@ -384,9 +372,8 @@ def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relatio
     found = bound_sympy(condition, {s: ValueRanges(r.min, r.max) for s, r in given})
     if found.lower in (True, sympy.true):
         return True
-    if math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
+    ranges, wanted = {s.name: r for s, r in given}, Relation(condition, "")
+    if (points := _points(ranges)) is None:
         return False
-    names, wanted = [s.name for s, _ in given], Relation(condition, "")
-    known = [r for r in relations if r.symbols <= set(names)]
-    points = (dict(zip(names, p, strict=True)) for p in itertools.product(*(range(r.min, r.max + 1) for _, r in given)))
+    known = [r for r in relations if r.symbols <= ranges.keys()]
     return all(wanted.holds(point) for point in points if all(r.holds(point) for r in known))

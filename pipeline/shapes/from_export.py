@@ -14,6 +14,7 @@ import torch
 from attrs import evolve
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
@@ -33,7 +34,6 @@ from pipeline.shapes.environment import (
     value_of,
 )
 from pipeline.shapes.guards import guards, values
-from pipeline.shapes.in_example import largest_size
 from pipeline.shapes.lines import solved, solved_in_words
 from pipeline.shapes.operator_conditions import of_operators
 
@@ -65,14 +65,11 @@ def environment(
     """Return the shape environment of a program.
 
     Args:
-        exported: supplies the ranges that ``asked`` does not override.
-        graph: the graph; its nodes carry fake tensors.
+        exported, graph: the export, with the ranges that ``asked`` does not override, and its graph of fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: the sizes to tune engines for, by input name; the example's if absent.
-        asked: the requested least and greatest value, by symbol. torch.export narrows the range if an operator checks
-            whether a size is 1.
-        examples: the tensors of the example and of the model, by placeholder: unbounded data-dependent sizes are
-            measured on them.
+        asked: the requested ends, by symbol. torch.export narrows a range if an operator checks whether a size is 1.
+        examples: the tensors of the example and of the model, by placeholder, to measure unbounded sizes on.
 
     Raises:
         CaptureError: only one size of the requested range is left.
@@ -94,22 +91,19 @@ def environment(
 
 
 def _marked_dynamic(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """Return the ranges of the inputs' symbols from the trace, the only source for dims that are dynamic by
-    ``mark_dynamic``."""
+    """Return the ranges of the inputs' symbols from the trace, which alone has those of ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
 def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
-    """Return the symbols in the inputs' sizes, in the inputs' order: the order of torch.export's ranges varies between
-    runs."""
+    """Return the symbols in the inputs' sizes, in their order: that of torch.export's ranges varies between runs."""
     candidates = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
     return [s for s in dict.fromkeys(candidates) if s in ranges and not free_unbacked_symbols(s)]
 
 
 def _sizes(value: object) -> list[sympy.Expr]:
-    """Return the dynamic sizes of a value."""
     if isinstance(value, torch.Tensor):
         return [s for s in shape_of(value) if not isinstance(s, int)]
     expr = expression(value) if isinstance(value, torch.SymInt) else 0
@@ -136,15 +130,10 @@ def _symbol(
         low, high = asked[0], high if asked[1] is None else asked[1]
     for expr, given in ranges.items():
         if not expr.is_Symbol and expr.free_symbols == {symbol}:
-            ends = [solved(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None]
-            low, high = _within(low, high, [e for e in ends if e is not None])
+            solutions = (solved(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None)
+            if len(ends := sorted(end for end in solutions if end is not None)) == 2:
+                low, high = max(low or 0, ends[0]), ends[1] if high is None else min(high, ends[1])
     return Symbol(_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
-
-
-def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | None, int | None]:
-    if len(ends) < 2:
-        return low, high
-    return max(low or 0, min(ends)), max(ends) if high is None else min(high, max(ends))
 
 
 def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
@@ -171,9 +160,8 @@ def _range(place: str, low: int | None, high: int | None, hint: int | None) -> R
     if high is None:
         low = max(low or 1, 1)
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
-        log.warning(
-            "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)", place, low, high
-        )
+        why = "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)"
+        log.warning(why, place, low, high)
     low = max(low or 0, 0)
     opt = hint if hint is not None else (low + high) // 2
     return Range(low, min(max(opt, low), high), high)
@@ -194,7 +182,10 @@ def _with_conditions(
     left = shapes.related(*(r.condition for r in relations))
     for name, before in shapes.items():
         place, expr = sources.get(name, (name, sympy.Symbol(name)))
-        (low, high), wanted = (_values_at_ends(expr, name, env) for env in (left, {**left, name: before}))
+        opt = {s.name: left[s.name].opt for s in expr.free_symbols}
+        (low, high), wanted = (
+            tuple(value_of(expr, {**opt, name: end}) for end in (each.min, each.max)) for each in (left[name], before)
+        )
         if (low, high) == wanted:
             continue
         own_words = [r.words for r in relations if r.symbols == {name}]
@@ -206,13 +197,6 @@ def _with_conditions(
     return left
 
 
-def _values_at_ends(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
-    """Return an expression's values at both ends of a symbol's range, in ascending order."""
-    opt = {s.name: shapes[s.name].opt for s in expr.free_symbols}
-    low, high = (value_of(expr, {**opt, name: end}) for end in (shapes[name].min, shapes[name].max))
-    return low, high
-
-
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """Yield the program's assumptions about its inputs' sizes, those of each branch and step among them."""
     within = (condition for each in _graphs(graph) for condition in (*of_operators(each), *_not_negative(each, shapes)))
@@ -222,7 +206,6 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[obj
 
 
 def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
-    """Yield a graph, and those that its control flow runs."""
     yield graph
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -250,11 +233,9 @@ def _warn_of(unbounded: Mapping[str, int]) -> None:
     """Warn of data-dependent sizes without a bound, once for each bound that engines get instead."""
     for high in dict.fromkeys(unbounded.values()):
         names = [name for name, most in unbounded.items() if most == high]
-        few = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
-        which = (
-            f"the sizes of {', '.join(few[:-1])} and {few[-1]} depend" if few[1:] else f"the size of {few[0]} depends"
-        )
-        have = "have" if few[1:] else "has"
+        *few, last = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
+        which = f"the sizes of {', '.join(few)} and {last} depend" if few else f"the size of {last} depends"
+        have = "have" if few else "has"
         log.warning("%s on data and %s no upper bound; engines take up to %d", which, have, high)
 
 
@@ -270,19 +251,19 @@ def _data_dependent(
     low, high = _stated_bounds(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
-    limits = [limit for limit in (_most_selected(node, shapes), _longest_piece(node, shapes)) if limit is not None]
-    limit = min(limits, default=None)
-    high = limit if high is None else high if limit is None else min(high, limit)
+    limits = (high, _most_selected(node, shapes), _longest_piece(node, shapes))
+    high = min((limit for limit in limits if limit is not None), default=None)
     if high is None:
-        known = max(_largest(node, shapes), largest_size(node, examples))
+        tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        largest = (bounds(size, shapes).max for tensor in tensors for size in shape_of(tensor))
+        known = max(*largest, _largest_in_example(node, examples), 1)
         high = max(UNBOUNDED_FACTOR * known, UNKNOWN, low)
         unbounded[node.name] = high
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
 
 
 def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the largest size of a tensor that a split cuts into pieces of the length that this node computes; None if
-    there is none."""
+    """Return the largest size of the tensors that splits cut into pieces of a length that this node computes."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
@@ -297,8 +278,8 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:
             whole = shape_of(argument(node, "self").meta["val"])[argument(node, "dim")]
-            given = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in argument(node, "split_sizes")]
-            expressions = [expression(size) if isinstance(size, torch.SymInt) else size for size in given]
+            given = (n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in argument(node, "split_sizes"))
+            expressions = [expression(size) for size in given]
             names = [str(size) for size in expressions if str(size) in ranges]
             fixed = [size for size in expressions if isinstance(size, int)]
             if names and len(names) + len(fixed) == len(expressions):
@@ -309,15 +290,39 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
     return found
 
 
-def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
-    """Return the largest size among a node's inputs."""
-    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
+def _largest_in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
+    """Return the largest size of a node's results for the example's tensors, by placeholder; 0 if it cannot be
+    computed: a tensor is missing, or an operator before the node writes in place."""
+    try:
+        with torch.no_grad():
+            made = _in_example(node, examples)
+    except Exception:  # whatever eager raises: the example has no answer then
+        return 0
+    return max((size for t in tree_leaves(made) if isinstance(t, torch.Tensor) for size in t.shape), default=0)
+
+
+def _in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Argument:
+    """Return eager's result for a node, computed from the example."""
+    needed, waiting = set[torch.fx.Node](), [node]
+    while waiting:
+        each = waiting.pop()
+        if each not in needed:
+            needed.add(each)
+            waiting += each.all_input_nodes
+    known: dict[torch.fx.Node, Argument] = {}
+    for each in (each for each in node.graph.nodes if each in needed):
+        if each.op == "placeholder":
+            known[each] = examples[each.name]
+        elif each.op != "call_function" or getattr(getattr(each.target, "_schema", None), "is_mutable", False):
+            raise LookupError(each.name)
+        else:
+            args, kwargs = map_arg((each.args, dict(each.kwargs)), known.__getitem__)
+            known[each] = each.target(*args, **kwargs)
+    return known[node]
 
 
 def _most_selected(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the most elements of its inputs that an operator can select; None if values, not elements, decide the
-    size."""
+    """Return the most elements of its inputs that an operator can select; None if their values decide the size."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in COUNTED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

@@ -65,8 +65,7 @@ _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 def noting(
     evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
 ) -> Argument:
-    """Wrap `ShapeEnv.evaluate_expr` to record a model's questions that torch can already answer, and records no
-    condition for."""
+    """Wrap `ShapeEnv.evaluate_expr` to record a model's questions that torch answers without recording a condition."""
     known = len(self.guards)
     try:
         answer = evaluate(self, expr, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TypeAlias
 
 import sympy
@@ -74,8 +75,7 @@ def _has_quotient(expr: sympy.Basic) -> bool:
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether `ATTENTION` asks only if there is one query, not if there are more keys, which it would cut to the
-    number of queries."""
+    """Return whether `ATTENTION` asks only if there is one query, not if there are more keys, which it would cut."""
     found = [expr for expr, place in questions if ATTENTION in place]
     return bool(found) and all(map(_asks_for_one, found))
 
@@ -92,18 +92,26 @@ def values(graph: torch.fx.Graph) -> Iterator[Argument]:
 
 
 def _place(guard: Argument) -> str:
-    """Return the file and function that asked for a condition. `MODULE` only asserts a condition that was asked for
-    before."""
+    """Return the file and function that asked for a condition; `MODULE` only asserts one that was asked for before."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
 
 class Layouts:
-    """The memory layouts of a graph's tensors, read on first use."""
+    """The memory layouts of a graph's tensors."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
-        self.apart: set[Terms] | None = None
+
+    @cached_property
+    def gaps(self) -> frozenset[Terms | None]:
+        """The difference between one dim's stride and another dim's extent, for all dims of each tensor: einsum and
+        similar operators may merge any two. Which equivalent form torch records depends on Python's hashes."""
+        tensors = (v for v in values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+        layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
+        pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
+        merged = {(outer, *inner) for rows in pairs for (_, outer), inner in rows}
+        return frozenset(_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def decided(self, guard: Argument, expr: Argument) -> bool:
         """Return whether an operator asked a question that only decides strides: if a size is 1
@@ -115,49 +123,23 @@ class Layouts:
         if place.endswith(_FOURIER):
             return True
         if _asks_for_one(guard.expr):
-            remainders = [side for side in guard.expr.args if isinstance(side, Mod | PythonMod)]
-            return not remainders or self._has_size(*remainders)
-        return isinstance(expr, sympy.Ne) and self._compares_strides(expr)
-
-    def _has_size(self, size: sympy.Expr) -> bool:
-        """Return whether a tensor has a size. Other remainders decide what an operator computes: ``n % 3 > 1``, how
-        many parts of `tensor_split` are longer by one."""
-        return any(isinstance(v, torch.Tensor) and size in shape_of(v) for v in values(self.graph))
-
-    def _compares_strides(self, differ: sympy.Ne) -> bool:
-        """Return whether a condition states that the stride of one dim differs from the extent of the next. Which
-        equivalent form torch records depends on the order of its sets, and thus on Python's hashes."""
-        if self.apart is None:
-            self.apart = set(_stride_gaps(self.graph))
-        terms = _terms(differ.lhs - differ.rhs)
-        return terms is not None and terms in self.apart
+            # Of remainders, those that are no size decide what an operator computes: ``n % 3 > 1``, how many parts of
+            # `tensor_split` are longer by one.
+            remainders = {side for side in guard.expr.args if isinstance(side, Mod | PythonMod)}
+            sizes = (shape_of(v) for v in values(self.graph) if isinstance(v, torch.Tensor))
+            return not remainders or any(not remainders.isdisjoint(shape) for shape in sizes)
+        return isinstance(expr, sympy.Ne) and _terms(expr.lhs - expr.rhs) in self.gaps
 
 
 def _asks_for_one(expr: object) -> bool:
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
-        alike = ((a, b) for a, b in ((one, other), (other, one)) if b != 0)
-        return 1 in expr.args or any(map(_is_a_size, (sympy.cancel(a / b) for a, b in alike)))
+        ratios = [sympy.cancel(a / b) for a, b in ((one, other), (other, one)) if b != 0]
+        are_sizes = (r.is_Symbol or (isinstance(r, sympy.Max) and 1 in r.args) for r in ratios)  # a stride's 0 is 1
+        return 1 in expr.args or any(are_sizes)
     if isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         return bool(expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2))
     return False
-
-
-def _is_a_size(expr: sympy.Expr) -> bool:
-    """Return whether an expression is a size, or a size in a stride, where a size of 0 counts as 1."""
-    return bool(expr.is_Symbol or (isinstance(expr, sympy.Max) and 1 in expr.args))
-
-
-def _stride_gaps(graph: torch.fx.Graph) -> Iterator[Terms]:
-    """Yield the difference between one dim's stride and another dim's extent, for all dims of each tensor: einsum and
-    similar operators may merge any two."""
-    tensors = (v for v in values(graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
-    layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
-    pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
-    for outer, size, stride in {(outer, *inner) for rows in pairs for (_, outer), inner in rows}:
-        terms = _terms(outer - size * stride)
-        if terms is not None:
-            yield terms
 
 
 def _terms(difference: object) -> Terms | None:

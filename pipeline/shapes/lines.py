@@ -19,8 +19,7 @@ def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
 
 
 def solved(expr: object, name: str, value: int) -> int | None:
-    """Return the symbol's value for which a linear expression (``4*s + 1``) has this value; None if there is no
-    integer."""
+    """Return the symbol's integer for which a linear expression (``4*s + 1``) has this value; None if there is none."""
     line = line_of(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:
         return None

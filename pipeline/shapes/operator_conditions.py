@@ -36,8 +36,7 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    """Require the element count of reshapes: ``view(-1, 4)`` needs a multiple of 4, which a saved ExportedProgram does
-    not record."""
+    """Require the element count of reshapes (``view(-1, 4)``), which a saved ExportedProgram does not record."""
     for node in graph.nodes:
         if does(node.target) is Does.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
@@ -102,8 +101,7 @@ _SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
 
 
 def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require sliced dims to be long enough: ``x[-2:]`` has size 2, for which torch.export assumes at least 2 in
-    ``x``."""
+    """Require sliced dims to be long enough: for ``x[-2:]`` of size 2 torch.export assumes at least 2 in ``x``."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args

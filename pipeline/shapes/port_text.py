@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
-
-import torch
 
 from pipeline.aten.types import Argument
-from pipeline.shapes.environment import Range, Shape
 
 
-class PortLike(Protocol):
-    """The attributes of a port that its text shows."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> torch.dtype | None: ...
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def ranges(self) -> tuple[Range, ...]: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def value(self) -> Argument: ...
-
-
-class OutputLike(Protocol):
-    """The attributes of an output that its text shows."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def value(self) -> Argument: ...
-    @property
-    def constant(self) -> bool: ...
-    @property
-    def target(self) -> str: ...
-
-
-def port_text(port: PortLike, words: Callable[[object], str] = str, name: str = "") -> str:
-    """Return a port as ``x: float32[1..4..8, 3]``; a size of another input is ``x.shape[0]=1..4..8``.
-
-    words: prints a size: as `ShapeEnvironment.words`, or by its symbol.
-    name: takes the place of the port's own.
-    """
+def port_text(port: Argument, words: Callable[[object], str] = str, name: str = "") -> str:
+    """Return a `Port` as ``x: float32[1..4..8, 3]``; a size of another input is ``x.shape[0]=1..4..8``. ``words``
+    prints a size, by its symbol or as `ShapeEnvironment.words`; ``name`` replaces the port's own."""
     name = name or port.name
     if port.kind == "constant":
         return f"{name} = {port.value!r}"
@@ -63,9 +24,9 @@ def port_text(port: PortLike, words: Callable[[object], str] = str, name: str = 
 
 
 def output_lines(
-    outputs: Iterable[OutputLike], ports: Iterable[PortLike], words: Callable[[object], str] = str
+    outputs: Iterable[Argument], ports: Iterable[Argument], words: Callable[[object], str] = str
 ) -> Iterator[str]:
-    """Yield a line for each output that a caller gets: its name, and its dtype and sizes, or its kind."""
+    """Yield a line for each `Output` that a caller gets: its name, and its dtype and sizes, or its kind."""
     known = {port.name: port for port in ports}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

@@ -9,6 +9,7 @@ once, so that engines hold halves and can be refitted from the model's own param
 from __future__ import annotations
 
 import logging
+from functools import reduce
 from typing import Any
 
 import torch
@@ -118,7 +119,6 @@ class _Caster:
         self.decisions: list[Decision] = []
 
     def cast(self) -> Program:
-        """Return the program in mixed precision."""
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.call(node)
@@ -126,21 +126,18 @@ class _Caster:
                 returned = [self.as_dtype(n, _dtype(n)) if isinstance(n, Node) else n for n in node.args[0]]
                 self.graph.output(tuple(returned)).meta = dict(node.meta)
             else:
-                self.given(node)
-        self.drop_unread()
+                self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
+                if self.is_parameter(node):
+                    self.weights.add(node)
+        copies = {copy: node for node, copy in self.copies.items()}
+        for copy in reversed(list(self.graph.nodes)):  # what inserted casts left without a reader
+            if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
+                self.graph.erase_node(copy)
         return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
 
-    def given(self, node: Node) -> None:
-        """Copy a placeholder unchanged."""
-        self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
-        if self.is_parameter(node):
-            self.weights.add(node)
-
     def is_parameter(self, node: Node) -> bool:
-        """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model.
-
-        Buffers are not: a mask of -1e9 among them would be infinite in float16.
-        """
+        """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model;
+        buffers are not: a mask of -1e9 among them would be infinite in float16."""
         recipe = self.program.constants.get(node.name)
         made_of = [self.program.parameters[name] for name in recipe.parameters] if recipe is not None else []
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
@@ -158,7 +155,8 @@ class _Caster:
             copy = self.emit(node, *self.arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
         self.copies[node] = copy
         if is_operator(node):
-            self.decisions.append(Decision(node.name, qualified_name(node.target), _dtype_name(copy), rule))
+            dtypes = ", ".join(dict.fromkeys(map(_plain, _dtypes(copy))))
+            self.decisions.append(Decision(node.name, qualified_name(node.target), dtypes, rule))
 
     def wishes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
         """Return the dtype that the node's rule requires of each input."""
@@ -177,14 +175,10 @@ class _Caster:
     def widest(self, node: Node) -> torch.dtype | None:
         """Return the widest dtype among the inputs, parameters aside; moved parameters are cast where they are read."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
-        computed = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
+        computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
             self.weights.add(node)
-        result = None
-        for dtype in computed:
-            assert dtype is not None
-            result = dtype if result is None else torch.promote_types(result, dtype)
-        return result
+        return reduce(torch.promote_types, computed) if computed else None
 
     def arguments(self, node: Node, wishes: dict[Node, torch.dtype | None]) -> Any:
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
@@ -228,7 +222,6 @@ class _Caster:
         return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
 
     def create(self, target: Target, args: Argument, kwargs: Argument, like: Node, name: str) -> Node:
-        """Create a call with its fake value."""
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
             value = like.meta["val"].to(_dtype(args[0]))
         else:
@@ -236,13 +229,6 @@ class _Caster:
         node = self.graph.create_node("call_function", target, args, kwargs, name)
         node.meta = {**origin(like.meta), "val": value}
         return node
-
-    def drop_unread(self) -> None:
-        """Erase copies that have no reader once casts are inserted."""
-        copies = {copy: node for node, copy in self.copies.items()}
-        for copy in reversed(list(self.graph.nodes)):
-            if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
-                self.graph.erase_node(copy)
 
 
 def _dtype(node: object) -> torch.dtype | None:
@@ -254,10 +240,6 @@ def _dtype(node: object) -> torch.dtype | None:
 def _dtypes(node: Node) -> list[object]:
     value = node.meta.get("val")
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
-
-
-def _dtype_name(node: Node) -> str:
-    return ", ".join(dict.fromkeys(_plain(dtype) for dtype in _dtypes(node)))
 
 
 def _plain(dtype: object) -> str:

@@ -5,29 +5,23 @@ Before: segments. After: the same segments, with a mark for each place where a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from attrs import evolve
 
 from pipeline.build.profiles import symbols_of
 from pipeline.compose.pipelines import stage
-from pipeline.program import Partitioned, Program, Segment
+from pipeline.program import Partitioned, Segment
 from pipeline.quirks.applied import marks_of
 
 
 @stage
 def avoid_faults(partitioned: Partitioned) -> Partitioned:
     """Mark the nodes of each engine segment; `pipeline.quirks.without` leaves a row of the table out."""
-    nodes = {node.name: node for node in partitioned.program.graph.nodes}
-    segments = (
-        _marked(partitioned.program, segment, nodes) if segment.kind == "engine" else segment
-        for segment in partitioned.segments
-    )
+    program = partitioned.program
+    nodes = {node.name: node for node in program.graph.nodes}
+
+    def marked(segment: Segment) -> Segment:
+        inside, outputs = [nodes[name] for name in segment.nodes], [port.name for port in segment.outputs]
+        return evolve(segment, marks=marks_of(inside, symbols_of(program, segment), segment.constants, outputs))
+
+    segments = (marked(each) if each.kind == "engine" else each for each in partitioned.segments)
     return evolve(partitioned, segments=tuple(segments))
-
-
-def _marked(program: Program, segment: Segment, nodes: Mapping[str, torch.fx.Node]) -> Segment:
-    inside = [nodes[name] for name in segment.nodes]
-    outputs = [port.name for port in segment.outputs]
-    return evolve(segment, marks=marks_of(inside, symbols_of(program, segment), segment.constants, outputs))

@@ -7,7 +7,6 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 
 from attrs import field, frozen
@@ -46,15 +45,15 @@ class Build:
         for the weights of all networks and all plans, which are deleted at the end.
     """
 
-    executor: Executor | None = field(default=None)
+    executor: Executor | None = None
     folder: Path | None = None
     name: str = field(default="build", repr=False)
 
-    @executor.validator
-    def _check_executor(self, _: object, value: object) -> None:
-        if value is not None and (isinstance(value, type) or not callable(getattr(value, "submit", None))):
+    def __attrs_post_init__(self) -> None:
+        given: object = self.executor
+        if given is not None and (isinstance(given, type) or not callable(getattr(given, "submit", None))):
             due = "a concurrent.futures.Executor, such as ThreadPoolExecutor(4)"
-            raise TypeError(f"a build executor is {due}, not {value!r}")
+            raise TypeError(f"a build executor is {due}, not {given!r}")
 
     def __call__(self, converted: Converted) -> Built:
         """Build engines. The networks are not changed, and the result does not hold them.
@@ -79,7 +78,11 @@ class Build:
         for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
             report(i, len(orders), order.name)
             file = PlanFile()
-            plan = serialize(handle, order, file, Monitor(partial(_tell, i, len(orders), order.name)))
+
+            def tell(phase: str, done: int = i, name: str = order.name) -> None:
+                report(done, len(orders), f"{name}: {phase}")
+
+            plan = serialize(handle, order, file, Monitor(tell))
             yield engine(order, plan, file.mapped())
 
     def _there(self, executor: Executor, orders: Sequence[Order], handles: Sequence[NetworkHandle]) -> Iterable[Engine]:
@@ -98,11 +101,8 @@ build = Build()
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """Return the record of an engine; warn about kernels of known faults."""
     for kernel, fault in faults(order.network, data):
-        log.warning(
-            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run the operators "
-            "in its name in PyTorch (torch_executed_ops)",
-            *(order.name, kernel, fault),
-        )
+        how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
+        log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
     if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)
@@ -118,13 +118,6 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
         (kernel, quirk.finding.format(*result))
         for quirk in QUIRKS
         if quirk.detector is not None and quirk.dtype in ("", *dtypes) and is_there(quirk.id)
-        for kernel, *result in map(_parts, quirk.detector(data, read))
+        for found in quirk.detector(data, read)
+        for kernel, *result in [(found,) if isinstance(found, str) else found]
     ]
-
-
-def _parts(found: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (found,) if isinstance(found, str) else found
-
-
-def _tell(done: int, total: int, name: str, phase: str) -> None:
-    report(done, total, f"{name}: {phase}")

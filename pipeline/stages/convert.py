@@ -10,7 +10,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import sympy
 import torch
@@ -34,11 +34,9 @@ from pipeline.network.marks import Marks
 from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression
+from pipeline.shapes.environment import Expr, Relation, bounds, expression
 from pipeline.stages.required import check_required
 from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
-
-T = TypeVar("T")
 
 
 @stage
@@ -64,13 +62,8 @@ def convert(partitioned: Partitioned) -> Converted:
     )
 
 
-def _joined(parts: Iterable[Mapping[str, T]]) -> FrozenDict[str, T]:
+def _joined(parts: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
     return FrozenDict({name: value for part in parts for name, value in part.items()})
-
-
-def border_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a value where it enters or leaves a network, which there may be uint8."""
-    return dtype if dtype == torch.uint8 else base.network_dtype(dtype)
 
 
 class _Conversion:
@@ -85,8 +78,7 @@ class _Conversion:
         inside = frozenset(segment.nodes)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log, inside=inside)
         self.ctx.constant_nodes = frozenset(segment.constants)
-        self.ranges: Symbols = symbols_of(self.program, segment)
-        self.ctx.ranges = self.ranges
+        self.ctx.ranges = self.ranges = symbols_of(self.program, segment)
         self.ctx.marks = Marks(segment.marks)
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
@@ -104,7 +96,9 @@ class _Conversion:
     def input(self, port: Port) -> None:
         """Add a network input, and the symbols that can be read from its shape."""
         shape = tuple(d if isinstance(d, int) else self.size(d) for d in port.shape)
-        source = self.ctx.net.add_input(port.name, to_trt(border_dtype(port.dtype or torch.int64)), shape)
+        dtype = port.dtype or torch.int64
+        entering = dtype if dtype == torch.uint8 else base.network_dtype(dtype)
+        source = self.ctx.net.add_input(port.name, to_trt(entering), shape)
         if source is None:
             said = self.ctx.log.messages_since(0)
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
@@ -113,21 +107,17 @@ class _Conversion:
         if port.kind == "symint":
             self.ctx.symbols[str(port.value)] = (source, None)
             return
-        inner = base.cast(self.ctx, port.name, source, port.dtype or torch.int64)
-        self.env[port.name] = inner
+        self.env[port.name] = inner = base.cast(self.ctx, port.name, source, dtype)
         for tensor in (source, inner):
             self.ctx.note_shape(tensor, port.shape)
 
     def size(self, expr: Expr) -> int:
-        """Return the size of an input's dim in the network: -1 if it varies, which it may not do in the segment's
-        profile."""
+        """Return an input's size in the network: -1 if it varies, in the segment's profile if it has one."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
     def constants(self) -> None:
-        """The segment's constants, evaluated: parameters' own tensors are shared, tensors computed from them are in a
-        file."""
-        names: dict[int, str] = {}
+        """Evaluate the constants: parameters' own tensors are shared, tensors computed from them are in a file."""
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
         file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
         self.handle.mapped.append(file)
@@ -138,10 +128,11 @@ class _Conversion:
                 value = file.moved(value)
                 file.leave_memory()
             self.env[placeholder] = value
-            names[id(value)] = recipe.name
             self.recipes[recipe.name] = recipe
-        self.ctx.constant_names = names
         self.ctx.constants = tuple(self.env[placeholder] for placeholder in self.segment.constants)
+        self.ctx.constant_names = {
+            id(self.env[name]): self.program.constants[name].name for name in self.segment.constants
+        }
 
     def node(self, name: str) -> None:
         """Call the node's converter and check its result."""
@@ -193,8 +184,8 @@ class _Conversion:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             expr = expression(value)
-            self.env[node.name] = expr if isinstance(expr, int) else SymbolicInt(expr)
-            return self.env[node.name]
+            made = self.env[node.name] = expr if isinstance(expr, int) else SymbolicInt(expr)
+            return made
         return value if isinstance(value, (int, float, bool)) else None
 
     def check(self, node: torch.fx.Node, result: object) -> None:
@@ -206,21 +197,19 @@ class _Conversion:
             check_tensor(result, expected, self.ranges, given)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
-                raise NetworkError(
-                    f"the converter returned {type(result).__name__}, the operator has {len(expected)} results"
-                )
+                due = f"the operator has {len(expected)} results"
+                raise NetworkError(f"the converter returned {type(result).__name__}, {due}")
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
                     check_tensor(made, wanted, self.ranges, given)
 
     def adopt(self, first: int) -> None:
-        """Record weights that a converter passed to TensorRT directly, too: as the constant that they are, or by their
-        content, in our own memory."""
+        """Record weights that a converter passed to TensorRT directly, too, in our own memory."""
         for i in range(first, self.ctx.net.num_layers):
             layer = layer_of(self.ctx.net, i)
-            for held in weights_in(layer):
-                known = self.ctx.weights.get(held.pointer) if held.pointer is not None else None
-                if held.pointer is not None and (known is None or math.prod(known.shape) != held.count):
+            for held in (each for each in weights_in(layer) if each.pointer is not None):
+                known = self.ctx.weights.get(held.pointer or 0)
+                if known is None or math.prod(known.shape) != held.count:
                     setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
 
     def held(self, held: Held) -> torch.Tensor:
@@ -238,8 +227,7 @@ class _Conversion:
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
     def check_network(self, node: torch.fx.Node, result: object, first: int, ends: tuple[int, int]) -> None:
-        """Raise an error if a converter added inputs or outputs to the network, or returns another network's
-        tensors."""
+        """Raise an error if a converter added an input or output, or returns another network's tensor."""
         if self.ends() != ends:
             raise NetworkError("the converter added an input or output to the network: only segments have those")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
@@ -263,17 +251,16 @@ class _Conversion:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
     def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
-        """Name the layers that a converter left unnamed after the node; the layer of the result gets the bare name,
-        unless the converter named it, or gave that name to another."""
-        net, name = self.ctx.net, layer_name(node)
-        layers = [net.get_layer(i) for i in range(first, net.num_layers)]
+        """Name the layers that a converter left unnamed after the node; the result's layer gets the bare name, if it is
+        free."""
+        name, layers = layer_name(node), self.layers(first)
         taken = name in {layer.name for layer in layers}
         for layer in layers:
             if layer.name.startswith("(Unnamed Layer"):
                 layer.name = self.ctx.unique(f"{name}:{layer.type.name.lower()}")
-        if layers and isinstance(result, trt.ITensor) and not taken and layers[-1].name.startswith(f"{name}:"):
+        if layers and isinstance(result, trt.ITensor) and not taken:
             last = layers[-1]
-            if last.num_outputs and last.get_output(0) is result:
+            if last.name.startswith(f"{name}:") and last.num_outputs and last.get_output(0) is result:
                 last.name = self.ctx.unique(name)
 
     def finish(self) -> None:
@@ -293,8 +280,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def take_names(self) -> None:
-        """Rename weights that come from a recipe to the names that converters recorded; the recipe moves to that
-        name."""
+        """Rename weights that come from a recipe, and the recipe, to the names that converters recorded."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -311,11 +297,9 @@ class _Conversion:
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def output(self, port: Port, read: frozenset[str]) -> None:
-        """Mark a network output; a tensor that is already an input, a constant or an output gets an additional layer.
-
-        So do tensors that other layers ``read``: if a single other output reads an output, and two further ones read
-        that, all in one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md).
-        """
+        """Mark a network output; a tensor that is already an input, a constant or an output gets an additional layer,
+        and so do tensors that other layers ``read``: if a single other output reads an output, and two further ones
+        read that, all in one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:
@@ -326,24 +310,23 @@ class _Conversion:
             or not isinstance(value, trt.ITensor)
             or tensor.name in read
         ):
-            layer = self.ctx.add(f"{port.name}:output", "identity", tensor)
-            tensor = layer.get_output(0)
+            tensor = self.ctx.add(f"{port.name}:output", "identity", tensor).get_output(0)
         tensor.name = self.bindings[port.name]
         self.ctx.net.mark_output(tensor)
 
     def names_read(self) -> frozenset[str]:
         """Return the tensors that layers read, by their current names."""
-        net = self.ctx.net
-        layers = (net.get_layer(i) for i in range(net.num_layers))
-        tensors = (layer.get_input(j) for layer in layers for j in range(layer.num_inputs))
+        tensors = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
+
+    def layers(self, first: int = 0) -> list[Any]:
+        return [self.ctx.net.get_layer(i) for i in range(first, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:
         """Name every inner tensor after its layer, so that two builds of a network print alike, or keep the converter's
         name if it is unique."""
-        net = self.ctx.net
         taken = {port.name for port in self.segment.inputs} | {*self.bindings.values()}
-        for layer in map(net.get_layer, range(net.num_layers)):
+        for layer in self.layers():
             after = layer.name if layer.name not in taken else f"{layer.name}:inner"
             for j, tensor in enumerate(map(layer.get_output, range(layer.num_outputs))):
                 if tensor is not None and not tensor.is_network_output:

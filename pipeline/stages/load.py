@@ -16,7 +16,7 @@ from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ExecutionError, PipelineError
 from pipeline.records.library_support import check_library, warn_untested
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
-from pipeline.runtime.program_engines import Loads, load_engines
+from pipeline.runtime.program_engines import load_engines
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build
 from pipeline.stages.required import warn_of_little
@@ -45,11 +45,7 @@ class Load:
         return evolve(self, before=before)
 
     def check_ready(self, settings: CompilationSettings) -> None:
-        """Check, before anything is captured or built, that engines of the installed TensorRT load on this GPU.
-
-        Raises:
-            ExecutionError: none does; the hint has the command that installs another version.
-        """
+        """Raise an `ExecutionError`, before anything is captured, if no engine of this TensorRT loads on this GPU."""
         for library in ("torch", "tensorrt-rtx"):
             warn_untested(library)
         if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
@@ -70,14 +66,10 @@ class Load:
         if found is None:
             return compiled
         if found.refused:
-            trial, final = self._retry_stages(found)
+            stages = self.before or STAGES
+            try:
+                trial, final = Again.of(stages, as_stage(self.build)), Again.of(stages)
+            except PipelineError as error:
+                raise ExecutionError("; ".join(found.refused.values()), error.message) from error
             compiled, found = loadable(compiled, found, self.loader, trial, final)
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled
-
-    def _retry_stages(self, found: Loads) -> tuple[Again, Again]:
-        """Return the stages that compile programs on trial, and those that compile the result."""
-        stages = self.before or STAGES
-        try:
-            return Again.of(stages, as_stage(self.build)), Again.of(stages)
-        except PipelineError as error:
-            raise ExecutionError("; ".join(found.refused.values()), error.message) from error

@@ -6,16 +6,16 @@ place are small and quick to build, and share one copy: each can be built for it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import Attribute, evolve, field, frozen
 
 from pipeline.aten.own_ops import SELECTIVE_SCAN
 from pipeline.aten.traits import Does, does
 from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts
-from pipeline.program import Partitioned, Program, Segment, port
+from pipeline.program import Partitioned, Port, Program, Segment, port
 
 LEAST = 64
 """The least bytes of a weight that is worth an input of its own."""
@@ -27,16 +27,19 @@ READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
+def _bytes(_: object, field: Attribute[int], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{field.name} is a number of bytes, not {value!r}")
+    if value < 0:
+        raise ValueError(f"{field.name} is a number of bytes, at least 0, not {value}")
+
+
 @frozen
 class SharedWeights:
     """The stage of `shared_weights`."""
 
-    least: int = field(default=LEAST)
+    least: int = field(default=LEAST, validator=_bytes)
     name: str = field(default="shared_weights", kw_only=True)
-
-    @least.validator
-    def _check_least(self, _: object, value: object) -> None:
-        _check_bytes("least", value)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         """Return the same segments; weights that are shared are inputs of engines, and of segments of PyTorch."""
@@ -55,21 +58,16 @@ class SharedWeights:
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
-        return segment.kind == "torch" or all(
-            _reads_tensors(partitioned, user) for user in weight.users if user.name in inside
-        )
+        readers = [user for user in weight.users if user.name in inside]
+        return segment.kind == "torch" or all(_reads_tensors(partitioned, user) for user in readers)
 
 
 @frozen
 class EnginePerProfile:
     """The stage of `engine_per_profile`."""
 
-    most: int = field(default=MOST)
+    most: int = field(default=MOST, validator=_bytes)
     name: str = field(default="engine_per_profile", kw_only=True)
-
-    @most.validator
-    def _check_most(self, _: object, value: object) -> None:
-        _check_bytes("most", value)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         """Return the segments, with one engine per profile of the program where profiles differ for the engine."""
@@ -81,8 +79,13 @@ class EnginePerProfile:
 
     def _per_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
         """Yield a segment, or its copies for each profile."""
+        nodes = {node.name: node for node in program.graph.nodes}
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
-        if alone or len(profiles_of(program, segment, lambda port: True)) < 2 or _weights(program, segment) > self.most:
+        if (
+            alone
+            or len(profiles_of(program, segment, lambda port: True)) < 2
+            or sum(nodes[name].meta["val"].nbytes for name in segment.constants) > self.most
+        ):
             yield segment
             return
         for place in range(len(program.profiles)):
@@ -128,22 +131,9 @@ def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
 
 def _determines_sizes(segment: Segment) -> bool:
     """Return whether a segment returns sizes that its inputs do not determine."""
-    known = {str(s) for p in segment.inputs for size in (*p.shape, p.value) for s in _symbols(size)}
-    return any(str(s) not in known for p in segment.outputs for size in (*p.shape, p.value) for s in _symbols(size))
 
+    def symbols(ports: Iterable[Port]) -> set[str]:
+        sizes = (size for port in ports for size in (*port.shape, port.value))
+        return {str(symbol) for size in sizes for symbol in getattr(size, "free_symbols", ())}
 
-def _symbols(size: object) -> frozenset[object]:
-    return frozenset(getattr(size, "free_symbols", ()))
-
-
-def _weights(program: Program, segment: Segment) -> int:
-    """Return the bytes of the weights in a segment's engine."""
-    nodes = {node.name: node for node in program.graph.nodes}
-    return sum(nodes[name].meta["val"].nbytes for name in segment.constants)
-
-
-def _check_bytes(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a number of bytes, not {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} is a number of bytes, at least 0, not {value}")
+    return not symbols(segment.outputs) <= symbols(segment.inputs)

@@ -11,7 +11,7 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from attrs import field, frozen
@@ -20,15 +20,12 @@ from pipeline.aten.collectives import is_wait
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
-from pipeline.partitioning.fixpoint import Numbered, settle
+from pipeline.partitioning.fixpoint import settle
 from pipeline.partitioning.flow import Flow, Node, copies, flow
 from pipeline.partitioning.split_engine import cut_between, pieces
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
 from pipeline.program import Partitioned, Validated, is_operator
-
-Cut: TypeAlias = Callable[[Flow, Units, Sequence[int]], "list[tuple[int, ...]]"]
-"""Splits the operators of an engine."""
 
 
 class Partitioner(Protocol):
@@ -39,7 +36,11 @@ class Partitioner(Protocol):
         """Return the stage's name."""
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Cut the program: see `pipeline.partitioning.assemble` for how segments are made from groups."""
+        """Return the segments in the order in which they run: `pipeline.partitioning.assemble` makes them of groups.
+
+        Raises:
+            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
+        """
 
 
 @frozen
@@ -54,12 +55,6 @@ class Partition:
     name: str = "partition"
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
-
         return _partitioned(validated, _largest)
 
 
@@ -69,46 +64,31 @@ class InPieces:
 
     TensorRT builds an engine in one thread, and a deep network takes longer than its parts together, which processes
     can build in parallel (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as between the
-    layers of a transformer, and never through fused patterns; nothing else is fused across a cut.
-
-    count: the most engines that one is cut into.
-    between: instead, cut between submodules, by their paths as in `fnmatch` (``encoder.layer.*``). One that updates a
-        cache begins behind its updates, which belong to the engine before.
+    layers of a transformer, and never through fused patterns; nothing else is fused across a cut. `in_pieces` documents
+    its fields.
     """
 
     count: int | None = field(default=None)
     between: str = field(default="", kw_only=True)
     name: str = field(default="in_pieces", kw_only=True)
 
-    @count.validator
-    def _check_count(self, _: object, value: object) -> None:
-        if value is not None:
-            _check_positive("count", value, "; paths are given by between=")
-
-    @between.validator
-    def _check_between(self, _: object, value: object) -> None:
-        if not isinstance(value, str):
-            raise TypeError(f"between is a pattern of submodules' paths, such as 'layers.*', not {value!r}")
-
     def __attrs_post_init__(self) -> None:
+        if self.count is not None:
+            _check_positive("count", self.count, "between")
+        if not isinstance(self.between, str):
+            raise TypeError(f"between is a pattern of submodules' paths, such as 'layers.*', not {self.between!r}")
         if (self.count is None) == (not self.between):
             raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
         return _partitioned(validated, _largest, self._pieces)
 
     def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the pieces of an engine."""
         if self.count is not None:
             return pieces(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
         keys = [submodules.of(node) for node in program.nodes]
-        return cut_between(program, chosen, inside, keys, _updates(program, inside))
+        return _cut_behind_updates(program, chosen, inside, keys)
 
 
 @frozen
@@ -119,21 +99,15 @@ class BehindUpdates:
     name: str = field(default="behind_updates", kw_only=True)
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
-        return _partitioned(validated, _largest, self._pieces)
-
-    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the pieces of an engine."""
-        return cut_between(program, chosen, inside, [None] * len(program.nodes), _updates(program, inside))
+        return _partitioned(validated, _largest, _cut_behind_updates)
 
 
-def _updates(program: Flow, inside: Sequence[int]) -> frozenset[int]:
-    """Return the operators that update a cache."""
-    return frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
+def _cut_behind_updates(
+    program: Flow, chosen: Units, inside: Sequence[int], keys: Sequence[str | None] = ()
+) -> list[tuple[int, ...]]:
+    """Return the pieces of an engine, cut where the key changes and behind the operators that update a cache."""
+    updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
+    return cut_between(program, chosen, inside, keys or [None] * len(program.nodes), updates)
 
 
 @frozen
@@ -142,27 +116,17 @@ class BySubmodule:
 
     Patterns that TensorRT fuses are not cut here either. If a border between submodules runs through one (the
     activation after a convolution belongs to another, the softmax of attention is a module), all of it goes with the
-    submodule in which it begins.
-
-    depth: the depth of submodules, by the number of names in their paths (``encoder.layer.0`` is 3); shallower ones
-        without such a submodule count as well. Operators of the model itself are cut as by default.
-    pattern: the paths of submodules, as in `fnmatch` (``encoder.layer.*``); instead of ``depth``.
+    submodule in which it begins. `by_submodule` documents its fields.
     """
 
     depth: int = field(default=1)
     pattern: str | None = field(default=None, kw_only=True)
     name: str = field(default="by_submodule", kw_only=True)
 
-    @depth.validator
-    def _check_depth(self, _: object, value: object) -> None:
-        _check_positive("depth", value, "; paths are given by pattern=")
+    def __attrs_post_init__(self) -> None:
+        _check_positive("depth", self.depth, "pattern")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments, in the order in which they run.
-
-        Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
-        """
         submodules = Submodules(self.depth, self.pattern)
 
         def choose(program: Flow, refused: dict[int, str]) -> Units:
@@ -185,8 +149,9 @@ def in_pieces(count: int | None = None, *, between: str = "") -> InPieces:
     Args:
         count: the largest number of engines that each engine of the default partitioner is cut into, at least 1.
         between: instead of a number the submodules between which engines are cut, by their paths, as in `fnmatch`:
-            ``"encoder.layer.*"``. With `pipeline.shared_weights` layers of one structure are one engine, which is built
-            and loaded once.
+            ``"encoder.layer.*"``. One that updates a cache begins behind its updates, which belong to the engine
+            before. With `pipeline.shared_weights` layers of one structure are one engine, which is built and loaded
+            once.
 
     Raises:
         TypeError: both are given, or none.
@@ -198,16 +163,17 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     """Return a partitioner that keeps submodules whole: ``compile.replace("partition", pipeline.by_submodule(3))``.
 
     Args:
-        depth: the depth of submodules, by the number of names in their paths: ``encoder.layer.0`` is 3.
-        pattern: the paths of submodules, as in `fnmatch`: ``"encoder.layer.*"``.
+        depth: the depth of submodules, by the number of names in their paths: ``encoder.layer.0`` is 3. Shallower ones
+            without such a submodule count as well. Operators of the model itself are cut as by default.
+        pattern: instead of a depth the paths of submodules, as in `fnmatch`: ``"encoder.layer.*"``.
     """
     return BySubmodule(depth, pattern=pattern)
 
 
-def _check_positive(name: str, value: object, more: str = "") -> None:
+def _check_positive(name: str, value: object, paths: str) -> None:
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} is an integer of at least 1, not {value!r}{more}")
+        raise kind(f"{name} is an integer of at least 1, not {value!r}; paths are given by {paths}=")
 
 
 def _largest(program: Flow, refused: dict[int, str]) -> Units:
@@ -217,7 +183,7 @@ def _largest(program: Flow, refused: dict[int, str]) -> Units:
 def _partitioned(
     validated: Validated,
     choose: Callable[[Flow, dict[int, str]], Units],
-    cut: Cut = lambda program, chosen, inside: [tuple(inside)],
+    cut: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
     program, settings = validated.program, validated.program.settings
     reasons = _refused(validated)
@@ -229,38 +195,28 @@ def _partitioned(
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
     chosen = choose(seen, refused)
     settled = settle(seen, chosen, refused, settings)
-    groups = [
-        (kind, part)
-        for kind, inside in settled.groups
-        for part in (cut(seen, chosen, inside) if kind else [tuple(inside)])
+    groups: list[Group] = [
+        ("engine" if is_engine else "torch", [seen.nodes[i].name for i in part])
+        for is_engine, inside in settled.groups
+        for part in (cut(seen, chosen, inside) if is_engine and cut is not None else [inside])
     ]
-    return assemble(validated, _named(seen, groups), {seen.nodes[i].name: why for i, why in settled.reasons.items()})
-
-
-def _named(seen: Flow, groups: Iterable[Numbered]) -> list[Group]:
-    return [("engine" if engine else "torch", [seen.nodes[i].name for i in inside]) for engine, inside in groups]
+    return assemble(validated, groups, {seen.nodes[i].name: why for i, why in settled.reasons.items()})
 
 
 def _refused(validated: Validated) -> Mapping[Node, str]:
     """Return the operators that no engine takes, with the reasons. An operator is refused if an item of it is, and one
     that waits for a collective if the collective is."""
     reasons: dict[Node, str] = {}
-    for node in validated.program.graph.nodes:
-        if is_operator(node):
-            parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]
-            why = [w for part in parts if part.name in validated.verdicts for w in _reasons(validated, part)]
-            if why:
-                reasons[node] = "; ".join(dict.fromkeys(why))
+    for node in filter(is_operator, validated.program.graph.nodes):
+        parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]
+        verdicts = [validated.verdicts[part.name] for part in parts if part.name in validated.verdicts]
+        why = [each.reason for verdict in verdicts if not verdict.supported for each in verdict.reasons]
+        if why:
+            reasons[node] = "; ".join(dict.fromkeys(why))
     return reasons
 
 
-def _reasons(validated: Validated, node: Node) -> list[Any]:
-    verdict = validated.verdicts[node.name]
-    return [] if verdict.supported else [r.reason for r in verdict.reasons]
-
-
 def _items(node: Node) -> Iterable[Node]:
-    """Return the items of a result that is a tuple."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return ()
     return (user for user in node.users if user.op == "call_function" and not is_operator(user))

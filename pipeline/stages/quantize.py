@@ -12,11 +12,12 @@ which have better methods (smoothing, AWQ, GPTQ, training with quantization), an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, Literal
 
 import torch
 from attrs import field, frozen
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.graphs import copied, pasted
 from pipeline.aten.naming import module_path, origin
@@ -70,15 +71,13 @@ class Quantize:
     activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
     calibration: tuple[object, ...] = field(default=(), converter=_entries, eq=False, repr=False)
     exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
-    percentile: float | None = field(default=None)
+    percentile: float | None = None
     name: str = "quantize"
 
-    @percentile.validator
-    def _check_percentile(self, _: object, value: object) -> None:
-        if value is not None and not (isinstance(value, int | float) and 0 < value <= 100):
-            raise ValueError(f"percentile is a number above 0 and at most 100, or None, not {value!r}")
-
     def __attrs_post_init__(self) -> None:
+        share = self.percentile
+        if share is not None and not (isinstance(share, int | float) and 0 < share <= 100):
+            raise ValueError(f"percentile is a number above 0 and at most 100, or None, not {share!r}")
         if self.activations is not None and not self.calibration:
             raise CalibrationError(f"activations={self.activations!r} needs ranges: pass typical inputs as calibration")
         if {self.weights, self.activations} == {"int8", "fp8"}:
@@ -147,7 +146,6 @@ class _Quantizer:
         self.scales: dict[str, torch.Tensor] = {}
 
     def run(self) -> Program:
-        """Return the program, and a decision for each operator that has a weight."""
         chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.chosen(n)]
         found = self.ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
@@ -165,30 +163,25 @@ class _Quantizer:
 
     def chosen(self, node: Node) -> bool:
         """Return whether an operator is quantized; if not, record the decision with its reason."""
-        why = self.why_not(node)
-        if why:
-            self.decide(node, f"stays in floats: {why}")
-        return not why
-
-    def why_not(self, node: Node) -> str:
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
-            return "the weight is computed"
-        if not weight.meta["val"].is_floating_point():
-            return f"the weight is {weight.meta['val'].dtype}"
-        if any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
-            return "exclude names it"
-        if block_of(self.options.weights, node) is None:
-            return (
-                "INT4 is for linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
-            )
-        return ""
+            why = "the weight is computed"
+        elif not weight.meta["val"].is_floating_point():
+            why = f"the weight is {weight.meta['val'].dtype}"
+        elif any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
+            why = "exclude names it"
+        elif block_of(self.options.weights, node) is None:
+            rows = "linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
+            why = f"INT4 is for {rows}"
+        else:
+            return True
+        self.decide(node, f"stays in floats: {why}")
+        return False
 
     def decide(self, node: Node, said: str) -> None:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), said))
 
     def ranges(self, chosen: Sequence[Node]) -> Mapping[str, float]:
-        """Return the ranges of the operators' activations."""
         wanted = {source.name for node in chosen for source in node.all_input_nodes[:1]}
         try:
             return ranges(self.program, wanted, Range(self.options.percentile), self.batches())
@@ -200,16 +193,14 @@ class _Quantizer:
     def batches(self) -> Iterator[Sequence[object]]:
         """Yield the inputs of calibration, converted for the program's graph."""
         for index, given in enumerate(self.options.calibration):
-            call = ((), dict(given)) if isinstance(given, Mapping) else (_arguments(given), {})
-            leaves, _ = tree_flatten(call)
+            args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
+            leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))
             if len(leaves) != len(self.program.inputs):
-                raise CalibrationError(
-                    f"input {index} of calibration has {len(leaves)} values, the model takes {len(self.program.inputs)}"
-                )
+                due = f"the model takes {len(self.program.inputs)}"
+                raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 
     def replace(self, node: Node, found: Mapping[str, float]) -> None:
-        """Replace an operator by one on a rounded weight and rounded activations."""
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
         block = block_of(options.weights, node)
@@ -233,7 +224,7 @@ class _Quantizer:
         rounding.__name__ = f"rounded_{options.weights}_{block}"
         template = self.templates.of(rounding, "quantize", (weight,), {}, weight.meta["val"])
         assert template is not None
-        with self.graph.inserting_after(weight if weight.op != "placeholder" else self.last_placeholder()):
+        with self.inserting_after(weight):
             anchor = self.graph.call_function(torch.ops.aten.alias.default, (weight,))
 
         def emit(call: Node, args: object, kwargs: object) -> Node:
@@ -244,12 +235,12 @@ class _Quantizer:
 
         made: Argument = pasted(template.graph, [weight], emit)
         self.graph.erase_node(anchor)
-        result: Node = made
-        return result
+        return made  # type: ignore[no-any-return]
 
-    def last_placeholder(self) -> Node:
-        last: Node = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
-        return last
+    def inserting_after(self, node: Node) -> AbstractContextManager[None]:
+        """Return a context in which new nodes follow this one, and all placeholders."""
+        last: Node = [each for each in self.graph.nodes if each.op == "placeholder"][-1]
+        return self.graph.inserting_after(last if node.op == "placeholder" else node)
 
     def paired(self, source: Node, range: float, reader: Node) -> Node:
         """Return the quantize/dequantize pair that rounds an activation, shared by all its readers."""
@@ -261,8 +252,7 @@ class _Quantizer:
                 scale = self.graph.placeholder(_placeholder(f"{source.name}.scale"))
             scale.meta["val"] = self.mode.from_tensor(self.scales[source.name])
             args = (source, scale, type, [-1] * source.meta["val"].dim())
-            place = source if source.op != "placeholder" else self.last_placeholder()
-            with self.graph.inserting_after(place):
+            with self.inserting_after(source):
                 made = self.graph.call_function(operators.fake_quantize.default, args)
             made.meta = {**origin(reader.meta), "val": fake_result(self.mode, made.target, args, {})}
             self.pairs[source.name] = made
@@ -271,7 +261,3 @@ class _Quantizer:
 
 def _placeholder(name: str) -> str:
     return f"quantize_{name.replace('.', '_')}"
-
-
-def _arguments(given: object) -> tuple[object, ...]:
-    return tuple(given) if isinstance(given, tuple | list) else (given,)

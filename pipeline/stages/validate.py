@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 import torch
 from attrs import evolve, field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
@@ -52,7 +52,7 @@ TAKES_FLOATS = frozenset(
         aten.scalar_tensor.default,
     }
 )
-"""Operators whose converters take a number as a tensor, too."""
+"""Operators whose converters take a number as a tensor, too: a float that the host computes from sizes."""
 
 
 @frozen
@@ -76,7 +76,9 @@ class Validate:
         verdicts = _verdicts(program, claims.lookup)
         refusals: dict[Declaration, Rejection] = {}
         while refused := _refused(program, verdicts, claims):
-            refusals |= _refusals(refused, claims)
+            asked = ((each, node) for node in refused for each in claims.declarations if each.key == node.target)
+            found = ((each, rejection_of(each.support, node, claims.lookup.settings)) for each, node in asked)
+            refusals |= {declaration: rejection for declaration, rejection in found if rejection is not None}
             further = _taken_apart(program, refused, claims, ways)
             if further is program:
                 break
@@ -102,13 +104,6 @@ def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: Claims) 
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
 
 
-def _refusals(refused: Iterable[torch.fx.Node], claims: Claims) -> dict[Declaration, Rejection]:
-    """Return, for each of the user's converters, the reason why it does not take one of these calls."""
-    asked = ((d, node) for node in refused for d in claims.declarations if d.key == node.target)
-    found = ((d, rejection_of(d.support, node, claims.lookup.settings)) for d, node in asked)
-    return {declaration: rejection for declaration, rejection in found if rejection is not None}
-
-
 def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Claims, ways: Ways) -> Program:
     """Return the program with these calls decomposed as without the user's converters; itself if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
@@ -120,13 +115,12 @@ def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Cla
 
 
 def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earlier: dict[str, Verdict]) -> Verdict:
-    target = qualified_name(node.target)
-    found = lookup.choose(node)
-    limits = tuple(
-        _limits(node, program, earlier, isinstance(found, Choice) and found.support.requires_output_allocator)
-    )
-    if isinstance(found, Choice) and not limits:
-        return Verdict(node.name, target, found, others=lookup.others(node))
+    target, found = qualified_name(node.target), lookup.choose(node)
+    choice = found if isinstance(found, Choice) else None
+    allocated = choice is not None and choice.support.requires_output_allocator
+    limits = tuple(_limits(node, program, earlier, allocated))
+    if choice is not None and not limits:
+        return Verdict(node.name, target, choice, others=lookup.others(node))
     reasons = () if isinstance(found, Choice) else found.reasons
     return Verdict(node.name, target, None, (*limits, *reasons), source_line(node))
 
@@ -135,12 +129,16 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
     """Yield the limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from map(Rejection, filter(None, [obstacle(node)]))
-    yield from () if allocated else _size_limits(node)
+    makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
+    for symbol in sorted(new_symbols(node)) if not (allocated or makes_sizes) else ():
+        yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
     yield from islice(_untuned_sizes(node, program), 1)
     for what, value in _values(node):
-        if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):
-            kind = "float" if isinstance(value, torch.SymFloat) else "bool"
-            yield Rejection(f"{what} is a symbolic {kind}, which stays in Python")
+        if isinstance(value, torch.SymBool):
+            yield Rejection(f"{what} is a symbolic bool, which stays in Python")
+        elif isinstance(value, torch.SymFloat):
+            if node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
+                yield Rejection(f"{what} is a symbolic float, which stays in Python")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_limits(what, value, program.settings)
             yield from islice(_unbounded(what, value, program), 1)
@@ -152,38 +150,26 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
             yield Rejection(f"the argument {source.name} ({verdict.target}) is computed in Python, from data")
 
 
-def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
-    """Yield a rejection for each new size of a result, unless the operator is known to create data-dependent sizes."""
-    if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
-        for symbol in sorted(new_symbols(node)):
-            yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
-
-
-def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:
-    """Return whether an operator takes a float that the host computes from sizes and passes to the engine."""
-    return node.target in TAKES_FLOATS and not free_unbacked_symbols(value)
-
-
 def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
     if node.target is operator.getitem:  # its operator has the reason
         return
     for what, value in _values(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
-            name, target = str(value.dtype).removeprefix("torch."), qualified_name(node.target)
+            name = str(value.dtype).removeprefix("torch.")
             if is_border(node.target):
                 why = "engines have pairs of reals, which are put together and taken apart in PyTorch"
                 yield Rejection(f"{what} is {name}: {why}")
             else:
+                why = f"{qualified_name(node.target)} has no form on pairs of reals"
                 hint = "write it on pairs of reals (torch.view_as_real), or leave it in PyTorch"
-                yield Rejection(f"{what} is {name}, and {target} has no form on pairs of reals", hint)
+                yield Rejection(f"{what} is {name}, and {why}", hint)
 
 
 def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
-        yield Rejection(
-            f"{what} is float64, which TensorRT does not have", "pass truncate_double=True to compute it in float32"
-        )
+        hint = "pass truncate_double=True to compute it in float32"
+        yield Rejection(f"{what} is float64, which TensorRT does not have", hint)
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
         yield Rejection(f"{what} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
@@ -201,10 +187,8 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
         any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
         of_inputs = bool(program.inputs)  # a block in a converter has none: its sizes may be the network's own
         if any_number or (of_inputs and _of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
-            yield Rejection(
-                f"{what} has a size, {program.shapes.words(size)}, that depends on data and has no bound",
-                "compute it from sizes of inputs, or declare its bounds with torch._check",
-            )
+            why = f"{what} has a size, {program.shapes.words(size)}, that depends on data and has no bound"
+            yield Rejection(why, "compute it from sizes of inputs, or declare its bounds with torch._check")
 
 
 def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
@@ -214,10 +198,9 @@ def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]
     for sizes in zip_longest(*shapes, fillvalue=1):
         if any(map(_of_data, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
-            yield Rejection(
-                f"the inputs have the sizes {words} in one dim, which are equal only for some data",
-                "compute both from sizes of inputs; numbers that never change can be an input as pipeline.Constant",
-            )
+            why = f"the inputs have the sizes {words} in one dim, which are equal only for some data"
+            instead = "numbers that never change can be an input as pipeline.Constant"
+            yield Rejection(why, f"compute both from sizes of inputs; {instead}")
 
 
 def _of_data(size: Expr) -> bool:
@@ -226,9 +209,6 @@ def _of_data(size: Expr) -> bool:
 
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """Yield the node's result and inputs, each with a name for messages."""
-    results, _ = tree_flatten(node.meta.get("val"))
-    yield from ((f"the result {node.name}", r) for r in results)
-    held = (
-        () if does(node.target) is not Does.DEQUANTIZES else node.args[:2]
-    )  # quantized values and scales, in few bits
+    yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
+    held = node.args[:2] if does(node.target) is Does.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

@@ -41,9 +41,8 @@ STAGES: tuple[AnyStage, ...] = tuple(
 
 def _inputs(_: object, __: object, value: Given) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
-        raise TypeError(
-            f"inputs are a list of calls, or a function of the sizes that returns one, as [(x,)], not {kind_of(value)}"
-        )
+        due = "a list of calls, or a function of the sizes that returns one, as [(x,)]"
+        raise TypeError(f"inputs are {due}, not {kind_of(value)}")
 
 
 def _multiple(_: object, __: object, value: object) -> None:
@@ -55,8 +54,7 @@ def _multiple(_: object, __: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The stage; `pipeline.verify` makes it and documents its options. ``before``: the stages before it in its
-    pipeline."""
+    """The stage; `pipeline.verify` documents its options. ``before``: the stages before it in its pipeline."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
@@ -81,7 +79,10 @@ class Verify:
         agreement = comparison.agreement(compiled)
         if self.on_failure == "heal" and agreement.failures:
             check_compilable(compiled.program)
-            compiled = healed(compiled, agreement, comparison, *self._trial_stages(comparison.executor))
+            final = Again.of(self.before or STAGES)
+            needs_engines = comparison.executor != "reference"
+            trial = final if needs_engines else Again.of(self.before or STAGES, as_stage(unbuilt))
+            compiled = healed(compiled, agreement, comparison, trial, final)
             agreement = compiled.agreement or agreement
         if self.module:
             agreement = beside_module(agreement, comparison, compiled.program, self.multiple)
@@ -90,11 +91,6 @@ class Verify:
                 raise AgreementError(agreement)
             warn(str(AgreementError(agreement)), AgreementWarning)
         return evolve(compiled, agreement=agreement)
-
-    def _trial_stages(self, executor: Executor) -> tuple[Again, Again]:
-        """Return the stages that compile trial programs (no engines for the reference executor), and the final one."""
-        final = Again.of(self.before or STAGES)
-        return (Again.of(self.before or STAGES, as_stage(unbuilt)) if executor == "reference" else final), final
 
 
 def verify(

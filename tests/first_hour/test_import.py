@@ -51,9 +51,9 @@ def test_what_is_imported(words: tuple[str, ...]) -> None:
 def test_public_names_are_where_type_checkers_see_them() -> None:
     tree = ast.parse(Path(str(pipeline.__file__)).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {str(n.module): [a.name for a in n.names] for n in block.body if isinstance(n, ast.ImportFrom)}
-    assert {module: names.split() for module, names in _PLACES.items()} == seen
-    assert {name for names in seen.values() for name in names} | {"__version__"} == {*pipeline.__all__}
+    seen = [(n.module, a.name, a.asname) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert {(module, name, name) for module, names in _PLACES.items() for name in names.split()} == {*seen}
+    assert {name for _, name, _ in seen} | {"__version__"} == {*pipeline.__all__}
     assert {*pipeline.__all__} <= {*dir(pipeline)}
     assert all(getattr(pipeline, name) is not None for name in pipeline.__all__)
 
