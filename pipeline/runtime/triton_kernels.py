@@ -94,7 +94,7 @@ def attend(
             summed = summed * before[:, None] + tl.dot(weights.to(value.dtype), value)
             top = largest
     base = pair * PARTS + part
-    tl.store(sums + (base * ROWS + row[:, None]) * WIDTH + width[None, :], summed)
+    tl.store(sums + (base * ROWS + row[:, None]) * WIDTH + width[None, :], summed, mask=(row < GROUP)[:, None])
     tl.store(stats + base * 2 * ROWS + row, top)
     tl.store(stats + (base * 2 + 1) * ROWS + row, total)
 
