@@ -52,7 +52,7 @@ def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: 
 
 def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
     """Replace a sum of products by a matmul, if that pays."""
-    rank, before = rank_of(product), len(rewriting.created)
+    rank = rank_of(product)
     a, b = product.args
     if not (isinstance(a, Node) and isinstance(b, Node)) or dtype_of(node) != dtype_of(product):
         return
@@ -65,10 +65,10 @@ def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
     summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
     if both.isdisjoint(ascii_letters[dim] for dim in summed):
         return
-    new = rewriting.traced(contracted, (a, b, summed, argument(node, "keepdim"), dtype_of(product)), node)
-    if new is not None and all(map(rewriting.accepted, rewriting.created[before:])):
-        rewriting.replace(node, new)
-    rewriting.erase_unread(before)
+    create = rewriting.before(node)
+    new = create.traced(contracted, a, b, summed, argument(node, "keepdim"), dtype_of(product))
+    if new is not None:
+        create.replace(new)
 
 
 def _letters(shape: Sequence[Argument], rank: int) -> str:

@@ -110,15 +110,9 @@ class Rewriting:
         self.created.append(node)
         return node
 
-    def traced(self, function: Function, args: tuple[Argument, ...], before: Node) -> Argument:
-        """Trace a function of tensors on these arguments and insert its nodes before a node; None if it asks for a
-        data-dependent size."""
-        template = self.templates.of(function, None, args, {}, None)
-
-        def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
-            return self.create(node.target, args, kwargs, before)
-
-        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
+    def before(self, node: Node) -> NewCalls:
+        """Return a function that creates calls before a node and on behalf of it, and collects them."""
+        return NewCalls(self, node)
 
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
@@ -159,11 +153,10 @@ class Rewriting:
                 waiting += dead.all_input_nodes
                 self.graph.erase_node(dead)
 
-    def erase_unread(self, since: int = 0) -> None:
-        """Erase the unread nodes that passes created, except the first ``since``."""
-        for node in reversed(self.created[since:]):
-            if not node._erased and not node.users:
-                self.graph.erase_node(node)
+    def erase_unread(self) -> None:
+        """Erase the unread nodes that the current pass created."""
+        for node in reversed(self.created):
+            self.erase(node)
 
     def is_constant(self, node: object) -> bool:
         """Return whether a value is the same at every call and can be folded: a number, or computed from the model's
@@ -200,6 +193,55 @@ class Rewriting:
     def finished(self) -> Program:
         """Return the new program: nodes that have become constant are folded, with their recipes."""
         return fold(self.program.with_graph(self.graph))
+
+
+class NewCalls(list[Node]):
+    """The calls created before a node and on behalf of it, such as those that replace it."""
+
+    def __init__(self, rewriting: Rewriting, node: Node) -> None:
+        super().__init__()
+        self.rewriting, self.node = rewriting, node
+
+    def __call__(self, target: Target, *args: Argument, **kwargs: Argument) -> Node:
+        """Create a call."""
+        self.append(self.rewriting.create(target, args, kwargs, self.node))
+        return self[-1]
+
+    def cast(self, x: Node, dtype: torch.dtype | None) -> Node:
+        """Return a node in this dtype: itself, or a cast of it."""
+        return x if dtype_of(x) == dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+    def size(self, x: Node, dim: int) -> Argument:
+        """Return the size of a node's dim: a number, or a node."""
+        size = x.meta["val"].shape[dim]
+        return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
+
+    def traced(self, function: Function, *args: Argument) -> Argument:
+        """Create the calls of a function of tensors, by tracing it; return its result, or None if it asks for a
+        data-dependent size."""
+        template = self.rewriting.templates.of(function, None, args, {}, None)
+
+        def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
+            return self(node.target, *args, **kwargs)
+
+        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether converters accept all calls."""
+        return all(map(self.rewriting.accepted, self))
+
+    def replace(self, new: Node) -> bool:
+        """Replace the node by the last of its calls if converters accept all and the types are equal. Erase unread
+        calls; return whether it was replaced."""
+        done = self.accepted and self.rewriting.replace(self.node, new)
+        self.erase_unread()
+        return done
+
+    def erase_unread(self) -> None:
+        """Erase the calls that nothing reads."""
+        for node in reversed(self):
+            self.rewriting.erase(node)
 
 
 @frozen

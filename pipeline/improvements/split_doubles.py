@@ -162,18 +162,18 @@ class _Values:
             return value
         key = value, doubles.GIVEN[form]
         if key not in self.made:
-            self.made[key] = self.rewriting.traced(doubles.GIVEN[form], (value,), before)
+            self.made[key] = self.rewriting.before(before).traced(doubles.GIVEN[form], value)
         return self.made[key]
 
     def _traced(self, function: Build) -> Build:
-        return lambda node, *parts: self.rewriting.traced(function, parts, node)
+        return lambda node, *parts: self.rewriting.before(node).traced(function, *parts)
 
     def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
         """Return a function that creates a form of a filled tensor from the same tensor in an exact dtype."""
 
         def build(node: Node) -> Argument:
-            given = self.rewriting.create(node.target, node.args, {**node.kwargs, "dtype": dtype}, node)
-            return self.rewriting.traced(function, (given,), node)
+            create = self.rewriting.before(node)
+            return create.traced(function, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
 
         return build
 

@@ -10,11 +10,10 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument, Target
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, only_reader, rank_of
+from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, only_reader, rank_of
 from pipeline.quirks import applies
-from pipeline.shapes.environment import Shape, bounds, shape_of
+from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
@@ -81,7 +80,7 @@ def split(rewriting: Rewriting, parts_of: Parts) -> None:
         product = _product(rewriting, node)
         parts = 1 if product is None else parts_of(_rows(rewriting, product.x), *product.sizes)
         if product is not None and parts > 1:
-            _split(rewriting, node, product, parts)
+            _split(rewriting.before(node), product, parts)
 
 
 def _product(rewriting: Rewriting, node: Node) -> Product | None:
@@ -91,8 +90,8 @@ def _product(rewriting: Rewriting, node: Node) -> Product | None:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
     else:
-        (x, weight), bias, plain = node.args[:2], None, True
-        bias = argument(node, "bias") if node.target is aten.linear.default else None
+        x, weight = node.args[:2]
+        bias, plain = argument(node, "bias") if node.target is aten.linear.default else None, True
     product = Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
     return product if plain and _is_own(rewriting, product, node) else None
 
@@ -108,46 +107,27 @@ def _is_own(rewriting: Rewriting, product: Product, node: Node) -> bool:
 
 def _rows(rewriting: Rewriting, x: Node) -> list[int]:
     """Return the rows that each profile is tuned for."""
-    count = math.prod(_leading(x))
-    program = rewriting.program
+    count, program = math.prod(shape_of(x.meta["val"])[:-1]), rewriting.program
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
-def _split(rewriting: Rewriting, node: Node, product: Product, parts: int) -> None:
-    """Replace a matmul by the sum of its parts, if converters accept all new nodes."""
+def _split(create: NewCalls, product: Product, parts: int) -> None:
+    """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts, a power of two, are
+    added by pairs: a reduction of more than four would be a separate kernel."""
     inner, columns = product.sizes
-    fresh: list[Node] = []
-
-    def create(target: Target, *args: Argument, **kwargs: Argument) -> Node:
-        fresh.append(rewriting.create(target, args, kwargs, node))
-        return fresh[-1]
-
     x, last = product.x, rank_of(product.x) - 1
     rows = create(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x
     sides = create(aten.transpose.int, create(aten.unflatten.int, rows, 1, [parts, inner // parts]), 0, 1)
     cut = create(aten.unflatten.int, product.weight, int(product.is_linear), [parts, inner // parts])
     matrices = create(aten.permute.default, cut, [1, 2, 0]) if product.is_linear else cut
     wide = create(aten._to_copy.default, create(aten.matmul.default, sides, matrices), dtype=torch.float32)
-    total = _sum(create, [create(aten.select.int, wide, 0, part) for part in range(parts)])
-    if product.bias is not None:
-        total = create(aten.add.Tensor, total, create(aten._to_copy.default, product.bias, dtype=torch.float32))
-    new = create(aten._to_copy.default, total, dtype=dtype_of(node))
-    computed = list(fresh)
-    if last > 1:
-        leading = [s if isinstance(s, int) else create(aten.sym_size.int, x, d) for d, s in enumerate(_leading(x))]
-        new = create(aten.view.default, new, [*leading, columns])
-        computed.append(new)
-    if not all(map(rewriting.accepted, computed)) or not rewriting.replace(node, new):
-        rewriting.erase(new)
-
-
-def _leading(x: Node) -> Shape:
-    return shape_of(x.meta["val"])[:-1]
-
-
-def _sum(create: Callable[..., Node], terms: list[Node]) -> Node:
-    """Return the sum of a power of two of tensors, by pairs: a reduction of more than four would be a separate
-    kernel."""
+    terms = [create(aten.select.int, wide, 0, part) for part in range(parts)]
     while len(terms) > 1:
         terms = [create(aten.add.Tensor, *pair) for pair in zip(terms[::2], terms[1::2], strict=True)]
-    return terms[0]
+    [total] = terms
+    if product.bias is not None:
+        total = create(aten.add.Tensor, total, create.cast(product.bias, torch.float32))
+    new = create.cast(total, dtype_of(create.node))
+    if last > 1:
+        new = create(aten.view.default, new, [*(create.size(x, dim) for dim in range(last)), columns])
+    create.replace(new)
