@@ -42,9 +42,9 @@ def _is_cube(node: Argument, x: Node) -> bool:
 
 def _other(rewriting: Rewriting, node: object, target: Target, number: float) -> Argument:
     """Return the operand that this number is added to or multiplied by; None if there is none."""
-    node = _uncast(node)
-    if _calls(node, target) and not node.kwargs:
-        for a, b in orders(node):
+    call = _uncast(node)
+    if _calls(call, target) and not call.kwargs:
+        for a, b in orders(call):
             found = rewriting.number(b)
             if isinstance(a, Node) and found is not None and math.isclose(found, number, rel_tol=1e-3):
                 return a

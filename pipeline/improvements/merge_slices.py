@@ -62,11 +62,6 @@ def _slices(source: Node) -> Iterator[_Slice]:
             yield _Slice(user, dim, start, stop)
 
 
-def _is_slice_along(node: Node, dims: Mapping[Node, int]) -> bool:
-    """Return whether a node slices along the merged rows: all rows of one slice are not all rows of both."""
-    return node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node)
-
-
 class _Chain:
     """Two equal chains of operators: pairs of nodes in order, and the dim of each that has the rows."""
 
@@ -103,8 +98,8 @@ class _Chain:
             found = {dims.get(part) for part in parts}
             dim = found.pop()
             return dim if not found and dim != argument(node, "dim") % rank_of(node) else None
-        if _is_slice_along(node, dims):
-            return None
+        if node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
+            return None  # all rows of one slice are not all rows of both
         own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
         return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
 
@@ -127,19 +122,21 @@ class _Chain:
             return self.pairs.get(x, x) is y
         return type(x) is type(y) and x == y
 
+    def readers(self, pair: tuple[Node, Node]) -> list[Node]:
+        """Return the nodes outside the chain that read a pair."""
+        inside = {*self.pairs, *self.pairs.values()}
+        return [user for node in pair for user in node.users if user not in inside]
+
     @property
     def ends(self) -> list[tuple[Node, Node]]:
         """Return the pairs, after the slices, that nodes outside the chain read."""
-        inside = {*self.pairs, *self.pairs.values()}
-        behind = list(self.pairs.items())[1:]
-        return [pair for pair in behind if any(user not in inside for node in pair for user in node.users)]
+        return list(filter(self.readers, list(self.pairs.items())[1:]))
 
     @property
     def pays(self) -> bool:
         """Return whether the chain computes something, and all its readers outside begin a kernel."""
-        inside, ends = {*self.pairs, *self.pairs.values()}, self.ends
-        readers = {user for pair in ends for node in pair for user in node.users if user not in inside}
-        return bool(ends) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
+        readers = [reader for pair in self.ends for reader in self.readers(pair)]
+        return bool(readers) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
 
 
 def _merged(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:

@@ -62,12 +62,17 @@ class Rewriting:
         them, and is undone if one of them is no longer needed."""
         if not self.claims.high:
             return self._run(each)
-        self._hide()
+        for node in self.graph.nodes:
+            call = (node.target, node.args, node.kwargs, node.meta.get("val"))
+            if node.op == "call_function" and self.claims.keeps(*call):
+                node.target = Claimed(node.target)
         before, program, needed = graphs.copied(self.graph), self.program, self._needed()
         self._run(each)
         if self._needed() != needed:
             self.graph, self.program = before, program
-        self._show()
+        for node in self.graph.nodes:
+            if isinstance(node.target, Claimed):
+                node.target = node.target.target
 
     def _run(self, each: Improvement) -> None:
         """Apply a pass. A node about whose sizes it asks a data-dependent question stays unchanged."""
@@ -78,20 +83,9 @@ class Rewriting:
         except GuardOnDataDependentSymNode:
             self.erase_unread()
 
-    def _hide(self) -> None:
-        for node in self.graph.nodes:
-            call = (node.target, node.args, node.kwargs, node.meta.get("val"))
-            if node.op == "call_function" and self.claims.keeps(*call):
-                node.target = Claimed(node.target)
-
     def _needed(self) -> list[str]:
         """Return the names of the hidden calls that something reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
-
-    def _show(self) -> None:
-        for node in self.graph.nodes:
-            if isinstance(node.target, Claimed):
-                node.target = node.target.target
 
     def nodes(self, *targets: object) -> Iterator[Node]:
         """Yield the calls of these operators, in order; the graph may change meanwhile."""
@@ -168,12 +162,10 @@ class Rewriting:
             return True
         if node.op == "placeholder":
             return node.name in self.program.constants
-        if node.target in KEPT or not is_pure(node.target):
-            return False
+        found = node.target not in KEPT and is_pure(node.target)
         for source in node.all_input_nodes:
-            if not (yield self._is_constant, source):
-                return False
-        return True
+            found = found and (yield self._is_constant, source)
+        return found
 
     def literal(self, node: Argument) -> torch.Tensor | None:
         """Return the value of a small constant that does not depend on the model's own tensors; None for any other
@@ -273,7 +265,7 @@ def improvement(
     """Return a function as a pass of the same name.
 
     Args:
-        function: the function; None for use as ``@improvement(after="fuse_gelu")``.
+        function: the function; None in ``@improvement(after="fuse_gelu")``.
         after: the name of the pass of this package that this pass follows.
     """
     if function is None:
@@ -331,7 +323,7 @@ def source_of(node: Node) -> Argument:
 def orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
     """Yield the two operands of a node, in either order."""
     a, b = node.args[:2]
-    return iter(((a, b), (b, a)))
+    yield from ((a, b), (b, a))
 
 
 def only_reader(node: Node) -> Node | None:

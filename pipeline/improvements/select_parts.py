@@ -18,11 +18,15 @@ def select_parts(rewriting: Rewriting) -> None:
     """
     for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
         parts = sorted(pieces(node), key=lambda part: part[1])
-        if len(parts) > 1 and _are_equal(node, parts) and _are_all(node, parts):
-            _selected(rewriting, node, [part for part, _ in parts])
+        if len(parts) > 1 and _are_equal(parts) and _are_all(node, parts):
+            last, width = rank_of(node) - 1, parts[0][0].meta["val"].shape[-1]
+            view = rewriting.create(aten.unflatten.int, (node, last, [len(parts), width]), {}, node.next)
+            for index, (part, _) in enumerate(parts) if rewriting.accepted(view) else ():
+                rewriting.offer(part, aten.select.int, (view, last, index))
+            rewriting.erase(view)
 
 
-def _are_equal(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
+def _are_equal(parts: Sequence[tuple[Node, int]]) -> bool:
     """Return whether parts of one width follow one another from the first element to the last."""
     width = parts[0][0].meta["val"].shape[-1]
     alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)
@@ -35,12 +39,3 @@ def _are_all(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
     read |= {item for user in node.users if user.target in SPLITS for item in user.users if is_item(item)}
     whole = node.meta["val"].shape[-1] == len(parts) * parts[0][0].meta["val"].shape[-1]
     return whole and not is_output(node) and read == {part for part, _ in parts}
-
-
-def _selected(rewriting: Rewriting, node: Node, parts: Sequence[Node]) -> None:
-    last = rank_of(node) - 1
-    sizes = [len(parts), parts[0].meta["val"].shape[-1]]
-    view = rewriting.create(aten.unflatten.int, (node, last, sizes), {}, node.next)
-    for index, part in enumerate(parts) if rewriting.accepted(view) else ():
-        rewriting.offer(part, aten.select.int, (view, last, index))
-    rewriting.erase(view)

@@ -149,10 +149,12 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
         low, high = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         taken = taken if low != high else args[1:2] if low else args[2:]
     if taken is not None:
-        each = []
+        each: list[Bounds] = []
         for one in taken:
-            each.append((yield _bounds, rewriting, one))
-        return None if None in each else (min(low for low, _ in each), max(high for _, high in each))
+            if (bounds := (yield _bounds, rewriting, one)) is None:
+                return None
+            each.append(bounds)
+        return min(low for low, _ in each), max(high for _, high in each)
     if node.target in AND and dtype_of(node) == torch.bool:
         a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         b = (yield _bounds, rewriting, args[1]) or ANY_BOOL

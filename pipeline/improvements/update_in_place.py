@@ -65,7 +65,7 @@ def update_in_place(rewriting: Rewriting) -> None:
         if output.kind != "buffer" or placeholder is None or placeholder in returned:
             continue
         held = _buffer_write(nodes[placeholder], nodes[output.value])
-        updated = held and _updated(rewriting, held, at)
+        updated = None if held is None else _updated(rewriting, held, at)
         if updated is not None:
             cache, check = updated
             buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
@@ -137,7 +137,7 @@ def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] 
         rewriting.erase(update_node)
     if cache is not held.placeholder:
         _erase_unused(rewriting, cache if back is None else held.placeholder)
-    return back and (cache, Checked(write.starts, write.update, write.dim, length, size))
+    return None if back is None else (cache, Checked(write.starts, write.update, write.dim, length, size))
 
 
 def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
