@@ -14,8 +14,9 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import bind, names_of
-from pipeline.aten.graphs import copied_node, pasted
+from pipeline.aten.graphs import copied, copied_node, pasted
 from pipeline.aten.naming import origin
+from pipeline.aten.op_predicates import draws_random
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Node
@@ -26,7 +27,7 @@ from pipeline.decomposition.quantized_arithmetic import Known
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.program import Program, rewired
+from pipeline.program import Program, is_operator, rewired
 from pipeline.records.library_support import warn_untested
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
@@ -44,20 +45,31 @@ LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 def normalized(program: Program) -> Program:
     """Return the program with its quantizers in one form; itself if it has none. Operators without a form stay
     unchanged."""
-    if not any(map(_is_quantizer, program.graph.nodes)) and not any(map(_is_held, program.graph.nodes)):
+    if not any(schema_name(node.target) in FORMS or _is_held(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
         warn_untested(LIBRARIES[namespace])
     return paired_casts(_Normalizer(program).run())
 
 
-def runs_anywhere(program: Program) -> bool:
-    """Return whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs only on a GPU."""
-    return not any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes)
+def source_of(program: Program, uniform: Program) -> Program:
+    """Return the program that eager PyTorch runs in the place of engines: the captured one, or the normalized one if
+    the captured runs only on its GPU, as ModelOpt's INT8 does. What nothing uses is left out: reading a number of a
+    tensor waits for the GPU, which no CUDA graph may do."""
+    if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
+        program = uniform
+    if any(map(_is_unused, program.graph.nodes)):
+        graph = copied(program.graph)
+        for node in reversed(list(graph.nodes)):
+            if _is_unused(node):
+                graph.erase_node(node)
+        program = program.with_graph(graph)
+    return program.as_source()
 
 
-def _is_quantizer(node: Node) -> bool:
-    return schema_name(node.target) in FORMS
+def _is_unused(node: Node) -> bool:
+    computes = node.target is operator.getitem or (node.op == "call_function" and is_operator(node))
+    return computes and not node.users and not draws_random(node)
 
 
 def schema_name(target: Argument) -> str:

@@ -10,26 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.naming import origin
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, aten
-from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.quantized_activations import is_cast_to_codes, widen_codes
+from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node, is_cast_to_codes, widen_codes
 from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
-Node: TypeAlias = Argument
-"""A node, or an argument that may be one."""
-
-DEQUANTIZE: Final = operators.dequantize.default
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
 """The block lengths into which rows of one scale are cut, if TensorRT supports a type in blocks only."""
@@ -43,15 +36,8 @@ def laid_out(program: Program) -> Program:
     return program
 
 
-class _Layout:
+class _Layout(Edit):
     """The rewriting of one graph."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.graph = program, program.graph
-        self.mode = fake_mode(program.graph)
-        self.constant: dict[Node, bool] = {}
-        for node in self.graph.nodes:
-            self.constant[node] = is_constant(node, self.constant, program)
 
     def run(self) -> None:
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
@@ -60,24 +46,13 @@ class _Layout:
             for user in list(node.users):
                 made = self.moved(node, user)
                 if made is not None:
-                    user.replace_all_uses_with(made)
-                    self.graph.erase_node(user)
+                    self.replace(user, made)
                     waiting += [made] * self.is_weight(made)
         self.drop_unread()
         merge_products(self)
         widen_codes(self)
         for node in [n for n in self.graph.nodes if self.is_weight(n)]:
             self.settle(node)
-
-    def drop_unread(self) -> None:
-        """Erase nodes that nothing reads, so that they do not count as users; the graph is functional."""
-        for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op == "call_function":
-                self.graph.erase_node(node)
-
-    def is_weight(self, node: Node) -> bool:
-        """Return whether a node dequantizes a constant."""
-        return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
     def moved(self, node: Node, user: Node) -> Node | None:
         """Return the replacement for a user of a weight, if the quantized values can be moved instead; else None."""
@@ -123,13 +98,12 @@ class _Layout:
             return None
         if not scale.meta["val"].dim():
             new = [-1] * len(shape)
-        elif len(old) == 2 and block[0] == 1 and shape and shape[-1] % (length := _length(block, old, 1)) == 0:
-            if old[1] % length:
+        else:
+            length = old[-1] if block[-1] == -1 else int(block[-1])
+            if len(old) != 2 or block[0] != 1 or not shape or shape[-1] % length or old[1] % length:
                 return None
             new = [*[1] * (len(shape) - 1), length]
             scale = self.call(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
-        else:
-            return None
         return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
 
     def scaled(self, node: Node, user: Node) -> Node | None:
@@ -159,8 +133,7 @@ class _Layout:
         if math.prod(sizes) == columns == sizes[-1] and node.meta["val"].dim() == 2:
             each = self.call(user, aten.reshape.default, (factor, [1, columns]))
             weight = self.dequantized(user, codes, each, type, [-1, 1], dtype)
-            user.replace_all_uses_with(self.call(user, product.target, (product.args[0], weight)))
-            self.graph.erase_node(user)
+            self.replace(user, self.call(user, product.target, (product.args[0], weight)))
             self.graph.erase_node(product)
 
     def settle(self, node: Node) -> None:
@@ -179,9 +152,7 @@ class _Layout:
         if packs:
             codes = self.call(node, operators.pack.default, (codes, type))
         if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
-            made = self.dequantized(node, codes, scale, type, block, dtype)
-            node.replace_all_uses_with(made)
-            self.graph.erase_node(node)
+            self.replace(node, self.dequantized(node, codes, scale, type, block, dtype))
 
     def cut(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
@@ -228,28 +199,12 @@ class _Layout:
         made = self.call(node, aten.repeat_interleave.self_int, (scale, times, dim))
         return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
 
-    def dequantized(self, user: Node, *args: Argument) -> Node:
-        """Insert a new weight before a user of the one that it replaces."""
-        return self.call(user, DEQUANTIZE, args)
-
-    def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
-        """Add a call with its fake value."""
-        with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
-        self.constant[node] = is_constant(node, self.constant, self.program)
-        return node
-
 
 def _order(user: Node, rank: int) -> list[int]:
     """Return the permutation that an operator applies to the dims of a tensor of this rank."""
     sizes = list(range(2, 2 + rank))
     shown = user.target(torch.empty(sizes, device="meta"), *user.args[1:], **user.kwargs)
     return [size - 2 for size in shown.shape]
-
-
-def _length(block: Argument, shape: Sequence[int], dim: int) -> int:
-    return shape[dim] if block[dim] == -1 else int(block[dim])
 
 
 def _is_one(scale: Argument) -> bool:

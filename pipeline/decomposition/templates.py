@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +16,30 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.aten.preserved_composites import meant
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Argument, Spec, Target
 from pipeline.capture.fake_tensors import quietly, signature
 from pipeline.shapes.environment import shape_of
+
+
+@frozen(eq=False)
+class Call:
+    """A call of an operator with the values that it has in a graph, and the ``meta`` and name of its node."""
+
+    target: Target
+    args: Argument
+    kwargs: Argument
+    meta: Mapping[str, Any]
+    name: str | None = None
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> Call:
+        """Return the call at a node."""
+        return cls(node.target, node.args, node.kwargs, node.meta, node.name)
+
+    @property
+    def value(self) -> Argument:
+        """The fake value; None if unknown."""
+        return self.meta.get("val")
 
 
 @frozen(eq=False)
