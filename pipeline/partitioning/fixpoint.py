@@ -39,12 +39,16 @@ def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: Compi
         level = levels(flow, units, in_torch)
         moved = _next(flow, units, in_torch, level, settings, given_up) if reasons else {}
         if not moved:
-            return Settled(_groups(units, level), reasons)
+            break
         for unit in dict.fromkeys(other for i in moved for other in units.kin[units.of[i]]):
             in_torch[unit] = True
         for i, why in moved.items():
             for other in units.kin[units.of[i]]:
                 reasons.update((j, why) for j in units.members[other] if j not in reasons)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for unit, inside in enumerate(units.members):
+        groups[level[unit]] += inside
+    return Settled(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
 
 
 def _next(
@@ -68,8 +72,7 @@ def _next(
 def _too_small(units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int) -> Iterator[tuple[int, str]]:
     counts = sizes(units, in_torch, level)
     for unit, inside in enumerate(units.members):
-        if not in_torch[unit] and counts[level[unit]] < least:
-            count = counts[level[unit]]
+        if not in_torch[unit] and (count := counts[level[unit]]) < least:
             number = "1 operator" if count == 1 else f"{count} operators"
             reason = f"its engine would have only {number}, fewer than min_block_size={least}"
             yield from ((i, reason) for i in inside)
@@ -88,10 +91,3 @@ def _too_many(
     for unit, inside in enumerate(units.members):
         if not in_torch[unit] and level[unit] in smallest:
             yield from ((i, reason) for i in inside)
-
-
-def _groups(units: Units, level: Sequence[int]) -> tuple[Numbered, ...]:
-    groups: dict[int, list[int]] = defaultdict(list)
-    for unit, inside in enumerate(units.members):
-        groups[level[unit]] += inside
-    return tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups))
