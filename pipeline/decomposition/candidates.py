@@ -4,11 +4,10 @@ to a user's operator; and check that one returns tensors like its operator's: in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from typing import Any
 
 import torch
 from attrs import field, frozen
+from torch._decomp import decomposition_table
 
 from pipeline.aten.types import Argument, Function, Node, Target
 from pipeline.converters.decompositions import (
@@ -40,21 +39,14 @@ class Ways:
         """Return torch's decomposition of an operator, if it has one that we use; else None."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
-        return _table()[target] if target in torch_enabled_decompositions else _composite(target)
+        return decomposition_table[target] if target in torch_enabled_decompositions else _composite(target)
 
     def apart(self, target: object) -> Iterator[Function]:
-        """Yield every decomposition of an operator, to search it for a user's operator. Core ATen operators are not
-        decomposed."""
+        """Yield every decomposition of an operator that is not core ATen, to search it for a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
-            ways = (self.own(target), _table()[target] if whole else None, self.torchs(target))
+            ways = (self.own(target), decomposition_table[target] if whole else None, self.torchs(target))
             yield from filter(None, ways)
-
-
-@lru_cache(1)
-def _table() -> Mapping[Argument, Function]:
-    table: Mapping[Any, Function] = torch._decomp.decomposition_table
-    return table
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
@@ -103,7 +95,8 @@ class Contents:
         """Return the first call in a graph that is wanted or decomposes to a wanted one; None if there is none.
         ``given``: whether each placeholder is constant, in a graph that is not the program's."""
         constant: dict[Node, bool] = {}
-        for node in graph.nodes:
+        nodes: list[Node] = list(graph.nodes)
+        for node in nodes:
             inner = given is not None and node.op == "placeholder"
             constant[node] = next(given) if inner else is_constant(node, constant, self.program)  # type: ignore[arg-type]
             if node.op == "call_function" and not constant[node]:

@@ -35,11 +35,7 @@ def is_border(target: object) -> bool:
 
 def has_complex(*values: object) -> bool:
     """Return whether there is a complex tensor or number among values, nodes, and sequences of them."""
-    return any(map(_is_complex, leaves(values)))
-
-
-def _is_complex(value: object) -> bool:
-    return value.dtype.is_complex if isinstance(value, torch.Tensor) else isinstance(value, complex)
+    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves(values))
 
 
 class ComplexValues:

@@ -33,8 +33,7 @@ MOST_NODES: Final = 1024
 
 
 def obstacle(node: Node) -> str:
-    """Return why a condition, map or scan stays in PyTorch; empty if it is expanded, or if the node is something
-    else."""
+    """Return why a condition, map or scan stays in PyTorch; empty if it is expanded, or for other nodes."""
     return next(filter(None, _obstacles(node)), "")
 
 
@@ -101,7 +100,6 @@ def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
 
 
 def _steps(node: Node) -> object:
-    """Return the number of steps of a scan."""
     _, _, given, *_ = node.args
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
@@ -154,8 +152,7 @@ class ControlFlow:
         self.maps = 0
 
     def written(self, node: Node, args: Argument) -> Argument | None:
-        """Return the results, in the new graph, of a node's graphs for these arguments; None if the node stays in
-        PyTorch."""
+        """Return the results of a node's graphs for these arguments; None if the node stays in PyTorch."""
         if _name(node) not in _WRITTEN or any(map(self.kept, (node, *_inner(node)))) or obstacle(node):
             return None
         before = len(self.graph.nodes)
@@ -222,8 +219,7 @@ class ControlFlow:
         return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
 
     def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit a scan's steps: each computes the next state and results from the state and one element of each
-        sequence."""
+        """Emit a scan's steps, each of which computes state and results from state and elements of the sequences."""
         _, state, sequences, others = args
         [body] = branches(node)
         made = list[tuple[Argument, ...]]()

@@ -90,11 +90,10 @@ class Edit:
 
 
 def paired_casts(program: Program) -> Program:
-    """Return the program with its casts to E4M3 as pairs. Its graph is changed in place, so it must be the caller's own
-    copy."""
+    """Return the program, whose graph is changed in place, with its casts to E4M3 as pairs."""
     edit = Edit(program)
     for node in list(program.graph.nodes):
-        if _is_cast_to(E4M3, node) and not edit.constant[node] and node.args[0].meta["val"].dtype in FLOATS:
+        if is_cast_to(E4M3, node) and not edit.constant[node] and node.args[0].meta["val"].dtype in FLOATS:
             wanted = [reader.meta["val"].dtype for reader in readers(node) if _casts_back(reader)]
             if wanted:
                 _pair(edit, node, wanted)
@@ -130,22 +129,17 @@ def _is_clamped(x: Node, least: int, most: int) -> bool:
 def widen_codes(edit: Edit) -> None:
     """Cast clamped numbers to int32 instead of int8, if all readers move them or cast them further."""
     for node in list(edit.graph.nodes):
-        if not is_cast_to_codes(node) or edit.constant.get(node, True) or not _is_clamped(node.args[0], -128, 127):
-            continue
-        if all(map(_casts_further, readers(node))):
+        varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
+        if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_further, readers(node))):
             wide = edit.call(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32)
             for user, old, new in edit.carried(node, wide, _casts_further):
                 user.replace_input_with(old, new)
             edit.drop_unread()
 
 
-def _is_cast_to(dtype: torch.dtype, node: Node) -> bool:
+def is_cast_to(dtype: torch.dtype, node: Node) -> bool:
+    """Return whether a node casts to a dtype."""
     return node.op == "call_function" and does(node.target) is Does.CASTS and node.meta["val"].dtype == dtype
-
-
-def is_cast_to_codes(node: Node) -> bool:
-    """Return whether a node casts to int8."""
-    return _is_cast_to(torch.int8, node)
 
 
 def _casts_further(node: Node) -> bool:

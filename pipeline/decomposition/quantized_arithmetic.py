@@ -21,8 +21,7 @@ from pipeline.aten.types import Argument
 
 @frozen
 class Known:
-    """The facts known about a call's arguments before it runs: which are constant, and the zero point, if all elements
-    share one."""
+    """What is known before a call runs: the constant arguments, and the zero point, if all elements share one."""
 
     constant: frozenset[str] = frozenset()
     zero: int | None = 0

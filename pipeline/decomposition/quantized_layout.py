@@ -18,7 +18,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, aten
-from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node, is_cast_to_codes, widen_codes
+from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node, is_cast_to, widen_codes
 from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
@@ -29,16 +29,13 @@ LENGTHS: Final = (128, 64, 32, 16)
 
 
 def laid_out(program: Program) -> Program:
-    """Return the program with its weights laid out. Its graph is changed in place, so it must be the caller's own
-    copy."""
-    if any(node.target is DEQUANTIZE or is_cast_to_codes(node) for node in program.graph.nodes):
+    """Return the program, whose graph is changed in place, with its weights laid out."""
+    if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
         _Layout(program).run()
     return program
 
 
 class _Layout(Edit):
-    """The rewriting of one graph."""
-
     def run(self) -> None:
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
@@ -90,8 +87,7 @@ class _Layout(Edit):
         return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshaped(self, node: Node, user: Node) -> Node | None:
-        """Return the weight reshaped like the user's result, if it has one scale, or one per row and the new shape
-        merges complete rows; else None."""
+        """Return the weight in the user's shape, if it has one scale, or one per row and rows stay whole; else None."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -119,8 +115,7 @@ class _Layout(Edit):
         return self.dequantized(user, codes, factor, type, block, dtype)
 
     def scaled_after(self, node: Node, product: Node) -> None:
-        """Move the scales of a matmul's columns into its weight: TensorRT fuses matmuls of quantized values with
-        scales."""
+        """Move the scales of a matmul's columns into its weight, so that TensorRT fuses them."""
         codes, scale, type, _, dtype = node.args
         user = next(iter(product.users)) if len(product.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:

@@ -66,8 +66,7 @@ def _keep_dims(edit: Edit, product: Node) -> None:
 
 
 def _can_merge(edit: Edit, product: Node) -> bool:
-    """Return whether only this matmul reads its quantized weight, the scales are per column, and the other factor is
-    not a quantize/dequantize pair."""
+    """Return whether only this matmul reads its weight, scales are per column, and the other factor is no pair."""
     x, weight = product.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIRS:
         return False
@@ -76,8 +75,6 @@ def _can_merge(edit: Edit, product: Node) -> bool:
 
 
 class _Merger:
-    """The rewriting of one group of matmuls."""
-
     def __init__(self, edit: Edit, products: list[Node]) -> None:
         self.edit, self.products, self.first = edit, products, products[0]
         self.places = {node: place for place, node in enumerate(edit.graph.nodes)}

@@ -56,8 +56,7 @@ class Rewriter:
         return self._transformed(transform)
 
     def is_kept(self, node: Node) -> bool:
-        """Return whether the user's settings leave a node in PyTorch, or a user's converter or decomposition may accept
-        it."""
+        """Return whether settings leave a node in PyTorch, or a user's converter or decomposition may accept it."""
         users = self.is_claimed(Call.of(node)) or self.ways.own(node.target) is not None
         return users or kept_in_torch(node.target, node.meta, self.settings)
 
@@ -105,8 +104,7 @@ class Rewriter:
         return inlined[0] if inlined else self.settle(call, accepts)
 
     def is_left(self, call: Call) -> bool:
-        """Return whether our decomposition of a grouped matmul would be slower than PyTorch's operator, and the
-        settings allow PyTorch."""
+        """Return whether PyTorch's grouped matmul is faster than our decomposition, and the settings allow it."""
         if self.ways.own(call.target) is not grouped_mm or self.program.settings.require_full_compilation:
             return False
         (rows, _), matrices = (shape_of(x.meta["val"]) for x in call.args[:2])
@@ -126,8 +124,7 @@ class Rewriter:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def settle(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
-        """Return the call itself if a converter accepts it or nothing decomposes it; else the result of torch's
-        decomposition."""
+        """Return the call if a converter accepts it or nothing decomposes it; else torch's decomposition of it."""
         node = self.add(call)
         if not is_operator(node) or accepts(node):
             return node
@@ -143,8 +140,7 @@ class Rewriter:
         return inlined[0]
 
     def inline_first(self, call: Call) -> tuple[Argument] | None:
-        """Decompose a call before converters are tried, if it leads to a user's operator or has a registered
-        decomposition."""
+        """Decompose a call that leads to a user's operator or has a registered decomposition; None for others."""
         way = self.contents.way(call, self.constant) if self.claims.targets else None
         own = self.ways.own(call.target)
         if way is not None and way is not own:
@@ -197,8 +193,7 @@ class Rewriter:
 
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:
-    """Return the arguments of ``aten.convolution`` for another convolution operator, without a trace; None if it needs
-    one."""
+    """Return the arguments of ``aten.convolution`` for another convolution operator; None if it needs a trace."""
     if does(node.target) is not Does.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

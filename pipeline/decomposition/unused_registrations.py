@@ -53,8 +53,7 @@ def unreached(
 
 
 def _unmatched(program: Program, claims: Claims) -> list[Argument]:
-    """Return the entries of ``torch_executed_ops`` that no call of the model matches; the overloads of an operator
-    count as one."""
+    """Return the entries of ``torch_executed_ops`` that match no call; overloads of an operator count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
         known.update({(n.target, module_path(n)): None for n in each.graph.nodes if n.op == "call_function"})
@@ -74,7 +73,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Yield an entry for each of these converters whose operator the model calls: the reason why it is unused."""
+        """Yield these converters whose operator the model calls, with the reasons why they are unused."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -90,8 +89,7 @@ class _Search:
                 yield Unreached(name, *self.why_whole(op, found))
 
     def found(self, target: object) -> Node | None:
-        """Return a call of an operator, or of a composite that contains it, in the current or the captured program;
-        else None."""
+        """Return a call of an operator, or of a composite of it, in the current or captured program; else None."""
         direct: Node | None = next((node for node in self.program.graph.nodes if node.target is target), None)
         if direct is not None:
             return direct

@@ -26,8 +26,7 @@ def index_by_masks(rewriting: Rewriting) -> None:
 
 
 def _mask(x: Argument, indices: object) -> Node | None:
-    """Return the mask whose coordinates are these indices, one for each of its dims, if its sizes are the first sizes
-    of ``x``; else None."""
+    """Return the mask whose coordinates, one for each of its dims, are these indices of ``x``; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
     if not all(isinstance(each, Node) and is_item(each) for each in indices):

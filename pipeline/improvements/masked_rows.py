@@ -48,8 +48,7 @@ class Projection:
 
 @frozen
 class Opened:
-    """A mask that leaves a key in every row, and the rows in which the original mask left one: [B, H, Q, 1], and
-    without heads [B, Q, 1]."""
+    """A mask that leaves a key in every row; the rows where the original did: [B, H, Q, 1], and [B, Q, 1]."""
 
     mask: Node
     alive: Node
@@ -72,7 +71,8 @@ def masked_rows(rewriting: Rewriting) -> None:
         if not isinstance(mask, Node) or is_open(mask) or is_made_open(mask) or rewriting.literal(mask) is not None:
             continue  # a literal that the converter examines
         row, projection = None if _is_one_query(rewriting, node) else _one_row(rewriting, mask), _projection(node)
-        if row is None and (projection is None or not _is_for_all_heads(mask)):
+        one_head = rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-2])
+        if row is None and (projection is None or not one_head):
             continue
         made = once(row or mask, node)
         if made is not None and row is not None:
@@ -153,12 +153,6 @@ def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection |
             return None
         node = view
     return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None
-
-
-def _is_for_all_heads(mask: Node) -> bool:
-    """Return whether a mask is the same for all heads."""
-    shape = shape_of(mask.meta["val"])
-    return len(shape) >= 2 and all(size == 1 for size in shape[-3:-2])
 
 
 def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:

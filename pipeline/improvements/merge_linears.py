@@ -1,5 +1,4 @@
-"""merge_linears: compute linear layers that read one tensor, such as those of queries, keys and values, as one
-matmul."""
+"""merge_linears: compute linear layers that read one tensor, such as those of queries and keys, as one matmul."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import module_path
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, only_reader, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of
 
 
 @improvement(after="exact_convolutions")
@@ -34,8 +33,7 @@ def merge_linears(rewriting: Rewriting) -> None:
 def _may_be_merged(rewriting: Rewriting, node: Node) -> bool:
     """Return whether a converter accepts the layer, nothing else reads its constants, and it is not an output."""
     x, *constants = node.args
-    own = [c for c in constants if isinstance(c, Node)]
-    alone = all(c.op == "placeholder" and rewriting.is_constant(c) and only_reader(c) is node for c in own)
+    alone = all(c.op == "placeholder" and rewriting.owns(node, c) for c in constants if isinstance(c, Node))
     return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
 
 

@@ -1,5 +1,4 @@
-"""merge_slices: compute equal chains on neighbouring slices of one tensor at once, such as rotations of queries and
-keys."""
+"""merge_slices: compute equal chains on neighbouring slices of one tensor at once (rotations of queries and keys)."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class _Chain:
         return None
 
     def _dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a node's result that has the rows, if each row is computed from the same row of its inputs;
-        else None."""
+        """Return the dim of a result that has the rows, if each is computed from the inputs' same row; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -104,8 +102,7 @@ class _Chain:
         return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
 
     def _same(self, node: Node, reader: Node, dim: int) -> bool:
-        """Return whether both nodes compute the same, each on its own chain; explicit sizes may differ in the rows'
-        dim."""
+        """Return whether both nodes compute the same on their chains; sizes may differ in the rows' dim."""
         if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
             return False
         given, others = list(node.args), list(reader.args)

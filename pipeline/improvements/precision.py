@@ -76,8 +76,7 @@ STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
 def name_of(target: object) -> str:
-    """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if the target is not an operator of
-    ATen."""
+    """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if it is not an operator of ATen."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
 

@@ -42,8 +42,7 @@ Dims: TypeAlias = Mapping[int, int]
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:
-    """Return the dims along which an operator reads its arguments row by row to compute rows of ``dim``; None if it
-    does not."""
+    """Return the dims along which arguments are read row by row to compute rows of ``dim``; None if they are not."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None

@@ -153,8 +153,7 @@ class Rewriting:
             self.erase(node)
 
     def is_constant(self, node: object) -> bool:
-        """Return whether a value is the same at every call and can be folded: a number, or computed from the model's
-        tensors."""
+        """Return whether a value is a number, or computed from the model's tensors alone, so that it can be folded."""
         return graphs.evaluated(self._is_constant, node, known=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
@@ -167,9 +166,12 @@ class Rewriting:
             found = found and (yield self._is_constant, source)
         return found
 
+    def owns(self, node: Node, value: object) -> bool:
+        """Return whether a value is a constant of the model that only this node reads."""
+        return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
+
     def literal(self, node: Argument) -> torch.Tensor | None:
-        """Return the value of a small constant that does not depend on the model's own tensors; None for any other
-        node."""
+        """Return the value of a small constant that is none of the model's own tensors; None for any other node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
@@ -195,7 +197,6 @@ class NewCalls(list[Node]):
         self.rewriting, self.node = rewriting, node
 
     def __call__(self, target: Target, *args: Argument, **kwargs: Argument) -> Node:
-        """Create a call."""
         self.append(self.rewriting.create(target, args, kwargs, self.node))
         return self[-1]
 
@@ -209,8 +210,7 @@ class NewCalls(list[Node]):
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
     def traced(self, function: Function, *args: Argument) -> Argument:
-        """Create the calls of a function of tensors, by tracing it; return its result, or None if it asks for a
-        data-dependent size."""
+        """Trace a function of tensors and return its result; None if it asks for a data-dependent size."""
         template = self.rewriting.templates.of(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
@@ -291,8 +291,7 @@ def dtype_of(node: object) -> torch.dtype | None:
 
 
 def is_copy(node: Node) -> bool:
-    """Return whether a node returns its input unchanged: a copy, or a slice of everything, which torch 2.11 emits for
-    ``:``."""
+    """Return whether a node copies its input, as a slice of everything does, which torch 2.11 emits for ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and alike(node, source_of(node))
     return does(node.target) is Does.COPIES

@@ -31,15 +31,11 @@ def round_before_views(rewriting: Rewriting) -> None:
     if not applies("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
-        views = [] if node._erased or not _rounds(node) else _views(source_of(node))
+        if node._erased or does(node.target) is not Does.CASTS or dtype_of(node) != torch.bfloat16:
+            continue
+        views = _views(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
             _move(rewriting.before(node), views)
-
-
-def _rounds(node: Node) -> bool:
-    if does(node.target) is not Does.CASTS or dtype_of(node) != torch.bfloat16:
-        return False
-    return dtype_of(source_of(node)) == torch.float32
 
 
 def _views(node: Node) -> list[Node]:

@@ -125,7 +125,8 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     found = rewriting.literal(node)
     if found is not None:
         return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
-    dtype, bounds = dtype_of(node), (yield _computed, rewriting, node)
+    dtype = dtype_of(node)
+    bounds: Bounds | None = yield _computed, rewriting, node
     if dtype == torch.bool:
         return bounds or ANY_BOOL
     if bounds is None or dtype not in FLOATS:
@@ -154,7 +155,8 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
             if (bounds := (yield _bounds, rewriting, one)) is None:
                 return None
             each.append(bounds)
-        return min(low for low, _ in each), max(high for _, high in each)
+        lows, highs = zip(*each, strict=True)
+        return min(lows), max(highs)
     if node.target in AND and dtype_of(node) == torch.bool:
         a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         b = (yield _bounds, rewriting, args[1]) or ANY_BOOL

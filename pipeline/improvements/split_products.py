@@ -11,7 +11,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, only_reader, rank_of
+from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import applies
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -28,8 +28,7 @@ MOST, MOST_BESIDE_MANY = 8, 4
 """The most parts, and the most where another profile has many rows: eight take a prompt 10 % longer, four 3.5 %."""
 
 Parts: TypeAlias = Callable[[Sequence[int], int, int], int]
-"""Returns the number of parts for the rows that each profile is tuned for, the length K of the sum and the columns
-N."""
+"""Returns the number of parts for the rows that each profile is tuned for, the sum's length K and the columns N."""
 
 
 @improvement(after="select_parts")
@@ -84,8 +83,7 @@ def split(rewriting: Rewriting, parts_of: Parts) -> None:
 
 
 def _product(rewriting: Rewriting, node: Node) -> Product | None:
-    """Return a node's matmul, if it multiplies rows by a constant of the model in halves that nothing else reads; else
-    None."""
+    """Return a node's matmul, if it is of rows and a constant in halves that nothing else reads; else None."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
@@ -98,11 +96,11 @@ def _product(rewriting: Rewriting, node: Node) -> Product | None:
 
 def _is_own(rewriting: Rewriting, product: Product, node: Node) -> bool:
     x, weight, bias = product.x, product.weight, product.bias
-    if not isinstance(x, Node) or not isinstance(weight, Node) or dtype_of(node) not in HALVES:
+    if not isinstance(x, Node) or not rewriting.owns(node, weight) or dtype_of(node) not in HALVES:
         return False
     added = bias is None or (isinstance(bias, Node) and rank_of(bias) == 1 and rewriting.is_constant(bias))
-    own = only_reader(weight) is node and rewriting.is_constant(weight) and not rewriting.is_constant(x)
-    return own and added and rank_of(x) >= 2 and rank_of(weight) == 2 and dtype_of(x) == dtype_of(weight)
+    halves = not rewriting.is_constant(x) and dtype_of(x) == dtype_of(weight)
+    return added and halves and rank_of(x) >= 2 and rank_of(weight) == 2
 
 
 def _rows(rewriting: Rewriting, x: Node) -> list[int]:

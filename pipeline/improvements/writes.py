@@ -79,10 +79,9 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 def _is_start(value: Any) -> bool:
     """Return whether a value can be the start of a row's positions: a number, or a tensor with one element per row."""
-    if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor):
-        shape = shape_of(value.meta["val"])
-        return not shape or shape[-1] == 1
-    return isinstance(value, Node) or type(value) is int
+    if dtype_of(value) is None:
+        return isinstance(value, Node) or type(value) is int
+    return shape_of(value.meta["val"])[-1:] in ((), (1,))
 
 
 def _is_same_row(node: Node) -> bool:
@@ -105,8 +104,7 @@ class Write:
 
 
 def write_of(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the rows that a node writes to its first argument; None if the graph does not show that they are
-    consecutive."""
+    """Return the rows that a node writes to its first argument; None if they may not be consecutive."""
     if node.target is aten.slice_scatter.default:
         found = _slice_write(rewriting, node)
     elif node.target in (aten.index_copy.default, *PUTS):
@@ -243,8 +241,7 @@ def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
 
 
 def _wrapped(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
-    """Return starts with negative positions counted from the end, for an index of a single row; several rows have
-    none."""
+    """Return starts with negative positions counted from the end, which only an index of a single row may have."""
     starts = _starts(rewriting, start, node)
     if start is not index:
         return starts

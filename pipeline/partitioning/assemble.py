@@ -105,8 +105,7 @@ class _Assembly:
         self.home[node] = at
 
     def _with_copies(self, names: list[str]) -> list[Node]:
-        """Return the nodes of a segment in order: its operators, the items of their results, and the nodes copied into
-        it."""
+        """Return the nodes of a segment in order: its operators, items of results, and nodes copied into it."""
         inside = {self.named[name]: None for name in names}
         waiting = list(inside)
         while waiting:
@@ -139,22 +138,20 @@ class _Assembly:
                     raise ValueError(f"{node.name} is in an engine, which cannot run it")
 
     def _collect_reads(self, part: _Part) -> None:
-        """Set the values that a segment reads from outside. A size that depends on its own values is computed
-        inside."""
+        """Set the values that a segment reads from outside. Sizes that depend on its own values are computed inside."""
         inside = set(part.nodes)
         part.made = frozenset(s for n in part.nodes for s in new_symbols(n))
         seen: dict[Node, None] = {}
-        for node in part.nodes:
-            waiting, computed = [*operands(node)][::-1], set[Node]()
-            while waiting:
-                source = waiting.pop()
-                if source in inside or source in seen or source in computed:
-                    continue
-                if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
-                    computed.add(source)
-                    waiting += [*operands(source)][::-1]
-                else:
-                    seen[source] = None
+        waiting = [source for node in part.nodes for source in operands(node)][::-1]
+        while waiting:
+            source = waiting.pop()
+            if source in inside or source in seen:
+                continue
+            if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
+                inside.add(source)
+                waiting += [*operands(source)][::-1]
+            else:
+                seen[source] = None
         for node in seen:
             if node.name in self.program.constants:
                 part.constants.append(node.name)

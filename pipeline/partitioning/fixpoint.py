@@ -1,5 +1,4 @@
-"""Decide which units run in engines: all that can, except those that would make cuts too costly or engines too small or
-too many."""
+"""Decide which units run in engines: all that can, unless cuts cost too much or engines are too small or many."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def _next(
 ) -> dict[int, str]:
     """Return the operators to move to PyTorch next, each with the reason; empty at the end."""
     least = settings.min_block_size
-    saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
-    if saved:
+    if saved := cheaper_in_torch(flow, units, in_torch, level, least, given_up):
         given_up |= saved.keys()
         return {i: f"neighbours in PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
     small = dict(_too_small(units, in_torch, level, least))

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -24,6 +25,7 @@ from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import Expr, bounds, expression, number, shape_of
 
 Node = torch.fx.Node
+Edges: TypeAlias = tuple[tuple[int, ...], ...]
 
 COPIED = 8
 """The most operators that are recomputed so that their result does not cross a cut."""
@@ -48,11 +50,11 @@ class Flow:
     data."""
 
     nodes: tuple[Node, ...]
-    before: tuple[tuple[int, ...], ...]
-    after: tuple[tuple[int, ...], ...]
+    before: Edges
+    after: Edges
     values: tuple[Value, ...]
-    made: tuple[tuple[int, ...], ...]
-    read: tuple[tuple[int, ...], ...]
+    made: Edges
+    read: Edges
     leaves: tuple[bool, ...]
     cheap: tuple[bool, ...]
     moves: tuple[bool, ...]
@@ -65,11 +67,11 @@ def flow(program: Program, copied: frozenset[Node]) -> Flow:
     readers: dict[Node, dict[int, None]] = defaultdict(dict)
     before: list[dict[int, None]] = [{} for _ in nodes]
     for i, node in enumerate(nodes):
-        for value in operands(node):
-            if _is_size(value):
-                before[i].update((makes[s], None) for s in sorted(symbols_of(value)) if s in makes)
-            elif value.name not in program.constants and maker(value) not in copied:
-                readers[value][i] = None
+        for source in operands(node):
+            if _is_size(source):
+                before[i].update((makes[s], None) for s in sorted(symbols_of(source)) if s in makes)
+            elif source.name not in program.constants and maker(source) not in copied:
+                readers[source][i] = None
     for first, second in pairwise(i for i, node in enumerate(nodes) if draws_random(node)):
         before[second][first] = None  # random numbers are drawn in eager's order
     values = _values(program, {n: i for i, n in enumerate(nodes)}, readers)
@@ -106,7 +108,7 @@ def _values(
     return tuple(Value(n, place.get(maker(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items())
 
 
-def _inverse(edges: Iterable[Iterable[int]], count: int) -> tuple[tuple[int, ...], ...]:
+def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
     """Return, for each of ``count`` numbers, the positions of the edges to it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for at, ends in enumerate(edges):
@@ -116,8 +118,7 @@ def _inverse(edges: Iterable[Iterable[int]], count: int) -> tuple[tuple[int, ...
 
 
 def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few
-    others."""
+    """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few."""
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:

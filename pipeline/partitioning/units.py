@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
 
 from attrs import frozen
 
 from pipeline.aten.collectives import is_collective, is_wait
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.partitioning.flow import Flow
-
-Edges: TypeAlias = tuple[tuple[int, ...], ...]
+from pipeline.partitioning.flow import Edges, Flow
 
 LONGEST = 16
 """The most operators of a pattern."""
@@ -29,12 +26,12 @@ class Units:
     """Units by number, with the operators of each. ``order``: an order in which they can run. ``kin``: the units that
     always run in the same place as a unit, including itself."""
 
-    members: tuple[tuple[int, ...], ...]
+    members: Edges
     of: tuple[int, ...]
     before: Edges
     after: Edges
     order: tuple[int, ...]
-    kin: tuple[tuple[int, ...], ...]
+    kin: Edges
 
 
 def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
@@ -46,9 +43,10 @@ def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], ob
     grouped = {i for group in together for i in group}
     members = sorted([*together, *((i,) for i in range(len(flow.nodes)) if i not in grouped)])
     unit_of = [0] * len(flow.nodes)
+    keys = [kin(inside[0]) for inside in members]
     families: dict[object, list[int]] = defaultdict(list)
     for number, inside in enumerate(members):
-        families[kin(inside[0])].append(number)
+        families[keys[number]].append(number)
         for i in inside:
             unit_of[i] = number
 
@@ -57,7 +55,6 @@ def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], ob
         reached = ((n, [unit_of[j] for i in inside for j in edges[i]]) for n, inside in enumerate(members))
         return tuple(tuple(dict.fromkeys(other for other in others if other != n)) for n, others in reached)
 
-    keys = (kin(inside[0]) for inside in members)
     related = tuple((n,) if key is None else tuple(families[key]) for n, key in enumerate(keys))
     before, after = adjacent(flow.before), adjacent(flow.after)
     return Units(tuple(members), tuple(unit_of), before, after, _order(before, after), related)
