@@ -9,8 +9,7 @@ reads them. All of this is folded: an engine gets quantized values and scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -22,6 +21,9 @@ from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node,
 from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
+
+Scales: TypeAlias = tuple[Node, list[int]]
+"""Scales, and the elements that share one along each dim."""
 
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
@@ -137,22 +139,21 @@ class _Layout(Edit):
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
         packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _in_product(node))
-        cut = self.cut(node, scale, block, shape) if packs and type == "int4" else None
+        cut = self.cut(node, scale, block) if packs and type == "int4" else None
         if type == "int4" and cut is None:
             type, packs = "int8", False
         scale, block = cut or (scale, block)
-        scale, block = self.along_one(node, scale, block, shape)
+        scale, block = self.along_one(node, scale, block)
         if type == "fp8" and not CAPABILITIES.code_convolutions and scale.meta["val"].numel() == 1:
-            scale, block = self.by_channel(node, scale, block, shape)
+            scale, block = self.by_channel(node, scale, block)
         if packs:
             codes = self.call(node, operators.pack.default, (codes, type))
         if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
             self.replace(node, self.dequantized(node, codes, scale, type, block, dtype))
 
-    def cut(
-        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
-    ) -> tuple[Argument, list[int]] | None:
+    def cut(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
         """Cut a matrix into blocks along its first dim, since TensorRT supports INT4 in blocks only."""
+        shape = node.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
         length = next((n for n in LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
@@ -161,12 +162,11 @@ class _Layout(Edit):
         rows = self.call(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
         return rows, [length, block[1]]
 
-    def along_one(
-        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
-    ) -> tuple[Argument, list[int]]:
+    def along_one(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Return scales with blocks along one dim, and one scale for each index of every other dim."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
+        shape = node.meta["val"].shape
         dim = max(range(len(block)), key=lambda d: (block[d] > 1, block[d] == -1, shape[d]))
         for d, each in enumerate(block):
             if d == dim and shape[d] % max(each, 1):
@@ -178,16 +178,14 @@ class _Layout(Edit):
                 block = [1 if i == d else b for i, b in enumerate(block)]
         return scale, block
 
-    def by_channel(
-        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
-    ) -> tuple[Argument, list[int]]:
+    def by_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Expand a convolution weight's scale to one per output channel: RTX 1.6 ignores the scales of a convolution of
         FP8 by FP8 if each is a single number (a result of 3e5 for 9 on an H200)."""
         if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
-        one = self.call(node, aten.reshape.default, (scale, [1] * len(shape)))
-        rest = len(shape) - 1
-        return self.call(node, aten.expand.default, (one, [shape[0], *[1] * rest])), [1, *[-1] * rest]
+        channels, *rest = node.meta["val"].shape
+        one = self.call(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
+        return self.call(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
         """Repeat each scale along a dim, up to a size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias, overload
 
 import torch
@@ -33,17 +34,6 @@ SMALL = 1 << 22
 """The most elements of a constant whose values passes may examine."""
 
 
-@frozen
-class Claimed:
-    """The target that hides a call from our passes, because a user's converter may accept it."""
-
-    target: Target
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        """Call the operator: fx requires targets to be callable."""
-        return self.target(*args, **kwargs)
-
-
 class Rewriting:
     """A copy of a program's graph that passes change. ``finished`` returns the new program."""
 
@@ -59,20 +49,20 @@ class Rewriting:
 
     def run_protected(self, each: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may accept: the pass does not recognise
-        them, and is undone if one of them is no longer needed."""
+        them, as `partial` hides their targets, and is undone if one of them is no longer needed."""
         if not self.claims.high:
             return self._run(each)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
             if node.op == "call_function" and self.claims.keeps(*call):
-                node.target = Claimed(node.target)
+                node.target = partial(node.target)
         before, program, needed = graphs.copied(self.graph), self.program, self._needed()
         self._run(each)
         if self._needed() != needed:
             self.graph, self.program = before, program
         for node in self.graph.nodes:
-            if isinstance(node.target, Claimed):
-                node.target = node.target.target
+            if isinstance(node.target, partial):
+                node.target = node.target.func
 
     def _run(self, each: Improvement) -> None:
         """Apply a pass. A node about whose sizes it asks a data-dependent question stays unchanged."""
@@ -85,7 +75,7 @@ class Rewriting:
 
     def _needed(self) -> list[str]:
         """Return the names of the hidden calls that something reads."""
-        return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
+        return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:
         """Yield the calls of these operators, in order; the graph may change meanwhile."""
@@ -238,10 +228,8 @@ class NewCalls(list[Node]):
 
 @frozen
 class Improvement:
-    """A pass: its name, the function that changes a graph, and the name of the pass that it follows.
-
-    It changes only what it recognises for certain.
-    """
+    """A pass: its name, the function that changes a graph, and the name of the pass that it follows. It changes only
+    what it recognises for certain."""
 
     name: str
     apply: Callable[[Rewriting], None]
@@ -262,12 +250,7 @@ def improvement(*, after: str) -> Callable[[Callable[[Rewriting], None]], Improv
 def improvement(
     function: Callable[[Rewriting], None] | None = None, /, *, after: str = ""
 ) -> Improvement | Callable[[Callable[[Rewriting], None]], Improvement]:
-    """Return a function as a pass of the same name.
-
-    Args:
-        function: the function; None in ``@improvement(after="fuse_gelu")``.
-        after: the name of the pass of this package that this pass follows.
-    """
+    """Return a function as a pass of its name; ``@improvement(after="fuse_gelu")`` names the pass that it follows."""
     if function is None:
         return lambda function: Improvement(function.__name__, function, after)
     return Improvement(function.__name__, function, after)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from attrs import frozen
@@ -27,9 +26,6 @@ LONG, SHORTEST = 1024, 256
 MOST, MOST_BESIDE_MANY = 8, 4
 """The most parts, and the most where another profile has many rows: eight take a prompt 10 % longer, four 3.5 %."""
 
-Parts: TypeAlias = Callable[[Sequence[int], int, int], int]
-"""Returns the number of parts for the rows that each profile is tuned for, the sum's length K and the columns N."""
-
 
 @improvement(after="select_parts")
 def split_products(rewriting: Rewriting) -> None:
@@ -40,12 +36,18 @@ def split_products(rewriting: Rewriting) -> None:
     16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have blocks enough.
     Six layers of a Llama-like decoder, 8 rows: 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59.
     """
-    if applies("unsplit-sums"):
-        split(rewriting, parts_of)
+    if not applies("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
+        return
+    for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
+        product = _product(rewriting, node)
+        parts = 1 if product is None else parts_of(_rows(rewriting, product.x), *product.sizes)
+        if product is not None and parts > 1:
+            _split(rewriting.before(node), product, parts)
 
 
 def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
-    """Return the number of parts of a matmul, so that each multiprocessor has one; 1 leaves the matmul unchanged."""
+    """Return the number of parts, a power of two, of a matmul [·, K] @ [K, N] for the rows that each profile is tuned
+    for, so that each multiprocessor has one; 1 leaves the matmul unchanged."""
     if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
         return 1
     parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
@@ -71,17 +73,6 @@ class Product:
         return (second, first) if self.is_linear else (first, second)
 
 
-def split(rewriting: Rewriting, parts_of: Parts) -> None:
-    """Split the matmuls by constants in halves, each into ``parts_of(…)`` parts: a power of two."""
-    if rewriting.program.settings.use_fp32_acc:
-        return
-    for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
-        product = _product(rewriting, node)
-        parts = 1 if product is None else parts_of(_rows(rewriting, product.x), *product.sizes)
-        if product is not None and parts > 1:
-            _split(rewriting.before(node), product, parts)
-
-
 def _product(rewriting: Rewriting, node: Node) -> Product | None:
     """Return a node's matmul, if it is of rows and a constant in halves that nothing else reads; else None."""
     if node.target is aten.addmm.default:
@@ -90,17 +81,13 @@ def _product(rewriting: Rewriting, node: Node) -> Product | None:
     else:
         x, weight = node.args[:2]
         bias, plain = argument(node, "bias") if node.target is aten.linear.default else None, True
-    product = Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
-    return product if plain and _is_own(rewriting, product, node) else None
-
-
-def _is_own(rewriting: Rewriting, product: Product, node: Node) -> bool:
-    x, weight, bias = product.x, product.weight, product.bias
-    if not isinstance(x, Node) or not rewriting.owns(node, weight) or dtype_of(node) not in HALVES:
-        return False
-    added = bias is None or (isinstance(bias, Node) and rank_of(bias) == 1 and rewriting.is_constant(bias))
-    halves = not rewriting.is_constant(x) and dtype_of(x) == dtype_of(weight)
-    return added and halves and rank_of(x) >= 2 and rank_of(weight) == 2
+    if not isinstance(x, Node) or not isinstance(weight, Node) or not rewriting.owns(node, weight):
+        return None
+    plain = plain and (bias is None or (isinstance(bias, Node) and rank_of(bias) == 1 and rewriting.is_constant(bias)))
+    halves = dtype_of(node) in HALVES and not rewriting.is_constant(x) and dtype_of(x) == dtype_of(weight)
+    if not plain or not halves or rank_of(x) < 2 or rank_of(weight) != 2:
+        return None
+    return Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
 
 
 def _rows(rewriting: Rewriting, x: Node) -> list[int]:

@@ -187,7 +187,9 @@ def _index_write(rewriting: Rewriting, node: Node) -> Write | None:
         return None
     if node.target is aten.index_copy.default:
         return Write(dim, _starts(rewriting, start, node), values)
-    update = _broadcast(rewriting, node, values, _rows(node.args[0], dim, index))
+    shape, update = _rows(node.args[0], dim, index), values
+    if shape_of(values.meta["val"]) != shape and all(isinstance(size, int) for size in shape):
+        update = rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
     return Write(dim, _wrapped(rewriting, start, index, dim, node), update)
 
 
@@ -195,13 +197,6 @@ def _rows(x: Argument, dim: int, index: Node) -> Shape:
     """Return the shape of the rows that an index [L] selects."""
     shape = shape_of(x.meta["val"])
     return (*shape[:dim], *shape_of(index.meta["val"]), *shape[dim + 1 :])
-
-
-def _broadcast(rewriting: Rewriting, node: Node, values: Node, shape: Shape) -> Node:
-    """Return values expanded to the shape of the rows that they are written to, where the sizes are known."""
-    if shape_of(values.meta["val"]) == shape or not all(isinstance(size, int) for size in shape):
-        return values
-    return rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
 
 
 def _batch_write(rewriting: Rewriting, node: Node) -> Write | None:

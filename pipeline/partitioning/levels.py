@@ -29,11 +29,7 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
 
 def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
     """Return the number of operators of each engine, by level."""
-    counts: Counter[int] = Counter()
-    for unit, inside in enumerate(units.members):
-        if not in_torch[unit]:
-            counts[level[unit]] += len(inside)
-    return counts
+    return Counter(level[unit] for unit in units.of if not in_torch[unit])
 
 
 def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int], unit: int) -> None:
