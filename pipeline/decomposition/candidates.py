@@ -1,16 +1,15 @@
-"""List the functions that decompose an operator: registered ones, torch's, and torch's own composites; and check
-that one returns tensors like its operator's: in number, dtype, rank and size."""
+"""List the functions that decompose a call: registered ones, torch's, and torch's own composites; find those that lead
+to a user's operator; and check that one returns tensors like its operator's: in number, dtype, rank and size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from typing import Any, TypeAlias
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
+from torch._decomp import decomposition_table
 
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Function, Node, Target
 from pipeline.converters.decompositions import (
     DecompositionTable,
     Op,
@@ -18,10 +17,11 @@ from pipeline.converters.decompositions import (
     torch_whole_decompositions,
 )
 from pipeline.converters.matmul import known_as
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.templates import Call, Template, Templates, nodes_of
+from pipeline.program import Program
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
-
-Function: TypeAlias = Callable[..., Any]
 
 
 @frozen
@@ -39,21 +39,14 @@ class Ways:
         """Return torch's decomposition of an operator, if it has one that we use; else None."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
-        return _table()[target] if target in torch_enabled_decompositions else _composite(target)
+        return decomposition_table[target] if target in torch_enabled_decompositions else _composite(target)
 
     def apart(self, target: object) -> Iterator[Function]:
-        """Yield every decomposition of an operator, to search it for a user's operator. Core ATen operators are not
-        decomposed."""
+        """Yield every decomposition of an operator that is not core ATen, to search it for a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
-            ways = (self.own(target), _table()[target] if whole else None, self.torchs(target))
+            ways = (self.own(target), decomposition_table[target] if whole else None, self.torchs(target))
             yield from filter(None, ways)
-
-
-@lru_cache(1)
-def _table() -> Mapping[Argument, Function]:
-    table: Mapping[Any, Function] = torch._decomp.decomposition_table
-    return table
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
@@ -61,6 +54,56 @@ def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
     return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None
+
+
+@frozen(eq=False)
+class Contents:
+    """A search through decompositions, each traced once for each distinct signature.
+
+    ``wanted`` decides whether the search is for a call. Calls that depend only on constants do not count: they are
+    folded, and no converter is called for them.
+    """
+
+    program: Program
+    templates: Templates
+    ways: Ways
+    wanted: Callable[[Call], bool]
+    known: dict[Argument, bool] = field(factory=dict)
+
+    def way(self, call: Call, constant: Mapping[Node, bool]) -> Function | None:
+        """Return the first decomposition of a call that leads to a wanted call; None if there is none."""
+        given = tuple(constant[node] for node in nodes_of(call.args, call.kwargs))
+        for function in self.ways.apart(call.target):
+            try:
+                template = self.templates.of(function, call.target, call.args, call.kwargs, call.value)
+            except Exception:
+                if function is not self.ways.own(call.target):
+                    raise
+                continue  # the error of a registered one is reported where it is used
+            if template is not None and self._has(template, given):
+                return function
+        return None
+
+    def _has(self, template: Template, given: tuple[bool, ...]) -> bool:
+        key = (template.key, given)
+        if key not in self.known:
+            self.known[key] = False  # during its own search: a recursive operator adds nothing new
+            self.known[key] = self.first(template.graph, iter(given)) is not None
+        return self.known[key]
+
+    def first(self, graph: torch.fx.Graph, given: Iterator[bool] | None = None) -> Node | None:
+        """Return the first call in a graph that is wanted or decomposes to a wanted one; None if there is none.
+        ``given``: whether each placeholder is constant, in a graph that is not the program's."""
+        constant: dict[Node, bool] = {}
+        nodes: list[Node] = list(graph.nodes)
+        for node in nodes:
+            inner = given is not None and node.op == "placeholder"
+            constant[node] = next(given) if inner else is_constant(node, constant, self.program)  # type: ignore[arg-type]
+            if node.op == "call_function" and not constant[node]:
+                call = Call.of(node)
+                if self.wanted(call) or self.way(call, constant) is not None:
+                    return node
+        return None
 
 
 def check_results(made: Argument, expected: Argument) -> None:

@@ -23,6 +23,7 @@ from pipeline.aten.types import Argument, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.complex_functions import Pair
 from pipeline.decomposition.complex_rules import leaves
+from pipeline.decomposition.templates import Call
 
 _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
 
@@ -34,20 +35,13 @@ def is_border(target: object) -> bool:
 
 def has_complex(*values: object) -> bool:
     """Return whether there is a complex tensor or number among values, nodes, and sequences of them."""
-    return any(map(_is_complex, leaves(values)))
-
-
-def _is_complex(value: object) -> bool:
-    return value.dtype.is_complex if isinstance(value, torch.Tensor) else isinstance(value, complex)
+    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves(values))
 
 
 class ComplexValues:
-    """The complex values of a graph under construction, each with its parts.
+    """The complex values of a graph under construction, each with its parts. ``emit`` appends a call to the graph."""
 
-    emit: appends a call of an operator to the graph, given its target, args, kwargs, meta and name.
-    """
-
-    def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[..., object]) -> None:
+    def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[[Call], Argument]) -> None:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
@@ -66,15 +60,14 @@ class ComplexValues:
         if value not in self.parts:
             resolved = self.call(aten.resolve_conj.default, (value,), meta)
             shown = self.call(aten.view_as_real.default, (resolved,), meta)
-            names = (f"{value.name}_real", f"{value.name}_imag")
-            self.parts[value] = Pair(*(self.part(shown, i, meta, name) for i, name in enumerate(names)))
-        return self.parts[value]
 
-    def part(self, shown: torch.fx.Node, index: int, meta: Mapping[str, object], name: str) -> Argument:
-        """Return a part of a complex value, through ``view_as_real``."""
-        args = (shown, -1, index)
-        val = fake_result(self.mode, aten.select.int, args, {})
-        return self.emit(aten.select.int, args, {}, {**meta, "val": val}, name)
+            def part(index: int, name: str) -> Argument:
+                args = (shown, -1, index)
+                val = fake_result(self.mode, aten.select.int, args, {})
+                return self.emit(Call(aten.select.int, args, {}, {**meta, "val": val}, f"{value.name}_{name}"))
+
+            self.parts[value] = Pair(part(0, "real"), part(1, "imag"))
+        return self.parts[value]
 
     def together(self, results: object, meta: Mapping[str, object]) -> Argument:
         """Return the results of a settled rule, with a complex node in place of each tuple of parts."""
@@ -83,15 +76,11 @@ class ComplexValues:
         if not isinstance(results, tuple):
             return results
         made = self.graph.call_function(aten.complex.default, results)
-        made.meta = {**meta, "val": self.complex_like(results[0])}
+        # the kernel of ``complex`` would fix dynamic sizes if a part is strided
+        dtype = results[0].meta["val"].dtype.to_complex()
+        made.meta = {**meta, "val": fake_result(self.mode, aten._to_copy.default, results[:1], {"dtype": dtype})}
         self.parts[made] = Pair(*results)
         return made
-
-    def complex_like(self, part: torch.fx.Node) -> object:
-        """Return the fake tensor of a joined value: the kernel of ``complex`` would fix dynamic sizes if a part is
-        strided."""
-        dtype = part.meta["val"].dtype.to_complex()
-        return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
 
     def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
         """Add a node, with its fake tensor, for an operator between complex and real values."""

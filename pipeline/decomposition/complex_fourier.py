@@ -61,14 +61,14 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
     for d in dim[:-1]:
         z = _along(z, d, forward=False)
     if varies(last_dim_size):
-        return _scaled(_from_half(z, dim[-1], last_dim_size), normalization, sizes).real
-    whole = _along(_mirrored(z, dim[-1], last_dim_size), dim[-1], forward=False)
+        whole = _from_half(z, dim[-1], last_dim_size)
+    else:
+        whole = _along(_mirrored(z, dim[-1], last_dim_size), dim[-1], forward=False)
     return _scaled(whole, normalization, sizes).real
 
 
 def is_taken(size: Size) -> bool:
-    """Return whether a length is supported: it has no prime factor above ``LARGEST``, or is dynamic up to
-    ``LARGEST_VARYING``."""
+    """Return whether a length has no prime factor above ``LARGEST``, or is dynamic up to ``LARGEST_VARYING``."""
     if varies(size):
         return largest(size) <= LARGEST_VARYING
     return size <= LARGEST or _factor(size) is not None
@@ -80,8 +80,7 @@ def varies(size: Size) -> bool:
 
 
 def _factor(size: int) -> int | None:
-    """Return the divisor, at most ``LARGEST``, nearest to the square root; None if the cofactor cannot be factored
-    so."""
+    """Return the divisor, at most ``LARGEST``, nearest to the root; None if the cofactor cannot be factored so."""
     found = [d for d in range(2, LARGEST + 1) if size % d == 0]
     divisor = min(found, key=lambda d: abs(math.log(d * d / size)), default=None)
     return divisor if divisor is not None and is_taken(size // divisor) else None
@@ -89,7 +88,7 @@ def _factor(size: int) -> int | None:
 
 def _along(z: Argument, dim: int, forward: bool) -> Pair:
     """Return the unnormalized transform of a pair or a real tensor along a dim."""
-    last = Pair(*(p.movedim(dim, -1) for p in z)) if isinstance(z, Pair) else z.movedim(dim, -1)
+    last = _each(z, lambda p: p.movedim(dim, -1))
     return Pair(*(p.movedim(-1, dim) for p in _along_last(last, -1 if forward else 1)))
 
 
@@ -108,7 +107,7 @@ def _along_last(z: Argument, sign: int) -> Argument:
     return _each(_along_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
 
 
-def _each(z: Argument, function: Target) -> object:
+def _each(z: Argument, function: Target) -> Argument:
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 
@@ -143,8 +142,7 @@ def _mirrored(z: Pair, dim: int, size: int) -> Pair:
 
 
 def _from_half(z: Pair, dim: int, size: Size) -> Pair:
-    """Return the inverse transform of half of a spectrum of real numbers: terms with a mirror in the other half count
-    twice."""
+    """Return the inverse transform of half of a spectrum of real numbers: terms with a mirror count twice."""
     z = Pair(*(p.movedim(dim, -1) for p in z))
     half = z.real.shape[-1]
     places = torch.arange(half, device=z.real.device)

@@ -1,5 +1,4 @@
-"""Represent complex values as pairs of reals, with bilinear operators on them, and compute functions of a complex
-number z = x + iy from its parts."""
+"""Represent complex values as pairs of reals, and compute functions of z = x + iy from its parts."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def direction(z: Pair) -> torch.Tensor:
 
 
 def square_root(z: Pair) -> Pair:
-    """Return the root with a non-negative real part. The larger part is computed first; the other is y / (2 *
-    larger)."""
+    """Return the root with a non-negative real part. The larger part comes first; the other is y / (2 * larger)."""
     x, y = z
     larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))

@@ -113,11 +113,6 @@ def minus(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
     return plus(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
 
 
-def reverse_minus(a: object, b: object, alpha: object = 1) -> Pair:
-    """Return b - alpha a."""
-    return minus(b, a, alpha=alpha)
-
-
 def by(a: Argument, b: Argument) -> Argument:
     """Return a / b."""
     if not isinstance(b, Pair):
@@ -206,8 +201,7 @@ def added(product: Rule) -> Rule:
 
 
 def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
-    """Return a convolution, which is linear in input and weight; torch supports complex numbers only above this
-    operator."""
+    """Return a convolution, linear in input and weight; torch supports complex numbers only above this operator."""
     result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
     if bias is None:
         return result
@@ -261,7 +255,7 @@ RULES: Final[Mapping[object, Rule]] = {
     **dict.fromkeys((aten.conj.default, aten._conj.default, aten.conj_physical.default), conjugate),
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), plus),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), minus),
-    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), reverse_minus),
+    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: minus(b, a, alpha=alpha)),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), times),
     **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), by),
     aten.reciprocal.default: inverse,

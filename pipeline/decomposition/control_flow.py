@@ -10,8 +10,8 @@ Before: ``cond(p, true_graph_0, false_graph_0, (x,))``. After: ``where(p, relu(x
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,7 +22,7 @@ from pipeline.aten.naming import origin
 from pipeline.aten.op_predicates import branches, why_apart
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.decomposition.templates import Call, Templates, nodes_of
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 
@@ -32,22 +32,19 @@ MOST_NODES: Final = 1024
 """The most operators, in all steps together, of a scan that is unrolled."""
 
 
-class Emit(Protocol):
-    """Appends a call to the new graph, and returns its value."""
-
-    def __call__(self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, object]) -> Argument: ...
-
-
 def obstacle(node: Node) -> str:
-    """Return why a condition, map or scan stays in PyTorch; empty if it is expanded, or if the node is something
-    else."""
-    name = _name(node)
-    found: str = _OBSTACLES[name](node) if name in _OBSTACLES else ""
-    if not found and name in _OBSTACLES:
-        found = next(
-            filter(None, (_inline_obstacle(n, graph) for graph in branches(node) for n in graph.graph.nodes)), ""
-        )
-    return found or next((f"{each}, of {n.name} in the inner graph" for n in _inner(node) if (each := _strange(n))), "")
+    """Return why a condition, map or scan stays in PyTorch; empty if it is expanded, or for other nodes."""
+    return next(filter(None, _obstacles(node)), "")
+
+
+def _obstacles(node: Node) -> Iterator[str]:
+    if _name(node) in _OBSTACLES:
+        yield _OBSTACLES[_name(node)](node)
+        yield from (_inline_obstacle(inner, graph) for graph in branches(node) for inner in graph.graph.nodes)
+    for inner in _inner(node):
+        expanded = _name(inner) in _WRITTEN
+        found = obstacle(inner) if expanded else f"{qualified_name(inner.target)} cannot be expanded"
+        yield found and f"{found}, of {inner.name} in the inner graph"
 
 
 def _name(node: Node) -> str:
@@ -60,10 +57,6 @@ def _inner(node: Node) -> Iterator[Node]:
     return (inner for graph in branches(node) for inner in graph.graph.nodes if _name(inner))
 
 
-def _strange(node: Node) -> str:
-    return obstacle(node) if _name(node) in _WRITTEN else f"{qualified_name(node.target)} cannot be expanded"
-
-
 def _of_condition(node: Node) -> str:
     predicate = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else node.args[0]
     if not isinstance(predicate, torch.Tensor):
@@ -71,16 +64,15 @@ def _of_condition(node: Node) -> str:
     values = node.meta.get("val") or (None,)
     if not all(isinstance(value, torch.Tensor) for value in values):
         return "the branches return numbers, not tensors"
-    if _data_sizes(values) - _data_sizes([x.meta.get("val") for x in node.all_input_nodes]):
-        return "the branches return tensors of different sizes"
-    return next(
-        filter(None, (_branch_only_reason(inner) for graph in branches(node) for inner in graph.graph.nodes)), ""
+    given = (x.meta.get("val") for x in node.all_input_nodes)
+    made, known = (
+        {size for value in each if isinstance(value, torch.Tensor) for size in free_unbacked_symbols(value)}
+        for each in (values, given)
     )
-
-
-def _data_sizes(values: Iterable[object]) -> set[object]:
-    """Return the data-dependent sizes of tensors."""
-    return {size for value in values if isinstance(value, torch.Tensor) for size in free_unbacked_symbols(value)}
+    if made - known:
+        return "the branches return tensors of different sizes"
+    reasons = (_branch_only_reason(inner) for graph in branches(node) for inner in graph.graph.nodes)
+    return next(filter(None, reasons), "")
 
 
 def _branch_only_reason(node: Node) -> str:
@@ -108,7 +100,6 @@ def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
 
 
 def _steps(node: Node) -> object:
-    """Return the number of steps of a scan."""
     _, _, given, *_ = node.args
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
@@ -147,15 +138,21 @@ class _NotWritten(Exception):  # noqa: N818 - not an error
 
 
 class ControlFlow:
-    """The expansion of control flow into a graph by ``emit``; nodes that are ``kept`` in PyTorch stay unchanged."""
+    """The expansion of control flow into a graph by ``emit``, which appends a call and returns its value; nodes that
+    are ``kept`` in PyTorch stay unchanged."""
 
-    def __init__(self, graph: torch.fx.Graph, templates: Templates, emit: Emit, kept: Callable[[Node], bool]) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        templates: Templates,
+        emit: Callable[[Call], Argument],
+        kept: Callable[[Node], bool],
+    ) -> None:
         self.graph, self.templates, self.emit, self.kept = graph, templates, emit, kept
         self.maps = 0
 
     def written(self, node: Node, args: Argument) -> Argument | None:
-        """Return the results, in the new graph, of a node's graphs for these arguments; None if the node stays in
-        PyTorch."""
+        """Return the results of a node's graphs for these arguments; None if the node stays in PyTorch."""
         if _name(node) not in _WRITTEN or any(map(self.kept, (node, *_inner(node)))) or obstacle(node):
             return None
         before = len(self.graph.nodes)
@@ -176,14 +173,14 @@ class ControlFlow:
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
                 return None
-            return self.results(node, args) if _name(node) else self.emit(node.target, args, kwargs, node.meta)
+            return self.results(node, args) if _name(node) else self.emit(Call(node.target, args, kwargs, node.meta))
 
         return tuple(pasted(module.graph, inputs, emit))  # type: ignore[arg-type]
 
     def call(self, node: Node, target: Target, *args: Argument) -> Argument:
         """Emit a call on behalf of a node."""
         fake = fake_result(self.templates.mode, target, args, {})
-        return self.emit(target, args, {}, {**origin(node.meta), "val": fake})
+        return self.emit(Call(target, args, {}, {**origin(node.meta), "val": fake}))
 
     def condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit both branches, and a selection for each result."""
@@ -217,13 +214,12 @@ class ControlFlow:
             raise _NotWritten
 
         def emit(call: Node, args: Argument, kwargs: Argument) -> Argument:
-            return self.emit(call.target, args, kwargs, {**origin(node.meta), "val": call.meta.get("val")})
+            return self.emit(Call(call.target, args, kwargs, {**origin(node.meta), "val": call.meta.get("val")}))
 
         return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
 
     def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit a scan's steps: each computes the next state and results from the state and one element of each
-        sequence."""
+        """Emit a scan's steps, each of which computes state and results from state and elements of the sequences."""
         _, state, sequences, others = args
         [body] = branches(node)
         made = list[tuple[Argument, ...]]()

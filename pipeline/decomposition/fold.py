@@ -8,7 +8,7 @@ is left to the engine.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -20,6 +20,7 @@ from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.quantized_forms import FORMS
+from pipeline.decomposition.quantized_scales import schema_name
 from pipeline.decomposition.sizes import read_sizes_from
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
@@ -48,11 +49,12 @@ def fold(program: Program) -> Program:
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
-        constant[node] = is_constant(node, constant, program) and not _is_quantizer(node.target)
+        # folding a quantized form that nothing decomposed would dequantize its weights
+        constant[node] = is_constant(node, constant, program) and schema_name(node.target) not in FORMS
     recipes = _Recipes(program)
     first = next(iter(graph.nodes))
-    for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
-        if any(not constant[user] for user in node.users):
+    for node in [n for n in graph.nodes if n.op == "call_function" and constant[n]]:
+        if isinstance(node.meta.get("val"), torch.Tensor) and any(not constant[user] for user in node.users):
             with graph.inserting_before(first):
                 placeholder = graph.placeholder(f"folded_{node.name}")
             placeholder.target, placeholder.meta = placeholder.name, node.meta
@@ -61,7 +63,9 @@ def fold(program: Program) -> Program:
             node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
     inputs = {port.name for port in program.inputs} | set(program.buffers)
     read_sizes_from([node for node in graph.nodes if node.name in inputs], graph)
-    _drop_dead(graph, inputs)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op != "output" and node.name not in inputs:
+            graph.erase_node(node)  # the graph is functional, so it has no other effect
     alive = {n.name for n in graph.nodes}
     constants = FrozenDict({n: r for n, r in recipes.known.items() if n in alive})
     return evolve(program, constants=constants, outputs=rewired(program.outputs, graph))
@@ -101,10 +105,6 @@ class _Recipes:
         return Step(self._steps[node], qualified_name(node.target), _plain(args), options)
 
 
-def _is_tensor(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
     """Return whether a node is constant, given which of its inputs are."""
     if node.op == "placeholder":
@@ -113,17 +113,8 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
         return False
     if node.target in KEPT:
         return False
-    return node.target is operator.getitem or (is_pure(node.target) and (is_codes(node.target) or _is_small(node)))
-
-
-def _is_quantizer(target: object) -> bool:
-    """Return whether an operator is a quantized form that nothing decomposed: folding would dequantize its weights."""
-    return isinstance(target, torch._ops.OpOverload) and target.name() in FORMS
-
-
-def is_codes(target: object) -> bool:
-    """Return whether an operator returns quantized values, which are smaller than its input."""
-    return does(target) is Does.QUANTIZES
+    codes = does(node.target) is Does.QUANTIZES  # smaller than what they are computed from
+    return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small(node)))
 
 
 def is_pure(target: object) -> bool:
@@ -140,8 +131,7 @@ def _is_small(node: torch.fx.Node) -> bool:
 
 
 def _elements(value: object) -> int | None:
-    """Return the count of numbers in a static tensor or a tuple of them (two per complex element); None for anything
-    else."""
+    """Return the count of numbers in static tensors, two per complex element; None for anything else."""
     if isinstance(value, (tuple, list)):
         parts = [_elements(v) for v in value if v is not None]
         return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
@@ -171,10 +161,3 @@ def _plain(value: object) -> Argument:
     if isinstance(value, (tuple, list)):
         return tuple(_plain(v) for v in value)
     return value
-
-
-def _drop_dead(graph: torch.fx.Graph, kept: Collection[str]) -> None:
-    """Erase unread nodes: the graph is functional, so they have no other effect. Inputs stay."""
-    for node in reversed(list(graph.nodes)):
-        if not node.users and node.op != "output" and node.name not in kept:
-            graph.erase_node(node)

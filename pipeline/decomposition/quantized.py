@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import bind, names_of
-from pipeline.aten.graphs import copied_node, pasted
+from pipeline.aten.graphs import copied, copied_node, pasted
 from pipeline.aten.naming import origin
+from pipeline.aten.op_predicates import draws_random
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Node
@@ -24,9 +26,9 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_activations import paired_casts
 from pipeline.decomposition.quantized_arithmetic import Known
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
-from pipeline.decomposition.quantized_scales import takes_part
+from pipeline.decomposition.quantized_scales import schema_name, takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.program import Program, rewired
+from pipeline.program import Program, is_operator, rewired
 from pipeline.records.library_support import warn_untested
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
@@ -42,28 +44,32 @@ LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 
 
 def normalized(program: Program) -> Program:
-    """Return the program with its quantizers in one form; itself if it has none. Operators without a form stay
-    unchanged."""
-    if not any(map(_is_quantizer, program.graph.nodes)) and not any(map(_is_held, program.graph.nodes)):
+    """Return the program with its quantizers that have a form rewritten; itself if it has none."""
+    if not any(schema_name(node.target) in FORMS or _is_held(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
         warn_untested(LIBRARIES[namespace])
     return paired_casts(_Normalizer(program).run())
 
 
-def runs_anywhere(program: Program) -> bool:
-    """Return whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs only on a GPU."""
-    return not any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes)
+def source_of(program: Program, uniform: Program) -> Program:
+    """Return the program that eager PyTorch runs in the place of engines: the captured one, or the normalized one if
+    the captured runs only on its GPU, as ModelOpt's INT8 does. What nothing uses is left out: reading a number of a
+    tensor waits for the GPU, which no CUDA graph may do."""
+    if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
+        program = uniform
+    if any(map(_is_unused, program.graph.nodes)):
+        graph = copied(program.graph)
+        for node in reversed(list(graph.nodes)):
+            if _is_unused(node):
+                graph.erase_node(node)
+        program = program.with_graph(graph)
+    return program.as_source()
 
 
-def _is_quantizer(node: Node) -> bool:
-    return schema_name(node.target) in FORMS
-
-
-def schema_name(target: Argument) -> str:
-    """Return the schema's name, ``torchao::quantize_affine``, with the overload if it has a name; empty if the target
-    is not an operator."""
-    return target.name() if isinstance(target, torch._ops.OpOverload) else ""
+def _is_unused(node: Node) -> bool:
+    computes = node.target is operator.getitem or (node.op == "call_function" and is_operator(node))
+    return computes and not node.users and not draws_random(node)
 
 
 def _is_held(node: Node) -> bool:
@@ -88,15 +94,20 @@ class _Normalizer:
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def rewritten(self, node: Node) -> Argument:
-        """Return a node's replacement in the new graph: the expansion of its form, or a copy; several nodes if a form
-        has several results."""
+        """Return a node's copy or the expansion of its form: several nodes if the form has several results."""
         found = self.form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
             values = map_arg(args, self.env.__getitem__)
             template = self.templates.of(function, node.target, values, {}, node.meta["val"])
+
+            def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
+                made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
+                made.meta = {**origin(node.meta), "val": call.meta.get("val")}
+                return made
+
             if template is not None:
-                return self.pasted(template.graph, values, node)
+                return pasted(template.graph, nodes_of(values, {}), emit)
         if node.op != "call_function":
             return copied_node(node, self.graph, self.env.__getitem__)
         if node.target is operator.getitem:
@@ -109,32 +120,18 @@ class _Normalizer:
         copy.meta = dict(node.meta)
         return copy
 
-    def pasted(self, graph: torch.fx.Graph, args: Argument, node: Node) -> Argument:
-        """Add the calls of a traced form, and return its result."""
-
-        def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
-            made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
-            made.meta = {**origin(node.meta), "val": call.meta.get("val")}
-            return made
-
-        return pasted(graph, nodes_of(args, {}), emit)
-
     def form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """Return the function that expresses a node in plain operators, and its arguments; None if the node has no
-        form."""
+        """Return the function that expresses a node in plain operators, and its arguments; None without a form."""
         name = schema_name(node.target)
         if name in FORMS and takes_part(node, name, FORMS):
             given = dict(zip(names_of(node.target), self.bound(node), strict=True))
-            return self.partner(node, name, given) or self.called(node, FORMS[name], given, ())
+            return self.partner(node, name, given) or self.called(FORMS[name], given)
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         if source is None or does(node.target) is not Does.CASTS or not _is_held(source):
             return None
         value, wanted = source.meta["val"], node.meta["val"].dtype
-        if not wanted.is_floating_point or wanted in HELD:
-            return None
-        if not self.constant[source] or value.numel() < FEW:
-            return None
-        return _named(_cast_weight, f"{wanted}", wanted), (source,)
+        is_weight = self.constant[source] and value.numel() >= FEW and wanted.is_floating_point and wanted not in HELD
+        return (_named(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
 
     def bound(self, node: Node) -> list[Argument]:
         """Return a call's arguments, with constant tensors for range ends and switches replaced by numbers."""
@@ -143,21 +140,18 @@ class _Normalizer:
         return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """Return the quantizing step of a dequantizing one with the same scales, since both are rewritten at once; None
-        if there is none."""
+        """Return the form of a dequantizing step and the quantizing one of the same scales at once; else None."""
         first = next(iter(given.values()))
         if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
             return None
         other = dict(zip(names_of(first.target), self.bound(first), strict=True))
-        theirs, ours = list(other.items())[1:], list(given.items())[1:]
-        if any(not self.same(a, b) for (_, a), (_, b) in zip(theirs, ours, strict=False)):
-            return None
+        theirs, ours = list(other.values())[1:], list(given.values())[1:]
         numbers = other[next(iter(other))]
-        if numbers.meta["val"].dtype != node.meta["val"].dtype:
+        if numbers.meta["val"].dtype != node.meta["val"].dtype or "float8" in name:
             return None
-        if "float8" in name:
+        if not all(map(self.same, theirs, ours)):
             return None
-        return self.called(node, FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
+        return self.called(FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
 
     def same(self, a: Argument, b: Argument) -> bool:
         """Return whether two arguments are the same node or equal numbers: an export has a separate tensor per use."""
@@ -167,12 +161,7 @@ class _Normalizer:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
 
     def called(
-        self,
-        node: Node,
-        form: Argument,
-        given: Mapping[str, Argument],
-        more: tuple[Argument, ...],
-        count: int | None = None,
+        self, form: Argument, given: Mapping[str, Argument], more: tuple[Argument, ...] = (), count: int | None = None
     ) -> tuple[Argument, Argument]:
         """Call a form with the known facts about the arguments."""
         tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
@@ -205,14 +194,10 @@ class _Normalizer:
         return result
 
 
-def _named(function: Argument, name: str, *first: Argument) -> Argument:
-    """Return a partial function under its own name, which distinguishes its traces."""
-
-    def call(*args: Argument) -> Argument:
-        return function(*first, *args)
-
-    call.__name__ = name
-    return call
+def _named(function: Argument, name: str) -> Argument:
+    """Give a function its own name, which distinguishes its traces."""
+    function.__name__ = name
+    return function
 
 
 def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:

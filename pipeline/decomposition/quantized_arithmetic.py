@@ -21,8 +21,7 @@ from pipeline.aten.types import Argument
 
 @frozen
 class Known:
-    """The facts known about a call's arguments before it runs: which are constant, and the zero point, if all elements
-    share one."""
+    """What is known before a call runs: the constant arguments, and the zero point, if all elements share one."""
 
     constant: frozenset[str] = frozenset()
     zero: int | None = 0
@@ -127,9 +126,8 @@ def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, code
         return numbers_of(centered, each, "int8", block, dtype)
     middle = 128 if codes.high > 127 else 0
     signed = (q.to(torch.int32) - middle if middle else q).to(torch.int8)
-    shift = per_element((zeros - middle).to(torch.float32), q.shape, codes.block) * per_element(
-        scale, q.shape, codes.block
-    )
+    shifts = per_element((zeros - middle).to(torch.float32), q.shape, codes.block)
+    shift = shifts * per_element(scale, q.shape, codes.block)
     return (numbers_of(signed, each, "int8", block, torch.float32) - shift).to(dtype)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from pipeline.aten.quantized import operators
-from pipeline.aten.types import Argument, Function
+from pipeline.aten.types import Argument, Function, aten
 from pipeline.decomposition.quantized_arithmetic import (
     Codes,
     Known,
@@ -25,12 +25,12 @@ from pipeline.decomposition.quantized_arithmetic import (
     fake_float8,
     integers,
     numbers,
+    numbers_of,
     per_block,
     per_element,
 )
 from pipeline.decomposition.quantized_scales import SCALES, where_enabled, without_mask
 
-Form: TypeAlias = Function
 RANGES: Final = MappingProxyType({torch.int8: (-128, 127), torch.uint8: (0, 255)})
 E4M3: Final = 448.0
 E2M1: Final = 6.0
@@ -52,7 +52,7 @@ def modelopt(
         scaled = input.float() * up
         if exponent:
             eighths = scaled.clamp(-E4M3, E4M3).to(torch.float8_e4m3fn)
-            return operators.dequantize(eighths, per_block(scale, input.shape, block), "fp8", list(block), input.dtype)
+            return numbers_of(eighths, per_block(scale, input.shape, block), "fp8", block, input.dtype)
         whole = scaled.round().clamp(codes.low, codes.high)
         return as_weights(Known(known.constant), whole, scale, None, codes, input.dtype)
     given = Known(known.constant | ({"scale"} if known.has("amax") else frozenset()))
@@ -170,33 +170,27 @@ def affine_float8(known: Known, input: Tensor, scale: Tensor, dtype: torch.dtype
     -> Tensor, and dequantize_affine_float8_non_decomposed"""
     block = _block_of(scale, input)
     if not input.dtype.is_floating_point or input.dtype.itemsize > 1:
-        return NotImplemented if dtype != torch.float8_e4m3fn else _eighths(input, scale, block)
+        scaled = input.float() / per_element(scale.float(), input.shape, block)
+        return NotImplemented if dtype != torch.float8_e4m3fn else scaled.clamp(-E4M3, E4M3).to(dtype)
     if input.dtype != torch.float8_e4m3fn:
         return NotImplemented
     if known.has("tensor"):
-        each = per_block(scale.float(), input.shape, block)
-        return operators.dequantize(input, each, "fp8", list(block), dtype)
+        return numbers_of(input, per_block(scale.float(), input.shape, block), "fp8", block, dtype)
     return (input.float() * per_element(scale, input.shape, block)).to(dtype)
-
-
-def _eighths(input: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    scaled = input.float() / per_element(scale.float(), input.shape, block)
-    return scaled.clamp(-E4M3, E4M3).to(torch.float8_e4m3fn)
 
 
 def int8_linear(known: Known, input: Tensor, weight: Tensor, scales: Tensor) -> Argument:
     """_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
     if not known.has("mat2"):
         return NotImplemented
-    made = operators.dequantize(weight, scales.float()[:, None], "int8", [1, -1], input.dtype)
-    return torch.ops.aten.linear.default(input, made)
+    return aten.linear.default(input, numbers_of(weight, scales.float()[:, None], "int8", [1, -1], input.dtype))
 
 
 def int8_product(known: Known, a: Tensor, b: Tensor) -> Argument:
     """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
     one = torch.ones((), device=a.device)
     left, right = (
-        operators.dequantize(x, one, "int8", [-1, -1], torch.float32) if known.has(name) else x.float()
+        numbers_of(x, one, "int8", [-1, -1], torch.float32) if known.has(name) else x.float()
         for x, name in ((a, "input"), (b, "mat2"))
     )
     return torch.mm(left, right).to(torch.int32)
@@ -220,28 +214,26 @@ def scaled_product(
     rows, columns = _block_of(scale_a, a), _block_of(scale_b, b)
     if rows not in ((-1, -1), (1, -1)) or columns not in ((-1, -1), (-1, 1)):
         return NotImplemented
-    left = _eighths_of(known.has("input"), a, torch.ones((), device=a.device), (-1, -1))
-    held = known.has("mat2") and known.has("scale_b")
+    left = _factor(known.has("input"), a, torch.ones((), device=a.device), (-1, -1))
+    held = known.has("mat2", "scale_b")
     one = torch.ones((), device=b.device)
-    right = _eighths_of(known.has("mat2"), b, scale_b if held else one, columns if held else (-1, -1))
+    right = _factor(known.has("mat2"), b, scale_b if held else one, columns if held else (-1, -1))
     product = torch.mm(left, right) * scale_a.float()
     product = product if held else product * scale_b.float()
     return (product if bias is None else product + bias.float()).to(dtype)
 
 
-def _eighths_of(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """Dequantize E4M3 with a scale, in float32; weights stay quantized."""
+def _factor(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+    """Return a matmul's factor in float32: a constant is dequantized with a scale, so that it stays quantized."""
     if not is_known:
         return x.float()
-    made: Tensor = operators.dequantize(x, per_block(scale.float(), x.shape, block), "fp8", list(block), torch.float32)
-    return made
+    return numbers_of(x, per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
 
 
 def _step(
     known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument = None
 ) -> Argument:
-    """Compute one step of a pair: quantize to ``dtype`` if ``x`` is floating point, else dequantize to ``out``; both if
-    ``out`` is `PAIR`."""
+    """Quantize ``x`` to ``dtype`` if it is floating point, else dequantize it to ``out``; both if that is `PAIR`."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
@@ -280,7 +272,7 @@ def _zero(zero: Argument, x: Tensor) -> Tensor | None:
     return torch.full((), zero, dtype=torch.int32, device=x.device) if zero else None
 
 
-FORMS: Final[MappingProxyType[str, Form]] = MappingProxyType(
+FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
     {
         "tensorrt::quantize_op": modelopt,
         "tensorrt::dynamic_block_quantize_op": modelopt_blocks,

@@ -9,50 +9,35 @@ reads them. All of this is folded: an engine gets quantized values and scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.naming import origin
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, aten
-from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.quantized_activations import is_cast_to_codes, widen_codes
+from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node, is_cast_to, widen_codes
 from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
-Node: TypeAlias = Argument
-"""A node, or an argument that may be one."""
+Scales: TypeAlias = tuple[Node, list[int]]
+"""Scales, and the elements that share one along each dim."""
 
-DEQUANTIZE: Final = operators.dequantize.default
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
 """The block lengths into which rows of one scale are cut, if TensorRT supports a type in blocks only."""
 
 
 def laid_out(program: Program) -> Program:
-    """Return the program with its weights laid out. Its graph is changed in place, so it must be the caller's own
-    copy."""
-    if any(node.target is DEQUANTIZE or is_cast_to_codes(node) for node in program.graph.nodes):
+    """Return the program, whose graph is changed in place, with its weights laid out."""
+    if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
         _Layout(program).run()
     return program
 
 
-class _Layout:
-    """The rewriting of one graph."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.graph = program, program.graph
-        self.mode = fake_mode(program.graph)
-        self.constant: dict[Node, bool] = {}
-        for node in self.graph.nodes:
-            self.constant[node] = is_constant(node, self.constant, program)
-
+class _Layout(Edit):
     def run(self) -> None:
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
@@ -60,24 +45,13 @@ class _Layout:
             for user in list(node.users):
                 made = self.moved(node, user)
                 if made is not None:
-                    user.replace_all_uses_with(made)
-                    self.graph.erase_node(user)
+                    self.replace(user, made)
                     waiting += [made] * self.is_weight(made)
         self.drop_unread()
         merge_products(self)
         widen_codes(self)
         for node in [n for n in self.graph.nodes if self.is_weight(n)]:
             self.settle(node)
-
-    def drop_unread(self) -> None:
-        """Erase nodes that nothing reads, so that they do not count as users; the graph is functional."""
-        for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op == "call_function":
-                self.graph.erase_node(node)
-
-    def is_weight(self, node: Node) -> bool:
-        """Return whether a node dequantizes a constant."""
-        return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
     def moved(self, node: Node, user: Node) -> Node | None:
         """Return the replacement for a user of a weight, if the quantized values can be moved instead; else None."""
@@ -115,21 +89,19 @@ class _Layout:
         return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshaped(self, node: Node, user: Node) -> Node | None:
-        """Return the weight reshaped like the user's result, if it has one scale, or one per row and the new shape
-        merges complete rows; else None."""
+        """Return the weight in the user's shape, if it has one scale, or one per row and rows stay whole; else None."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
             return None
         if not scale.meta["val"].dim():
             new = [-1] * len(shape)
-        elif len(old) == 2 and block[0] == 1 and shape and shape[-1] % (length := _length(block, old, 1)) == 0:
-            if old[1] % length:
+        else:
+            length = old[-1] if block[-1] == -1 else int(block[-1])
+            if len(old) != 2 or block[0] != 1 or not shape or shape[-1] % length or old[1] % length:
                 return None
             new = [*[1] * (len(shape) - 1), length]
             scale = self.call(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
-        else:
-            return None
         return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
 
     def scaled(self, node: Node, user: Node) -> Node | None:
@@ -145,8 +117,7 @@ class _Layout:
         return self.dequantized(user, codes, factor, type, block, dtype)
 
     def scaled_after(self, node: Node, product: Node) -> None:
-        """Move the scales of a matmul's columns into its weight: TensorRT fuses matmuls of quantized values with
-        scales."""
+        """Move the scales of a matmul's columns into its weight, so that TensorRT fuses them."""
         codes, scale, type, _, dtype = node.args
         user = next(iter(product.users)) if len(product.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:
@@ -159,8 +130,7 @@ class _Layout:
         if math.prod(sizes) == columns == sizes[-1] and node.meta["val"].dim() == 2:
             each = self.call(user, aten.reshape.default, (factor, [1, columns]))
             weight = self.dequantized(user, codes, each, type, [-1, 1], dtype)
-            user.replace_all_uses_with(self.call(user, product.target, (product.args[0], weight)))
-            self.graph.erase_node(user)
+            self.replace(user, self.call(user, product.target, (product.args[0], weight)))
             self.graph.erase_node(product)
 
     def settle(self, node: Node) -> None:
@@ -169,24 +139,21 @@ class _Layout:
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
         packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _in_product(node))
-        cut = self.cut(node, scale, block, shape) if packs and type == "int4" else None
+        cut = self.cut(node, scale, block) if packs and type == "int4" else None
         if type == "int4" and cut is None:
             type, packs = "int8", False
         scale, block = cut or (scale, block)
-        scale, block = self.along_one(node, scale, block, shape)
+        scale, block = self.along_one(node, scale, block)
         if type == "fp8" and not CAPABILITIES.code_convolutions and scale.meta["val"].numel() == 1:
-            scale, block = self.by_channel(node, scale, block, shape)
+            scale, block = self.by_channel(node, scale, block)
         if packs:
             codes = self.call(node, operators.pack.default, (codes, type))
         if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
-            made = self.dequantized(node, codes, scale, type, block, dtype)
-            node.replace_all_uses_with(made)
-            self.graph.erase_node(node)
+            self.replace(node, self.dequantized(node, codes, scale, type, block, dtype))
 
-    def cut(
-        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
-    ) -> tuple[Argument, list[int]] | None:
+    def cut(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
         """Cut a matrix into blocks along its first dim, since TensorRT supports INT4 in blocks only."""
+        shape = node.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
         length = next((n for n in LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
@@ -195,12 +162,11 @@ class _Layout:
         rows = self.call(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
         return rows, [length, block[1]]
 
-    def along_one(
-        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
-    ) -> tuple[Argument, list[int]]:
+    def along_one(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Return scales with blocks along one dim, and one scale for each index of every other dim."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
+        shape = node.meta["val"].shape
         dim = max(range(len(block)), key=lambda d: (block[d] > 1, block[d] == -1, shape[d]))
         for d, each in enumerate(block):
             if d == dim and shape[d] % max(each, 1):
@@ -212,33 +178,19 @@ class _Layout:
                 block = [1 if i == d else b for i, b in enumerate(block)]
         return scale, block
 
-    def by_channel(
-        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
-    ) -> tuple[Argument, list[int]]:
+    def by_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Expand a convolution weight's scale to one per output channel: RTX 1.6 ignores the scales of a convolution of
         FP8 by FP8 if each is a single number (a result of 3e5 for 9 on an H200)."""
         if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
-        one = self.call(node, aten.reshape.default, (scale, [1] * len(shape)))
-        rest = len(shape) - 1
-        return self.call(node, aten.expand.default, (one, [shape[0], *[1] * rest])), [1, *[-1] * rest]
+        channels, *rest = node.meta["val"].shape
+        one = self.call(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
+        return self.call(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
         """Repeat each scale along a dim, up to a size."""
         made = self.call(node, aten.repeat_interleave.self_int, (scale, times, dim))
         return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
-
-    def dequantized(self, user: Node, *args: Argument) -> Node:
-        """Insert a new weight before a user of the one that it replaces."""
-        return self.call(user, DEQUANTIZE, args)
-
-    def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
-        """Add a call with its fake value."""
-        with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
-        self.constant[node] = is_constant(node, self.constant, self.program)
-        return node
 
 
 def _order(user: Node, rank: int) -> list[int]:
@@ -246,10 +198,6 @@ def _order(user: Node, rank: int) -> list[int]:
     sizes = list(range(2, 2 + rank))
     shown = user.target(torch.empty(sizes, device="meta"), *user.args[1:], **user.kwargs)
     return [size - 2 for size in shown.shape]
-
-
-def _length(block: Argument, shape: Sequence[int], dim: int) -> int:
-    return shape[dim] if block[dim] == -1 else int(block[dim])
 
 
 def _is_one(scale: Argument) -> bool:

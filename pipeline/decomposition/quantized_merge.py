@@ -12,9 +12,9 @@ FP8: two equal rows are multiplied instead, and their mean is the result.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TypeAlias
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
@@ -22,10 +22,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, aten
+from pipeline.decomposition.quantized_activations import Edit, Node
 from pipeline.trt import CAPABILITIES
-
-Node: TypeAlias = Argument
-"""A node, or an argument that may be one."""
 
 TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
@@ -38,16 +36,21 @@ LONE = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
 PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 
-def merge_products(layout: Argument) -> None:
-    """Rewrite a graph's matmuls with laid-out weights: ``layout`` adds nodes and tells which are constant."""
-    for node in list(layout.graph.nodes):
-        if node.target is aten.mm.default and layout.is_weight(node.args[1]):
-            _keep_dims(layout, node)
-    for group in _groups(layout):
-        _Merger(layout, group).run()
+def merge_products(edit: Edit) -> None:
+    """Rewrite a graph's matmuls with laid-out weights."""
+    for node in list(edit.graph.nodes):
+        if node.target is aten.mm.default and edit.is_weight(node.args[1]):
+            _keep_dims(edit, node)
+    groups = defaultdict[Argument, list[Node]](list)
+    for node in edit.graph.nodes:
+        if node.target in TARGETS and _can_merge(edit, node):
+            codes, _, type, block, dtype = node.args[1].args
+            groups[node.args[0], codes.meta["val"].dtype, type, block[0], dtype].append(node)
+    for group in groups.values():
+        _Merger(edit, group).run()
 
 
-def _keep_dims(layout: Argument, product: Node) -> None:
+def _keep_dims(edit: Edit, product: Node) -> None:
     """Multiply a tensor in its own shape if it was flattened to rows for the matmul and the result was unflattened."""
     rows, user = product.args[0], next(iter(product.users), None)
     if does(rows.target) is not Does.RESHAPES or user is None or does(user.target) is not Does.RESHAPES:
@@ -56,39 +59,25 @@ def _keep_dims(layout: Argument, product: Node) -> None:
     wanted = (*x.meta["val"].shape[:-1], product.meta["val"].shape[-1])
     kept = len(product.users) == 1 and statically_known_true(sym_eq(tuple(user.meta["val"].shape), wanted))
     if kept and statically_known_true(x.meta["val"].shape[-1] == rows.meta["val"].shape[-1]):
-        made = layout.call(product, aten.matmul.default, (x, product.args[1]))
+        made = edit.call(product, aten.matmul.default, (x, product.args[1]))
         user.replace_all_uses_with(made)
         for node in (user, product, *[rows] * (len(rows.users) == 1)):
-            layout.graph.erase_node(node)
+            edit.graph.erase_node(node)
 
 
-def _groups(layout: Argument) -> Sequence[list[Node]]:
-    """Return groups of matmuls of the same tensor whose weights can be concatenated, in the graph's order."""
-    found: dict[Argument, list[Node]] = {}
-    for node in layout.graph.nodes:
-        if node.target in TARGETS and _can_merge(layout, node):
-            codes, _, type, block, dtype = node.args[1].args
-            key = (node.args[0], codes.meta["val"].dtype, type, block[0], dtype)
-            found.setdefault(key, []).append(node)
-    return list(found.values())
-
-
-def _can_merge(layout: Argument, product: Node) -> bool:
-    """Return whether only this matmul reads its quantized weight, the scales are per column, and the other factor is
-    not a quantize/dequantize pair."""
+def _can_merge(edit: Edit, product: Node) -> bool:
+    """Return whether only this matmul reads its weight, scales are per column, and the other factor is no pair."""
     x, weight = product.args
-    if not (layout.is_weight(weight) and len(weight.users) == 1) or layout.constant[x] or x.target in PAIRS:
+    if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIRS:
         return False
     _, _, type, block, _ = weight.args
     return type in KINDS and (block[1] == 1 or list(block) == [-1, -1])
 
 
 class _Merger:
-    """The rewriting of one group of matmuls."""
-
-    def __init__(self, layout: Argument, products: list[Node]) -> None:
-        self.layout, self.products, self.first = layout, products, products[0]
-        self.places = {node: place for place, node in enumerate(layout.graph.nodes)}
+    def __init__(self, edit: Edit, products: list[Node]) -> None:
+        self.edit, self.products, self.first = edit, products, products[0]
+        self.places = {node: place for place, node in enumerate(edit.graph.nodes)}
 
     def run(self) -> None:
         weights = [product.args[1] for product in self.products]
@@ -106,7 +95,12 @@ class _Merger:
             made = self.call(aten.add.Tensor, (made, bias))
             ends = [total for total in sums if total is not None]
         if self.is_flattened:
-            made = self.call(aten.reshape.default, (made, [*self.sizes(), sum(columns)]))
+            x = self.first.args[0]
+            sizes = [
+                size if isinstance(size, int) else self.call(aten.sym_size.int, (x, dim))
+                for dim, size in enumerate(x.meta["val"].shape[:-1])
+            ]
+            made = self.call(aten.reshape.default, (made, [*sizes, sum(columns)]))
         self.share(made, ends, columns)
 
     def beside(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
@@ -114,10 +108,13 @@ class _Merger:
         if len(weights) == 1:
             return weights[0]
         codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
-        rows = [self.row(weight, count) for weight, count in zip(weights, columns, strict=True)]
+        rows = [weight.args[1] for weight in weights]
+        for i, (row, count) in enumerate(zip(rows, columns, strict=True)):
+            if row.meta["val"].numel() == 1:
+                rows[i] = self.call(aten.expand.default, (row, [1, count]))
         _, _, type, block, dtype = weights[0].args
         scales = self.call(aten.cat.default, (rows, 1))
-        return self.layout.dequantized(self.first, codes, scales, type, [block[0], 1], dtype)
+        return self.edit.dequantized(self.first, codes, scales, type, [block[0], 1], dtype)
 
     @property
     def is_flattened(self) -> bool:
@@ -141,12 +138,6 @@ class _Merger:
         moved = BEFORE_1_7 and self.is_flattened and x.op != "placeholder"
         return self.call(aten.maximum.default, (rows, rows)) if moved else rows
 
-    def sizes(self) -> list[Argument]:
-        """Return the sizes of the tensor's dims but the last."""
-        x = self.first.args[0]
-        found = list(x.meta["val"].shape[:-1])
-        return [n if isinstance(n, int) else self.call(aten.sym_size.int, (x, dim)) for dim, n in enumerate(found)]
-
     def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
         """Replace the previous results by columns of the merged result."""
         dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
@@ -157,7 +148,7 @@ class _Merger:
             end.replace_all_uses_with(part)
             for node in dict.fromkeys((end, product, product.args[1])):
                 if not node.users:
-                    self.layout.graph.erase_node(node)
+                    self.edit.graph.erase_node(node)
 
     def bias_of(self, product: Node) -> Node | None:
         """Return the sum of a matmul and a constant row, if nothing else reads the matmul; else None."""
@@ -165,16 +156,10 @@ class _Merger:
         if len(product.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not product or user.kwargs:
             return None
         bias, value = user.args[1], user.meta["val"]
-        if not isinstance(bias, torch.fx.Node) or not self.layout.constant[bias]:
+        if not isinstance(bias, torch.fx.Node) or not self.edit.constant[bias]:
             return None
         same = bias.meta["val"].shape == value.shape[-1:] and bias.meta["val"].dtype == value.dtype
         return user if same and value.dtype == product.meta["val"].dtype else None
-
-    def row(self, weight: Node, columns: int) -> Node:
-        """Return a weight's scales, one per column."""
-        scale = weight.args[1]
-        one = scale.meta["val"].numel() == 1
-        return self.call(aten.expand.default, (scale, [1, columns])) if one else scale
 
     def hoist(self, node: Node) -> None:
         """Move the nodes that compute a constant before the first matmul."""
@@ -190,4 +175,4 @@ class _Merger:
 
     def call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
         """Insert a call before the first matmul."""
-        return self.layout.call(self.first, target, args)
+        return self.edit.call(self.first, target, args)

@@ -103,8 +103,9 @@ def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) ->
         return False
     if name not in SCALES:
         return all(part.args[1] == 0 or not part.users for part in parts)
-    return all(_name(user) in forms for part in parts for user in part.users)
+    return all(schema_name(user.target) in forms for part in parts for user in part.users)
 
 
-def _name(node: Node) -> str:
-    return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+def schema_name(target: object) -> str:
+    """Return the schema's name (``torchao::quantize_affine``) and overload; empty for all but operators."""
+    return target.name() if isinstance(target, torch._ops.OpOverload) else ""

@@ -77,8 +77,7 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
 
 
 def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes that results depend on except through sizes that inputs determine, and these size nodes in
-    order."""
+    """Return the nodes that results depend on except through sizes of inputs, and these size nodes in order."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]

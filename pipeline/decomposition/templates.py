@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,14 +11,35 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.preserved_composites import meant
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Argument, Spec, Target
 from pipeline.capture.fake_tensors import quietly, signature
 from pipeline.shapes.environment import shape_of
+
+
+@frozen(eq=False)
+class Call:
+    """A call of an operator with the values that it has in a graph, and the ``meta`` and name of its node."""
+
+    target: Target
+    args: Argument
+    kwargs: Argument
+    meta: Mapping[str, Any]
+    name: str | None = None
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> Call:
+        """Return the call at a node."""
+        return cls(node.target, node.args, node.kwargs, node.meta, node.name)
+
+    @property
+    def value(self) -> Argument:
+        """The fake value; None if unknown."""
+        return self.meta.get("val")
 
 
 @frozen(eq=False)
@@ -39,8 +60,7 @@ class Templates:
     def of(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
-        """Return the function's template for a call that returns ``expected``; None if the decomposition does not
-        apply."""
+        """Return the template of a call that returns ``expected``; None if the decomposition does not apply."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
         if key not in self.known:
@@ -51,15 +71,18 @@ class Templates:
 
 def nodes_of(args: object, kwargs: object) -> list[torch.fx.Node]:
     """Return the nodes among the arguments of a call, in the order of a template's placeholders."""
-    return [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.fx.Node)]
+    return [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.fx.Node)]
 
 
 def _trace(
     function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """Return the decomposition's graph over the nodes among ``flat``; None if it returns a call of the operator
-    itself."""
-    fakes = _distinct_fakes([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
+    """Return the graph of a decomposition over the nodes among ``flat``; None if it calls the operator itself."""
+    fakes: list[Argument] = []
+    for value in (v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)):
+        # tracing identifies tensors by identity, and nodes from one template share theirs
+        shared = isinstance(value, torch.Tensor) and any(value is other for other in fakes)
+        fakes.append(value.detach() if shared else value)
 
     def call(*values: object) -> Argument:
         given = iter(values)
@@ -74,7 +97,8 @@ def _trace(
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except (_DoesNotApply, GuardOnDataDependentSymNode):
             return None
-        if any(_mutates(n) for n in traced.graph.nodes):  # the trace, since composites run below functionalization
+        called = (n.target for n in traced.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+        if any(target._schema.is_mutable for target in called):  # composites run below functionalization
             traced = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="real")(*fakes)
     for node in traced.graph.nodes:
         if node.op == "call_function":
@@ -93,17 +117,9 @@ def _makes_symbols(node: torch.fx.Node) -> bool:
     """Return whether a node introduces a data-dependent size, for which the program has another symbol."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
-        return {s for n in nodes for v in tree_flatten(n.meta.get("val"))[0] for s in free_unbacked_symbols(v)}
+        return {s for n in nodes for v in tree_leaves(n.meta.get("val")) for s in free_unbacked_symbols(v)}
 
     return node.op == "call_function" and not symbols([node]) <= symbols(node.all_input_nodes)
-
-
-def _distinct_fakes(fakes: list[object]) -> list[object]:
-    """Return a distinct fake tensor object for each placeholder: tracing identifies tensors by identity, and nodes from
-    one template share theirs."""
-    return [
-        f.detach() if isinstance(f, torch.Tensor) and any(f is g for g in fakes[:i]) else f for i, f in enumerate(fakes)
-    ]
 
 
 class _DoesNotApply(Exception):  # noqa: N818 - not an error
@@ -112,17 +128,12 @@ class _DoesNotApply(Exception):  # noqa: N818 - not an error
 
 def _fixes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
     """Return whether the trace fixed the size of a dynamic dim, as some of torch's decompositions do."""
-    output = next(iter(reversed(template.graph.nodes)))
-    made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_flatten(output.args)[0]]
-    wanted, _ = tree_flatten(expected)
-    pairs = zip(made, wanted, strict=False)
+    output = template.graph.output_node()
+    made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_leaves(output.args)]
+    pairs = zip(made, tree_leaves(expected), strict=False)
     return any(
         isinstance(m, int) and not isinstance(w, int)
         for a, b in pairs
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         for m, w in zip(shape_of(a), shape_of(b), strict=False)
     )
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -15,9 +15,7 @@ from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.lookup import kept_in_torch, rejection_of
 from pipeline.converters.user_registrations import Claims
-from pipeline.decomposition.candidates import Ways
-from pipeline.decomposition.composite_contents import Contents
-from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.candidates import Contents, Ways
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import Unreached
 from pipeline.program import Program, Verdict
@@ -55,8 +53,7 @@ def unreached(
 
 
 def _unmatched(program: Program, claims: Claims) -> list[Argument]:
-    """Return the entries of ``torch_executed_ops`` that no call of the model matches; the overloads of an operator
-    count as one."""
+    """Return the entries of ``torch_executed_ops`` that match no call; overloads of an operator count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
         known.update({(n.target, module_path(n)): None for n in each.graph.nodes if n.op == "call_function"})
@@ -76,7 +73,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Yield an entry for each of these converters whose operator the model calls: the reason why it is unused."""
+        """Yield these converters whose operator the model calls, with the reasons why they are unused."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -92,26 +89,18 @@ class _Search:
                 yield Unreached(name, *self.why_whole(op, found))
 
     def found(self, target: object) -> Node | None:
-        """Return a call of an operator, or of a composite that contains it, in the current or the captured program;
-        else None."""
-        nodes: list[Node] = list(self.program.graph.nodes)
-        direct = next((node for node in nodes if node.target is target), None)
-        return direct if direct is not None else self.found_in(self.program.source or self.program, target)
-
-    def found_in(self, program: Program, target: object) -> Node | None:
-        """Return the first call in a program that contains an operator; None if there is none."""
-        contents = Contents(program, self.templates, Ways(self.ways.registered), lambda op, *_: op is target)
-        constant: dict[Node, bool] = {}
-        nodes: list[Node] = list(program.graph.nodes)
-        for node in nodes:
-            constant[node] = is_constant(node, constant, program)
-            if node.op == "call_function" and not constant[node] and contents.contains(node, constant):
-                return node
-        return None
+        """Return a call of an operator, or of a composite of it, in the current or captured program; else None."""
+        direct: Node | None = next((node for node in self.program.graph.nodes if node.target is target), None)
+        if direct is not None:
+            return direct
+        source = self.program.source or self.program
+        contents = Contents(source, self.templates, Ways(self.ways.registered), lambda call: call.target is target)
+        return contents.first(source.graph)
 
     def why(self, declaration: Declaration, found: Node) -> tuple[str, str]:
         """Return the reason why a converter is not used, and a hint."""
-        settings, hint = self.claims.lookup.settings, self.hint(declaration)
+        settings = self.claims.lookup.settings
+        hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
         if kept_in_torch(found.target, found.meta, settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if declaration in self.refusals:
@@ -123,28 +112,17 @@ class _Search:
                 return f"it takes static shapes only, and {found.name} has sizes that vary", _DYNAMIC
             return f"{qualified_name(found.target)}, a composite of {qualified_name(declaration.key)}, has one", hint
         if found.name not in self.verdicts:
-            return self.why_gone(declaration), hint
+            own = self.ways.own(declaration.key)
+            if own is not None:
+                return f"the decomposition {function_name(own)} is applied first", hint
+            return "its calls were folded into constants or merged into other operators", hint
         rejection = rejection_of(declaration.support, found, settings)
         if isinstance(rejection, Rejection):
             return f"{found.name}: {rejection.reason}", rejection.hint
-        return self.why_passed(found), hint
-
-    def hint(self, declaration: Declaration) -> str:
-        return _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
-
-    def why_gone(self, declaration: Declaration) -> str:
-        """Return the reason why no call of an operator is left."""
-        own = self.ways.own(declaration.key)
-        if own is not None:
-            return f"the decomposition {function_name(own)} is applied first"
-        return "its calls were folded into constants or merged into other operators"
-
-    def why_passed(self, found: Node) -> str:
-        """Return the reason why a converter does not get a call that it would accept."""
         verdict = self.verdicts[found.name]
         if verdict.choice is None:
-            return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
-        return f"{verdict.choice.support.name} comes before it, and accepts {found.name}"
+            return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}", hint
+        return f"{verdict.choice.support.name} comes before it, and accepts {found.name}", hint
 
     def entries(self, idle: list[object]) -> Iterator[Unreached]:
         """Yield the unused entries of ``torch_executed_ops``, with the model's composites of their operators."""

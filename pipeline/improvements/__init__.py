@@ -17,7 +17,7 @@ from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 def _passes() -> tuple[Improvement, ...]:
     """Return the passes of this package in the order in which they run."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found = [getattr(importlib.import_module(f"{__name__}.{name}"), name, None) for name in names]
+    found = (getattr(importlib.import_module(f"{__name__}.{name}"), name, None) for name in names)
     passes = {each.name: each for each in found if isinstance(each, Improvement)}
     after = TopologicalSorter({each.name: (each.after,) if each.after else () for each in passes.values()})
     return tuple(passes[name] for name in after.static_order())

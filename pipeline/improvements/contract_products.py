@@ -51,24 +51,24 @@ def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: 
 
 
 def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
-    """Replace a sum of products by a matmul, if that pays."""
-    rank, before = rank_of(product), len(rewriting.created)
+    rank = rank_of(product)
     a, b = product.args
     if not (isinstance(a, Node) and isinstance(b, Node)) or dtype_of(node) != dtype_of(product):
         return
     a = _unexpanded(a, b)
     b = _unexpanded(b, a)
-    most, *others = (_elements(rewriting, x) for x in (product, a, b, node))
+    elements = (math.prod(shape_of(x.meta["val"])) for x in (product, a, b, node))
+    most, *others = (rewriting.program.shapes.bounds(count).opt for count in elements)
     both = {*_letters(a.meta["val"].shape, rank)} & {*_letters(b.meta["val"].shape, rank)}
     if most < max(LARGE, TIMES * sum(others)):
         return
     summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
     if both.isdisjoint(ascii_letters[dim] for dim in summed):
         return
-    new = rewriting.traced(contracted, (a, b, summed, argument(node, "keepdim"), dtype_of(product)), node)
-    if new is not None and all(map(rewriting.accepted, rewriting.created[before:])):
-        rewriting.replace(node, new)
-    rewriting.erase_unread(before)
+    create = rewriting.before(node)
+    new = create.traced(contracted, a, b, summed, argument(node, "keepdim"), dtype_of(product))
+    if new is not None:
+        create.replace(new)
 
 
 def _letters(shape: Sequence[Argument], rank: int) -> str:
@@ -82,8 +82,7 @@ def _is_one(size: Argument) -> bool:
 
 
 def _unexpanded(x: Node, other: Node) -> Node:
-    """Return the source of an expanded factor, if the other factor has the sizes that it is expanded to; else the
-    factor."""
+    """Return the source of an expanded factor, if the other factor has the expanded sizes; else the factor."""
     if x.target is not aten.expand.default or not isinstance(source := x.args[0], Node):
         return x
     theirs = shape_of(other.meta["val"])
@@ -92,8 +91,3 @@ def _unexpanded(x: Node, other: Node) -> Node:
     theirs = (1,) * (len(wanted) - len(theirs)) + theirs
     spread = all(a == b or b == c for a, b, c in zip(given, wanted, theirs[-len(wanted) :], strict=True))
     return source if spread else x
-
-
-def _elements(rewriting: Rewriting, node: Node) -> int:
-    """Return the number of elements of a tensor at the sizes that engines are tuned for."""
-    return rewriting.program.shapes.bounds(math.prod(shape_of(node.meta["val"]))).opt

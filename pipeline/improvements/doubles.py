@@ -144,8 +144,7 @@ def _stacked(tensors: list[Tensor], rank: int) -> Tensor:
 
 
 def circle(parts: Parts) -> Parts:
-    """Return the sine and the cosine of an angle's remainder after the nearest quarter turn, and the quarters, -2 to
-    2."""
+    """Return the sine and the cosine of an angle beyond the nearest quarter turn, and the quarters, -2 to 2."""
     coarse = parts[0] - parts[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument, Target
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.aten.types import Argument
+from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import applies
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -49,60 +48,36 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
         return
-    convolutions = [
-        c for node in rewriting.nodes(aten.convolution.default) if (c := _convolution(rewriting, node)) is not None
-    ]
+    found = (_convolution(rewriting, node) for node in rewriting.nodes(aten.convolution.default))
+    convolutions = [convolution for convolution in found if convolution is not None]
     every = settings.use_fp32_acc is True
     wide = [c for c in convolutions if c.taps > 1]
     mostly = sum(c.work for c in wide if c.pays) >= MOSTLY * sum(c.work for c in wide) > 0
     for each in convolutions:
         if each.terms <= FEW_TERMS:
             continue
-        done = each.is_pixelwise and (every or mostly) and _by_pixels(rewriting, each, exact=every)
+        done = each.is_pixelwise and (every or mostly) and _by_pixels(rewriting.before(each.node), each, exact=every)
         if not done and each.fits(every) and (every or (each.taps > 1 and each.pays)):
-            done = _by_windows(rewriting, each)
+            done = _by_windows(rewriting.before(each.node), each)
         if not done and (every or each.is_small):
-            _in_float32(rewriting, each)
+            _in_float32(rewriting.before(each.node))
 
 
 @frozen
 class Convolution:
     """A convolution of float16 by constant weights [maps, channels / groups, …]. ``pixels``: of the output, all batches
-    counted, at the sizes that the program is tuned for."""
+    counted, at the sizes that the program is tuned for. ``terms``: of each sum."""
 
     node: Node
     pixels: int
     groups: int
-
-    @property
-    def x(self) -> Node:
-        """The current input: another pass may have replaced the original."""
-        return self.node.args[0]  # type: ignore[return-value]
-
-    @property
-    def weight(self) -> Node:
-        return self.node.args[1]  # type: ignore[return-value]
-
-    @property
-    def bias(self) -> Node | None:
-        return self.node.args[2]  # type: ignore[return-value]
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        return tuple(self.weight.meta["val"].shape[2:])
+    maps: int
+    terms: int
+    kernel: tuple[int, ...]
 
     @property
     def taps(self) -> int:
         return math.prod(self.kernel)
-
-    @property
-    def maps(self) -> int:
-        return int(self.weight.meta["val"].shape[0])
-
-    @property
-    def terms(self) -> int:
-        """The number of terms of each sum."""
-        return int(self.weight.meta["val"].shape[1]) * self.taps
 
     @property
     def work(self) -> int:
@@ -146,67 +121,37 @@ def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
         return None
     batch, _, *image = shape_of(node.meta["val"])
     symbols = rewriting.program.shapes
-    if any(
-        str(symbol) not in symbols
-        for size in (batch, *image)
-        if not isinstance(size, int)
-        for symbol in size.free_symbols
-    ):
+    dynamic = [size for size in (batch, *image) if not isinstance(size, int)]
+    if any(str(symbol) not in symbols for size in dynamic for symbol in size.free_symbols):
         return None
     pixels = math.prod(bounds(size, symbols).opt for size in (batch, *image))
-    return Convolution(node, pixels, argument(node, "groups"))
+    maps, channels, *kernel = map(int, weight.meta["val"].shape)
+    return Convolution(node, pixels, argument(node, "groups"), maps, channels * math.prod(kernel), tuple(kernel))
 
 
-class _NewNodes(list[Node]):
-    """The nodes created to replace one node."""
-
-    def __init__(self, rewriting: Rewriting, old: Node) -> None:
-        super().__init__()
-        self.rewriting, self.old = rewriting, old
-
-    def __call__(self, target: Target, *args: Argument, **kwargs: Argument) -> Node:
-        self.append(self.rewriting.create(target, args, kwargs, self.old))
-        return self[-1]
-
-    def size(self, x: Node, dim: int) -> Argument:
-        """Return the size of a node's dim: a number, or a node."""
-        size = x.meta["val"].shape[dim]
-        return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
-
-    def put(self, new: Node) -> bool:
-        """Replace the old node by the new one, if converters accept all new nodes and its shape is provably equal;
-        return whether it was replaced."""
-        done = all(map(self.rewriting.accepted, self)) and self.rewriting.replace(self.old, new)
-        if not done:
-            self.rewriting.erase(new)
-        return done
-
-
-def _by_windows(rewriting: Rewriting, convolution: Convolution) -> bool:
+def _by_windows(create: NewCalls, convolution: Convolution) -> bool:
     """Replace a convolution by a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels]."""
-    create, rank = _NewNodes(rewriting, convolution.node), len(convolution.kernel)
+    x, weight, bias = convolution.node.args[:3]
+    rank = len(convolution.kernel)
     last = (0, *range(2, rank + 2), 1)
-    image = create(aten.permute.default, convolution.x, last)
+    image = create(aten.permute.default, x, last)
     padding = convolution.each("padding")
     if any(padding):
         pads = [p for pad in reversed(padding) for p in (pad, pad)]
         image = create(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
     parts = _windows(create, convolution, image)
-    matrix = create(
-        aten.reshape.default,
-        create(aten.permute.default, convolution.weight, last),
-        [convolution.maps, convolution.terms],
-    )
-    if convolution.bias is not None:
+    turned = create(aten.permute.default, weight, last)
+    matrix = create(aten.reshape.default, turned, [convolution.maps, convolution.terms])
+    if bias is not None:
         # a linear layer adds the bias to the rounded sum; here it is a term of the sum
-        matrix = create(aten.cat.default, [matrix, _column(create, convolution)], 1)
+        matrix = _with_column(create, matrix, bias)
         parts[-1] = create(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
     windows = create(aten.cat.default, parts, rank + 1)
     result = create(aten.linear.default, windows, matrix)
-    return create.put(create(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
+    return create.replace(create(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
 
 
-def _windows(create: _NewNodes, convolution: Convolution, image: Node) -> list[Node]:
+def _windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
     """Return, for each element of the kernel, the elements of ``image`` [N, …, C] that it multiplies."""
     counts = shape_of(convolution.node.meta["val"])[2:]
     strides, dilations = convolution.each("stride"), convolution.each("dilation")
@@ -225,51 +170,39 @@ def _windows(create: _NewNodes, convolution: Convolution, image: Node) -> list[N
     return parts
 
 
-def _by_pixels(rewriting: Rewriting, convolution: Convolution, exact: bool) -> bool:
+def _by_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
     """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``exact``: the bias is
     a term of the sums, which costs a copy of the pixels; else it is added to the rounded sums."""
-    create, rank = _NewNodes(rewriting, convolution.node), len(convolution.kernel)
-    channels = convolution.terms
-    sizes = [create.size(convolution.x, dim) for dim in (0, *range(2, rank + 2))]
-    pixels = create(aten.flatten.using_ints, convolution.x, 2) if rank > 1 else convolution.x
-    matrix = create(aten.reshape.default, convolution.weight, [convolution.maps, channels])
-    if convolution.bias is not None and exact:
-        matrix = create(aten.cat.default, [matrix, _column(create, convolution)], 1)
+    x: Argument = convolution.node.args[0]
+    weight, bias = convolution.node.args[1:3]
+    rank, maps = len(convolution.kernel), convolution.maps
+    sizes = [create.size(x, dim) for dim in (0, *range(2, rank + 2))]
+    pixels = create(aten.flatten.using_ints, x, 2) if rank > 1 else x
+    matrix = create(aten.reshape.default, weight, [maps, convolution.terms])
+    if bias is not None and exact:
+        matrix = _with_column(create, matrix, bias)
         pixels = create(aten.constant_pad_nd.default, pixels, [0, 0, 0, ALIGNED], 1.0)
-    matrix = create(aten.unsqueeze.default, matrix, 0)
-    result = create(aten.matmul.default, matrix, pixels)
-    if convolution.bias is not None and not exact:
-        result = create(
-            aten.add.Tensor, result, create(aten.reshape.default, convolution.bias, [1, convolution.maps, 1])
-        )
-    return create.put(create(aten.reshape.default, result, [sizes[0], convolution.maps, *sizes[1:]]))
+    result = create(aten.matmul.default, create(aten.unsqueeze.default, matrix, 0), pixels)
+    if bias is not None and not exact:
+        result = create(aten.add.Tensor, result, create(aten.reshape.default, bias, [1, maps, 1]))
+    return create.replace(create(aten.reshape.default, result, [sizes[0], maps, *sizes[1:]]))
 
 
-def _column(create: _NewNodes, convolution: Convolution) -> Node:
-    """Return the bias as a column of the weights, padded with zeros for alignment: its factor is 1."""
-    return create(
-        aten.constant_pad_nd.default,
-        create(aten.reshape.default, convolution.bias, [convolution.maps, 1]),
-        [0, ALIGNED - 1],
-        0.0,
-    )
+def _with_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
+    """Return the weights with the bias as a further column, padded with zeros for alignment: its factor is 1."""
+    column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
+    padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
+    return create(aten.cat.default, [matrix, padded], 1)
 
 
-def _in_float32(rewriting: Rewriting, convolution: Convolution) -> None:
+def _in_float32(create: NewCalls) -> None:
     """Replace a convolution by one in float32, with casts around it.
 
     The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).
     """
-    create = _NewNodes(rewriting, convolution.node)
-
-    def wide(x: Node | None) -> Node | None:
-        return None if x is None else create(aten._to_copy.default, x, dtype=torch.float32)
-
-    node: Sequence[Argument] = convolution.node.args
-    result = create(
-        aten.convolution.default, wide(convolution.x), wide(convolution.weight), wide(convolution.bias), *node[3:]
-    )
-    rounded = create(aten._to_copy.default, result, dtype=torch.float16)
+    x, weight, bias, *options = create.node.args
+    wide = [each if each is None else create.cast(each, torch.float32) for each in (x, weight, bias)]  # type: ignore[arg-type]
+    rounded = create.cast(create(aten.convolution.default, *wide, *options), torch.float16)
     sizes = [create.size(rounded, dim) for dim in range(rank_of(rounded))]
     flat = create(aten.reshape.default, rounded, [-1])
-    create.put(create(aten.reshape.default, create(aten.maximum.default, flat, flat), sizes))
+    create.replace(create(aten.reshape.default, create(aten.maximum.default, flat, flat), sizes))

@@ -5,17 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.improvements.rewriting import (
-    FLOATS,
-    Node,
-    Rewriting,
-    aten,
-    dtype_of,
-    improvement,
-    is_cast,
-    only_reader,
-    rank_of,
-)
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_cast, only_reader, rank_of
 from pipeline.shapes.environment import expression
 
 BATCH = 4
@@ -54,7 +44,7 @@ def _scaled(rewriting: Rewriting, node: Node) -> None:
     while path and dtype_of(path[-1][0]) != dtype_of(node):
         path.pop()
     found = {reader.target: other for reader, other in path if other is not None}
-    if aten.mul.Tensor in found and dtype_of(node) in FLOATS:
+    if aten.mul.Tensor in found:
         _fold(rewriting, node, path[-1][0], found[aten.mul.Tensor], found.get(aten.add.Tensor))
 
 
@@ -73,23 +63,16 @@ def _channel_constant(rewriting: Rewriting, reader: Node, value: Node, convoluti
 
 def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node | None) -> None:
     """Replace ``(conv(x, w) + b) * factor + term`` by ``conv(x, w * factor) + b * factor + term``."""
-    dtype, rank = dtype_of(node), rank_of(node)
-    x, weight, bias = node.args[:3]
-
-    def create(target: object, *args: object, **kwargs: object) -> Node:
-        return rewriting.create(target, args, kwargs, last)
+    x, weight, bias, *options = node.args
+    create = rewriting.before(last)
 
     def shaped(value: Node, rank: int) -> Node:
-        size = [-1] + [1] * (rank - 1)
-        return value if rank_of(value) == rank == 1 else create(aten.view.default, value, size)
+        return value if rank_of(value) == rank == 1 else create(aten.view.default, value, [-1] + [1] * (rank - 1))
 
-    def narrow(value: Node) -> Node:
-        return value if dtype_of(value) == dtype else create(aten._to_copy.default, value, dtype=dtype)
-
-    wide = factor if dtype_of(factor) == torch.float32 else create(aten._to_copy.default, factor, dtype=torch.float32)
-    kernel = narrow(create(aten.mul.Tensor, weight, shaped(wide, rank)))
+    wide = create.cast(factor, torch.float32)
+    kernel = create.cast(create(aten.mul.Tensor, weight, shaped(wide, rank_of(node))), dtype_of(node))
     shift = None if bias is None else create(aten.mul.Tensor, bias, shaped(wide, 1))
     if term is not None:
         shift = shaped(term, 1) if shift is None else create(aten.add.Tensor, shift, shaped(term, 1))
-    arguments = (x, kernel, None if shift is None else narrow(shift), *node.args[3:])
-    rewriting.offer(last, node.target, arguments)
+    shift = shift and create.cast(shift, dtype_of(node))
+    rewriting.offer(last, node.target, (x, kernel, shift, *options))

@@ -8,19 +8,19 @@ softmax returns NaN.
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import partial, reduce
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import Steps, evaluated
 from pipeline.aten.types import Argument
 from pipeline.converters.attention import fuses
-from pipeline.improvements.open_masks import NOT
 from pipeline.improvements.rewriting import (
     FLOATS,
+    NewCalls,
     Node,
     Rewriting,
     aten,
@@ -30,6 +30,7 @@ from pipeline.improvements.rewriting import (
     is_copy,
     is_transposed,
     only_reader,
+    orders,
     permutation,
     rank_of,
     source_of,
@@ -38,6 +39,7 @@ from pipeline.shapes.environment import shape_of
 
 SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
+NOT = (aten.logical_not.default, aten.bitwise_not.default)
 
 BLOCKED = -1e4
 """The largest number that counts as masking a score."""
@@ -55,7 +57,7 @@ class Scores:
     key: Node
     scale: float = 1.0
     added: tuple[Node, ...] = ()
-    allowed: tuple[tuple[Node, bool], ...] = field(default=())
+    allowed: tuple[tuple[Node, bool], ...] = ()
     finite: bool = False
 
 
@@ -78,19 +80,14 @@ def fuse_attention(rewriting: Rewriting) -> None:
 
 def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
     key = _transposed(rewriting, scores.key, node)
-    if not _batches_agree(scores.query, key, value):
+    leading = {shape_of(n.meta["val"])[:-2] for n in (scores.query, key, value)}
+    if len(leading) > 1:  # attention broadcasts less than matmuls do
         return
-    mask = _in_rows(rewriting, _mask(rewriting, scores, node), node)
+    mask = _mask(rewriting.before(node), scores)
     arguments = (scores.query, key, value, mask, 0.0, False)
     new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, node)
     if not (rewriting.accepted(new) and fuses(new, rewriting.program.settings) and rewriting.replace(node, new)):
         rewriting.erase(new)
-
-
-def _batches_agree(query: Node, key: Node, value: Node) -> bool:
-    """Return whether the three have the same leading dims: attention broadcasts less than matmuls do."""
-    leading = [shape_of(n.meta["val"])[:-2] for n in (query, key, value)]
-    return leading[0] == leading[1] == leading[2]
 
 
 def _is_softmax(node: object) -> bool:
@@ -136,8 +133,7 @@ def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | 
 
 def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """Return scores times a number; None if they already have masks, which the scale must not multiply."""
-    orders = [node.args[:2]] if node.target is aten.div.Tensor else [node.args[:2], node.args[1::-1]]
-    for inner, other in orders:
+    for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else orders(node):
         factor = rewriting.number(other)
         found: Scores | None = (yield _scores, rewriting, inner, node) if factor else None
         if factor and found is not None and not found.added and not found.allowed:
@@ -146,7 +142,7 @@ def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    for inner, mask in (node.args[:2], node.args[1::-1]):
+    for inner, mask in orders(node):
         if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
             continue
         found: Scores | None = yield _scores, rewriting, inner, node
@@ -157,20 +153,21 @@ def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """Return scores masked by ``where``: large negative numbers where a condition is true, or where it is false."""
+    allows = False
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]
-        allows = False
     elif node.target is aten.where.self:
         condition, inner, filled = node.args[:3]
         allows = rewriting.number(filled) is not None
-        inner, filled = (inner, filled) if allows else (filled, inner)
+        if not allows:
+            inner, filled = filled, inner
     else:
         return None
     number = rewriting.number(filled)
-    found: Scores | None = None
-    if number is not None and number <= BLOCKED:
-        found = yield _scores, rewriting, inner, node
-    if found is None or not isinstance(condition, Node):
+    if number is None or number > BLOCKED or not isinstance(condition, Node):
+        return None
+    found: Scores | None = yield _scores, rewriting, inner, node
+    if found is None:
         return None
     finite = found.finite or number != -math.inf
     while condition.target in NOT and isinstance(condition.args[0], Node):
@@ -186,7 +183,7 @@ def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):
         return False
-    return bool(functools.reduce(torch.logical_and, rows).any(-1).all())
+    return bool(reduce(torch.logical_and, rows).any(-1).all())
 
 
 def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
@@ -199,38 +196,19 @@ def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
     return rewriting.create(aten.transpose.int, (key, -2, -1), {}, before)
 
 
-def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
-    """Return one mask for all: of bools if there are only conditions, else of the query's dtype; None without masks."""
+def _mask(create: NewCalls, scores: Scores) -> Node | None:
+    """Return one mask for all: of bools if there are only conditions, else of the query's dtype; None without masks.
 
-    def create(target: object, *args: object, **kwargs: object) -> Node:
-        return rewriting.create(target, args, kwargs, before)
-
+    Attention needs two dims, while scores broadcast with any rank.
+    """
     allowed = [n if allows else create(aten.logical_not.default, n) for n, allows in scores.allowed]
-    condition = allowed[0] if allowed else None
-    for other in allowed[1:]:
-        condition = create(aten.logical_and.default, condition, other)
-    total = scores.added[0] if scores.added else None
-    for term in scores.added[1:]:
-        total = create(aten.add.Tensor, total, term)
-    if total is None:
-        return condition
-    dtype = dtype_of(scores.query)
-    mask = _in_dtype(rewriting, total, dtype, before)
-    if condition is None:
-        return mask
-    lowest = create(aten.full.default, [], -math.inf, dtype=dtype)
-    return create(aten.where.self, condition, mask, lowest)
-
-
-def _in_rows(rewriting: Rewriting, mask: Node | None, before: Node) -> Node | None:
-    """Return a mask with at least two dims: attention needs them, while scores broadcast with any rank."""
+    mask = condition = reduce(partial(create, aten.logical_and.default), allowed) if allowed else None
+    if scores.added:
+        total = reduce(partial(create, aten.add.Tensor), scores.added)
+        mask = create.cast(total, dtype_of(scores.query))
+        if condition is not None:
+            lowest = create(aten.full.default, [], -math.inf, dtype=dtype_of(scores.query))
+            mask = create(aten.where.self, condition, mask, lowest)
     while mask is not None and rank_of(mask) < 2:
-        mask = rewriting.create(aten.unsqueeze.default, (mask, 0), {}, before)
+        mask = create(aten.unsqueeze.default, mask, 0)
     return mask
-
-
-def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype | None, before: Node) -> Node:
-    """Return a node in this dtype: itself, or a cast of it."""
-    if dtype_of(node) == dtype:
-        return node
-    return rewriting.create(aten._to_copy.default, (node,), {"dtype": dtype}, before)

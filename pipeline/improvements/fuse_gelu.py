@@ -13,28 +13,23 @@ def fuse_gelu(rewriting: Rewriting) -> None:
     """Replace ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, by one GELU."""
     for node in rewriting.nodes(aten.mul.Tensor):
         for half, other in orders(node):
-            x = _times(rewriting, half, 0.5)
-            if x is not None and _is_tanh_part(rewriting, other, _uncast(x)) and _fuse(rewriting, node, x):
-                break
-
-
-def _fuse(rewriting: Rewriting, node: Node, x: Node) -> bool:
-    wanted = dtype_of(node)
-    given = x
-    if dtype_of(x) != wanted:
-        given = rewriting.create(aten._to_copy.default, (x,), {"dtype": wanted}, node)
-    return rewriting.offer(node, aten.gelu.default, (given,), {"approximate": "tanh"}) is not None
+            x = _other(rewriting, half, aten.mul.Tensor, 0.5)
+            if x is not None and _is_tanh_part(rewriting, other, _uncast(x)):
+                given = rewriting.before(node).cast(x, dtype_of(node))
+                if rewriting.offer(node, aten.gelu.default, (given,), {"approximate": "tanh"}) is not None:
+                    break
 
 
 def _is_tanh_part(rewriting: Rewriting, node: object, x: Node) -> bool:
     """Return whether a node is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³))``."""
-    tanh = _uncast(_plus(rewriting, node, 1.0))
+    tanh = _uncast(_other(rewriting, node, aten.add.Tensor, 1.0))
     if not _calls(tanh, aten.tanh.default):
         return False
-    inner = _uncast(_times(rewriting, tanh.args[0], math.sqrt(2 / math.pi)))
+    inner = _uncast(_other(rewriting, tanh.args[0], aten.mul.Tensor, math.sqrt(2 / math.pi)))
     if not _calls(inner, aten.add.Tensor) or inner.kwargs:
         return False
-    return any(_uncast(a) is x and _is_cube(_uncast(_times(rewriting, b, 0.044715)), x) for a, b in orders(inner))
+    cubes = (_other(rewriting, b, aten.mul.Tensor, 0.044715) for a, b in orders(inner) if _uncast(a) is x)
+    return any(_is_cube(_uncast(cube), x) for cube in cubes)
 
 
 def _is_cube(node: Argument, x: Node) -> bool:
@@ -45,19 +40,11 @@ def _is_cube(node: Argument, x: Node) -> bool:
     )
 
 
-def _times(rewriting: Rewriting, node: object, factor: float) -> Argument:
-    """Return the operand that is multiplied by this factor; None if there is none."""
-    return _other(rewriting, _uncast(node), aten.mul.Tensor, factor)
-
-
-def _plus(rewriting: Rewriting, node: object, term: float) -> Argument:
-    """Return the operand that this term is added to; None if there is none."""
-    return _other(rewriting, _uncast(node), aten.add.Tensor, term)
-
-
-def _other(rewriting: Rewriting, node: Argument, target: Target, number: float) -> object:
-    if _calls(node, target) and not node.kwargs:
-        for a, b in orders(node):
+def _other(rewriting: Rewriting, node: object, target: Target, number: float) -> Argument:
+    """Return the operand that this number is added to or multiplied by; None if there is none."""
+    call = _uncast(node)
+    if _calls(call, target) and not call.kwargs:
+        for a, b in orders(call):
             found = rewriting.number(b)
             if isinstance(a, Node) and found is not None and math.isclose(found, number, rel_tol=1e-3):
                 return a

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_item, rank_of
 from pipeline.shapes.environment import shape_of
 
 POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
@@ -26,8 +26,7 @@ def index_by_masks(rewriting: Rewriting) -> None:
 
 
 def _mask(x: Argument, indices: object) -> Node | None:
-    """Return the mask whose coordinates are these indices, one for each of its dims, if its sizes are the first sizes
-    of ``x``; else None."""
+    """Return the mask whose coordinates, one for each of its dims, are these indices of ``x``; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
     if not all(isinstance(each, Node) and is_item(each) for each in indices):
@@ -37,6 +36,10 @@ def _mask(x: Argument, indices: object) -> Node | None:
     if given != [(found, dim) for dim in range(len(indices))] or found.target not in POSITIONS:
         return None
     mask: Node = found.args[0]
+    return mask if rank_of(mask) == len(indices) and masks(mask, x) else None
+
+
+def masks(mask: Node, x: Node) -> bool:
+    """Return whether a tensor is of bools, and its sizes are the first sizes of ``x``."""
     sizes = shape_of(mask.meta["val"])
-    alike = len(sizes) == len(indices) and sizes == shape_of(x.meta["val"])[: len(sizes)]
-    return mask if alike and mask.meta["val"].dtype == torch.bool else None
+    return bool(sizes) and dtype_of(mask) == torch.bool and sizes == shape_of(x.meta["val"])[: len(sizes)]

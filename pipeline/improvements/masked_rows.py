@@ -14,11 +14,10 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_open
 from pipeline.improvements.fuse_attention import SDPA
-from pipeline.improvements.open_masks import declared_open, is_made_open
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -35,7 +34,7 @@ from pipeline.improvements.rewriting import (
     permutation,
     rank_of,
 )
-from pipeline.improvements.simplify_masks import AND, constant_of
+from pipeline.improvements.simplify_masks import AND, constant_of, is_made_open, with_mask
 from pipeline.shapes.environment import bounds, shape_of
 
 
@@ -49,8 +48,7 @@ class Projection:
 
 @frozen
 class Opened:
-    """A mask that leaves a key in every row, and the rows in which the original mask left one: [B, H, Q, 1], and
-    without heads [B, Q, 1]."""
+    """A mask that leaves a key in every row; the rows where the original did: [B, H, Q, 1], and [B, Q, 1]."""
 
     mask: Node
     alive: Node
@@ -73,13 +71,14 @@ def masked_rows(rewriting: Rewriting) -> None:
         if not isinstance(mask, Node) or is_open(mask) or is_made_open(mask) or rewriting.literal(mask) is not None:
             continue  # a literal that the converter examines
         row, projection = None if _is_one_query(rewriting, node) else _one_row(rewriting, mask), _projection(node)
-        if row is None and (projection is None or not _for_all_heads(mask)):
+        one_head = rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-2])
+        if row is None and (projection is None or not one_head):
             continue
         made = once(row or mask, node)
         if made is not None and row is not None:
             _without_values(rewriting, node, made)
         elif made is not None and projection is not None and _select(rewriting, projection, made):
-            rewriting.offer(node, SDPA, (*node.args[:3], made.mask, *node.args[4:]), dict(node.kwargs))
+            with_mask(rewriting, node, made.mask)
     for made in filter(None, opened.values()):
         for each in (made.mask, made.rows, made.alive):
             rewriting.erase(each)
@@ -111,12 +110,12 @@ def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
 
 def _without_values(rewriting: Rewriting, node: Node, opened: Opened) -> None:
     """Set an attention's values to 0 in batches that are masked completely."""
-    zero = rewriting.create(aten.full.default, ([], 0.0), {"dtype": dtype_of(node)}, node)
-    value: Argument = node.args[2]
-    values = rewriting.create(aten.where.self, (opened.alive, value, zero), {}, node)
-    if rewriting.accepted(values) and alike(value, values):
-        rewriting.offer(node, SDPA, (*node.args[:2], values, opened.mask, *node.args[4:]), dict(node.kwargs))
-    rewriting.erase(values)
+    create, value = rewriting.before(node), node.args[2]
+    zero = create(aten.full.default, [], 0.0, dtype=dtype_of(node))
+    values = create(aten.where.self, opened.alive, value, zero)
+    if rewriting.accepted(values) and alike(value, values):  # type: ignore[arg-type]
+        with_mask(rewriting, node, opened.mask, values)
+    create.erase_unread()
 
 
 def _projection(node: Node) -> Projection | None:
@@ -156,20 +155,9 @@ def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection |
     return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None
 
 
-def _for_all_heads(mask: Node) -> bool:
-    """Return whether a mask is the same for all heads."""
-    shape = shape_of(mask.meta["val"])
-    return len(shape) >= 2 and all(size == 1 for size in shape[-3:-2])
-
-
 def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
     """Return the mask with completely masked rows opened; None if no converter accepts the operators."""
-    made: list[Node] = []
-
-    def create(target: object, *args: object) -> Node:
-        made.append(rewriting.create(target, args, {}, before))
-        return made[-1]
-
+    create = rewriting.before(before)
     if dtype_of(mask) in FLOATS:
         alive = create(aten.any.dim, create(aten.ne.Scalar, mask, -math.inf), -1, True)
         everything = create(aten.masked_fill.Scalar, mask, create(aten.logical_not.default, alive), 0.0)
@@ -177,11 +165,10 @@ def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
         alive = create(aten.any.dim, mask, -1, True)
         everything = create(aten.logical_or.default, mask, create(aten.logical_not.default, alive))
     selected = create(aten.squeeze.dim, alive, -3) if rank_of(mask) > 2 else alive
-    made.append(declared_open(rewriting, everything, before))
-    if all(map(rewriting.accepted, made)):
-        return Opened(made[-1], alive, selected)
-    rewriting.erase(made[-1])
-    rewriting.erase(selected)
+    declared = create(OPEN_MASK, everything)
+    if create.accepted:
+        return Opened(declared, alive, selected)
+    create.erase_unread()
     return None
 
 

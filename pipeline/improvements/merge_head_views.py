@@ -25,7 +25,13 @@ def merge_head_views(rewriting: Rewriting) -> None:
     for node in list(rewriting.graph.nodes):
         parts = list(_parts(node))
         if len(parts) > 1 and _are_heads(node, parts):
-            _seen_as_heads(rewriting, node, parts)
+            first, width = min(part.view for part in parts), parts[0].width
+            sizes = [node.meta["val"].shape[-1] // width, width]
+            whole = rewriting.create(aten.unflatten.int, (node, rank_of(node) - 1, sizes), {}, first)
+            for part in parts if rewriting.accepted(whole) else ():
+                start = part.start // width
+                rewriting.offer(part.view, aten.slice.Tensor, (whole, rank_of(whole) - 2, start, start + part.heads))
+            rewriting.erase(whole)
 
 
 @frozen
@@ -52,18 +58,12 @@ def pieces(node: Node) -> Iterator[tuple[Node, int]]:
         if user.op != "call_function" or user.args[0] is not node:
             continue
         if user.target in SPLITS and _along_the_last(user, node):
-            ends = list(accumulate(piece.shape[-1] for piece in user.meta["val"]))
-            yield from ((item, [0, *ends][_index(item)]) for item in user.users if is_item(item))
+            starts = list(accumulate((piece.shape[-1] for piece in user.meta["val"]), initial=0))
+            yield from ((item, starts[item.args[1]]) for item in user.users if is_item(item))  # type: ignore[index]
         elif user.target is aten.slice.Tensor and _along_the_last(user, node) and argument(user, "step") == 1:
             start = argument(user, "start") or 0
             if isinstance(start, int) and start >= 0:
                 yield user, start
-
-
-def _index(item: Node) -> int:
-    index = item.args[1]
-    assert isinstance(index, int)
-    return index
 
 
 def _along_the_last(user: Node, node: Node) -> bool:
@@ -83,13 +83,3 @@ def _are_heads(node: Node, parts: Sequence[Part]) -> bool:
     width = parts[0].width
     starts = [node.meta["val"].shape[-1], *(part.start for part in parts)]
     return width > 0 and all(part.width == width for part in parts) and all(start % width == 0 for start in starts)
-
-
-def _seen_as_heads(rewriting: Rewriting, node: Node, parts: Sequence[Part]) -> None:
-    first, width = min(part.view for part in parts), parts[0].width
-    sizes = [node.meta["val"].shape[-1] // width, width]
-    whole = rewriting.create(aten.unflatten.int, (node, rank_of(node) - 1, sizes), {}, first)
-    for part in parts if rewriting.accepted(whole) else ():
-        start = part.start // width
-        rewriting.offer(part.view, aten.slice.Tensor, (whole, rank_of(whole) - 2, start, start + part.heads))
-    rewriting.erase(whole)

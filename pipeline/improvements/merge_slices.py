@@ -1,5 +1,4 @@
-"""merge_slices: compute equal chains on neighbouring slices of one tensor at once, such as rotations of queries and
-keys."""
+"""merge_slices: compute equal chains on neighbouring slices of one tensor at once (rotations of queries and keys)."""
 
 from __future__ import annotations
 
@@ -62,11 +61,6 @@ def _slices(source: Node) -> Iterator[_Slice]:
             yield _Slice(user, dim, start, stop)
 
 
-def _is_slice_along(node: Node, dims: Mapping[Node, int]) -> bool:
-    """Return whether a node slices along the merged rows: all rows of one slice are not all rows of both."""
-    return node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node)
-
-
 class _Chain:
     """Two equal chains of operators: pairs of nodes in order, and the dim of each that has the rows."""
 
@@ -94,8 +88,7 @@ class _Chain:
         return None
 
     def _dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a node's result that has the rows, if each row is computed from the same row of its inputs;
-        else None."""
+        """Return the dim of a result that has the rows, if each is computed from the inputs' same row; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -103,14 +96,13 @@ class _Chain:
             found = {dims.get(part) for part in parts}
             dim = found.pop()
             return dim if not found and dim != argument(node, "dim") % rank_of(node) else None
-        if _is_slice_along(node, dims):
-            return None
+        if node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
+            return None  # all rows of one slice are not all rows of both
         own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
         return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
 
     def _same(self, node: Node, reader: Node, dim: int) -> bool:
-        """Return whether both nodes compute the same, each on its own chain; explicit sizes may differ in the rows'
-        dim."""
+        """Return whether both nodes compute the same on their chains; sizes may differ in the rows' dim."""
         if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
             return False
         given, others = list(node.args), list(reader.args)
@@ -127,19 +119,21 @@ class _Chain:
             return self.pairs.get(x, x) is y
         return type(x) is type(y) and x == y
 
+    def readers(self, pair: tuple[Node, Node]) -> list[Node]:
+        """Return the nodes outside the chain that read a pair."""
+        inside = {*self.pairs, *self.pairs.values()}
+        return [user for node in pair for user in node.users if user not in inside]
+
     @property
     def ends(self) -> list[tuple[Node, Node]]:
         """Return the pairs, after the slices, that nodes outside the chain read."""
-        inside = {*self.pairs, *self.pairs.values()}
-        behind = list(self.pairs.items())[1:]
-        return [pair for pair in behind if any(user not in inside for node in pair for user in node.users)]
+        return list(filter(self.readers, list(self.pairs.items())[1:]))
 
     @property
     def pays(self) -> bool:
         """Return whether the chain computes something, and all its readers outside begin a kernel."""
-        inside, ends = {*self.pairs, *self.pairs.values()}, self.ends
-        readers = {user for pair in ends for node in pair for user in node.users if user not in inside}
-        return bool(ends) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
+        readers = [reader for pair in self.ends for reader in self.readers(pair)]
+        return bool(readers) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
 
 
 def _merged(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:

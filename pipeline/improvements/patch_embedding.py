@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
+from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
 """The least elements of a large kernel."""
@@ -25,7 +25,7 @@ def patch_embedding(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(aten.convolution.default):
         counted = not free_unbacked_symbols(node.meta["val"])
         if counted and _tiles(node) and rewriting.is_constant(node.args[1]):
-            _multiplied(rewriting, node)
+            _multiplied(rewriting.before(node))
 
 
 def _tiles(node: Node) -> bool:
@@ -37,24 +37,19 @@ def _tiles(node: Node) -> bool:
     if not plain or shifted or rank_of(node) != 2 + len(kernel) or not all(isinstance(s, int) for s in image):
         return False
     strides = list(argument(node, "stride")) * (len(kernel) if len(argument(node, "stride")) == 1 else 1)
-    return (
-        strides == kernel and math.prod(kernel) >= LARGE and all(s % k == 0 for s, k in zip(image, kernel, strict=True))
-    )
+    exact = all(size % k == 0 for size, k in zip(image, kernel, strict=True))
+    return exact and strides == kernel and math.prod(kernel) >= LARGE
 
 
 def _sizes(node: Argument) -> list[Argument]:
     return list(node.meta["val"].shape)
 
 
-def _multiplied(rewriting: Rewriting, node: Node) -> None:
-    x, weight, bias = node.args[:3]
+def _multiplied(create: NewCalls) -> None:
+    x, weight, bias = create.node.args[:3]
     (_, channels, *image), (features, _, *kernel) = _sizes(x), _sizes(weight)
     counts = [s // k for s, k in zip(image, kernel, strict=True)]
     dims = len(kernel)
-
-    def create(target: object, *args: object) -> Node:
-        return rewriting.create(target, args, {}, node)
-
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]
     cut = create(aten.view.default, x, [-1, channels, *pairs])
     places, inside = [2 + 2 * i for i in range(dims)], [3 + 2 * i for i in range(dims)]
@@ -63,7 +58,4 @@ def _multiplied(rewriting: Rewriting, node: Node) -> None:
     matrix = create(aten.reshape.default, weight, [features, channels * math.prod(kernel)])
     product = create(aten.linear.default, rows, matrix, bias)
     turned = create(aten.permute.default, product, [0, 2, 1])
-    new = create(aten.view.default, turned, [-1, features, *counts])
-    fresh = [cut, ordered, rows, product, turned, new]
-    if not all(map(rewriting.accepted, fresh)) or not rewriting.replace(node, new):
-        rewriting.erase(new)
+    create.replace(create(aten.view.default, turned, [-1, features, *counts]))

@@ -6,9 +6,9 @@ An operator without a rule is computed in float32: only operators known to be sa
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -76,30 +76,24 @@ STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
 def name_of(target: object) -> str:
-    """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if the target is not an operator of
-    ATen."""
+    """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if it is not an operator of ATen."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
 
 def rule_for(node: torch.fx.Node) -> Rule:
     """Return the rule for a call in a graph."""
     target, name = node.target, name_of(node.target)
-    if target is operator.getitem or not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
+    if not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
         return SAID
-    if name in STATISTICS and name_of(node.target) == "batch_norm" and node.args[5]:
+    if name == "batch_norm" and node.args[5]:
         return OTHERS
     kind = does(target)
-    rule = BY_NAME.get(name) or (BY_TRAIT.get(kind, OTHERS) if kind is not None else OTHERS)
-    return EXPONENTS if rule.mode == "inputs" and _beyond_halves(node) else rule
-
-
-LARGEST: Final = torch.finfo(torch.float16).max
-
-
-def _beyond_halves(node: torch.fx.Node) -> bool:
-    """Return whether a number among the arguments is finite but too large for float16: a mask of -3.4e38, say."""
-    numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float | int))
-    return any(LARGEST < abs(v) < math.inf for v in numbers) and isinstance(node.meta.get("val"), torch.Tensor)
+    rule = BY_NAME.get(name) or (OTHERS if kind is None else BY_TRAIT.get(kind, OTHERS))
+    if rule.mode == "inputs" and isinstance(node.meta.get("val"), torch.Tensor):
+        numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float | int))
+        if any(torch.finfo(torch.float16).max < abs(v) < math.inf for v in numbers):
+            return EXPONENTS  # a mask of -3.4e38, say
+    return rule
 
 
 def excluded_entries(value: object) -> tuple[Excluded, ...]:
@@ -120,18 +114,10 @@ def excludes(entry: Excluded, target: object, path: str) -> bool:
     if isinstance(entry, OpOverloadPacket):
         return isinstance(target, OpOverload) and target.overloadpacket is entry
     if isinstance(entry, str):
-        return any(fnmatchcase(name, entry) for name in (*_names(target), *_paths(path)))
+        names = set(qualified_names(target))
+        if isinstance(target, OpOverload):
+            names |= qualified_names(str(target.overloadpacket))
+        for above in accumulate(path.split("."), "{}.{}".format) if path else ():
+            names |= {above, f".{above}"}  # ``*.head`` matches ``head`` too
+        return any(fnmatchcase(name, entry) for name in names)
     return bool(entry(path))
-
-
-def _names(target: object) -> Iterable[str]:
-    """Return an operator's names, with and without its overload."""
-    names = qualified_names(target)
-    return names | qualified_names(str(target.overloadpacket)) if isinstance(target, OpOverload) else names
-
-
-def _paths(path: str) -> Iterable[str]:
-    """Return the module's path and those above it, each also with a leading dot: ``*.head`` matches ``head`` too."""
-    parts = path.split(".") if path else []
-    above = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-    return [name for part in above for name in (part, f".{part}")]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -42,8 +42,7 @@ Dims: TypeAlias = Mapping[int, int]
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:
-    """Return the dims along which an operator reads its arguments row by row to compute rows of ``dim``; None if it
-    does not."""
+    """Return the dims along which arguments are read row by row to compute rows of ``dim``; None if they are not."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
@@ -84,43 +83,30 @@ def _matmul(node: Node, dim: int) -> Dims | None:
     return {0: dim} if plain and dim < rank_of(node) - 1 else None
 
 
-def _addmm(node: Node, dim: int) -> Dims | None:
-    bias = node.args[0]
-    return {1: 0} if dim == 0 and isinstance(bias, Node) and rank_of(bias) == 1 else None
-
-
 def _cut(node: Node, dim: int) -> Dims | None:
     """Handle slices of another dim, or of everything."""
     return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
 
 
-def _picked(node: Node, dim: int) -> Dims:
-    return {0: dim + (dim >= argument(node, "dim") % rank_of(source_of(node)))}
-
-
 def _reshaped(node: Node, dim: int) -> Dims | None:
     """Handle reshapes: the rows are in the input dim before which there are as many elements as before the result's."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
-    if node.target is aten.unflatten.int and dim in _unflattened(node):
-        return None
+    if node.target is aten.unflatten.int:
+        first = argument(node, "dim") % len(before)
+        if first <= dim < first + len(argument(node, "sizes")):
+            return None
     for own, size in enumerate(before):
         if size == after[dim] and math.prod(before[:own]) == math.prod(after[:dim]):
             return {0: own}
     return None
 
 
-def _unflattened(node: Node) -> range:
-    """Return the result dims into which an ``unflatten`` splits one dim."""
-    first = argument(node, "dim") % rank_of(source_of(node))
-    return range(first, first + len(argument(node, "sizes")))
-
-
 READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...] = (
     ((aten.linear.default, *NORMS), _along_leading),
     ((aten.mm.default, aten.matmul.default), _matmul),
-    ((aten.addmm.default,), _addmm),
+    ((aten.addmm.default,), lambda node, dim: {1: 0} if dim == 0 and rank_of(source_of(node)) == 1 else None),
     ((aten.slice.Tensor,), _cut),
-    ((aten.select.int,), _picked),
+    ((aten.select.int,), lambda node, dim: {0: dim + (dim >= argument(node, "dim") % (rank_of(node) + 1))}),
     (targets(Does.RESHAPES), _reshaped),
     (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
     (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
@@ -142,21 +128,15 @@ class Selection:
     stop: int
     count: int
 
-    @property
-    def rows(self) -> tuple[int, int, int]:
-        """The key that equal selections of one tensor share."""
-        return self.dim, self.start, self.stop
-
 
 @improvement(after="masked_rows")
 def push_down_slices(rewriting: Rewriting) -> None:
     """Move a selection of few rows before the operators that compute each row independently."""
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
         chosen = None if node._erased else _selection(node)
-        if chosen is not None:
-            region = _region(chosen)
-            if any(does(n.target) in WORTH for n in region):
-                _Narrowing(rewriting, chosen, region).apply()
+        region = {} if chosen is None else _region(chosen)
+        if chosen is not None and any(does(n.target) in WORTH for n in region):
+            _narrow(rewriting, chosen, region)
 
 
 def _selection(node: Node) -> Selection | None:
@@ -203,47 +183,36 @@ def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int |
             dims |= {read.get(i) for i, argument in enumerate(reader.args) if argument is node}
         else:
             same = _selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None
-            alike = same is not None and same.source is chosen.source and same.rows == chosen.rows
-            dims.add(chosen.dim if alike else None)
+            dims.add(chosen.dim if same == chosen else None)
     size = shape_of(chosen.source.meta["val"])[chosen.dim]
     dim = dims.pop() if len(dims) == 1 else None
     return dim if dim is not None and shape_of(node.meta["val"])[dim] == size else None
 
 
-class _Narrowing:
-    """The rewriting of one region."""
+def _narrow(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
+    """Compute only the rows of a region, and replace every selection of them; do nothing if a converter is missing."""
+    made: dict[tuple[Argument, int], Node] = {}
 
-    def __init__(self, rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
-        self.rewriting, self.chosen, self.region = rewriting, chosen, region
-        self.made: dict[tuple[Node, int], Node] = {}
-
-    def apply(self) -> None:
-        """Compute only the rows, and replace every selection of them; do nothing if a converter is missing."""
-        for node in sorted(self.region):
-            self.made[node, self.region[node]] = self._narrow(node, self.region[node])
-        if all(map(self.rewriting.accepted, self.made.values())):
-            whole, dim = self.chosen.source, self.chosen.dim
-            rows = self.made[whole, dim]
-            for reader in list(whole.users):
-                if reader.target is aten.select.int:
-                    self.rewriting.offer(reader, aten.select.int, (rows, dim, 0))
-                else:
-                    self.rewriting.replace(reader, rows)
-        for node in reversed(self.made.values()):
-            self.rewriting.erase(node)
-
-    def _narrow(self, node: Node, dim: int) -> Node:
-        reads = rows_read(node, dim)
-        assert reads is not None
-        arguments = [self._rows(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
-        if states_sizes(node.target):
-            sizes: Any = arguments[1]
-            arguments[1] = [*sizes[:dim], self.chosen.count, *sizes[dim + 1 :]]
-        return self.rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)
-
-    def _rows(self, value: Argument, dim: int, reader: Node) -> Node:
+    def rows_of(value: Argument, dim: int, reader: Node) -> Node:
         """Return the rows of an argument: computed alone, or selected once for all readers."""
-        if (value, dim) not in self.made:
-            cut = (value, dim, self.chosen.start, self.chosen.stop)
-            self.made[value, dim] = self.rewriting.create(aten.slice.Tensor, cut, {}, reader)
-        return self.made[value, dim]
+        if (value, dim) not in made:
+            cut = (value, dim, chosen.start, chosen.stop)
+            made[value, dim] = rewriting.create(aten.slice.Tensor, cut, {}, reader)
+        return made[value, dim]
+
+    for node in sorted(region):
+        dim = region[node]
+        reads = rows_read(node, dim) or {}
+        arguments: list[Argument] = [rows_of(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
+        if states_sizes(node.target):
+            arguments[1] = [*arguments[1][:dim], chosen.count, *arguments[1][dim + 1 :]]
+        made[node, dim] = rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)
+    if all(map(rewriting.accepted, made.values())):
+        rows = made[chosen.source, chosen.dim]
+        for reader in list(chosen.source.users):
+            if reader.target is aten.select.int:
+                rewriting.offer(reader, aten.select.int, (rows, chosen.dim, 0))
+            else:
+                rewriting.replace(reader, rows)
+    for node in reversed(made.values()):
+        rewriting.erase(node)

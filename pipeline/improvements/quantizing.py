@@ -31,8 +31,7 @@ def weight_of(node: Node) -> Node | None:
 
 
 def block_of(type: str, node: Node) -> tuple[int, ...] | None:
-    """Return the block of a weight's scales: one per output, or INT4's blocks along a row; None if no length divides
-    it."""
+    """Return the block of a weight's scales: one per output, or INT4's along a row; None if no length divides it."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape

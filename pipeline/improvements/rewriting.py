@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias, overload
 
 import torch
@@ -33,17 +34,6 @@ SMALL = 1 << 22
 """The most elements of a constant whose values passes may examine."""
 
 
-@frozen
-class Claimed:
-    """The target that hides a call from our passes, because a user's converter may accept it."""
-
-    target: Target
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        """Call the operator: fx requires targets to be callable."""
-        return self.target(*args, **kwargs)
-
-
 class Rewriting:
     """A copy of a program's graph that passes change. ``finished`` returns the new program."""
 
@@ -59,15 +49,20 @@ class Rewriting:
 
     def run_protected(self, each: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may accept: the pass does not recognise
-        them, and is undone if one of them is no longer needed."""
+        them, as `partial` hides their targets, and is undone if one of them is no longer needed."""
         if not self.claims.high:
             return self._run(each)
-        self._hide()
+        for node in self.graph.nodes:
+            call = (node.target, node.args, node.kwargs, node.meta.get("val"))
+            if node.op == "call_function" and self.claims.keeps(*call):
+                node.target = partial(node.target)
         before, program, needed = graphs.copied(self.graph), self.program, self._needed()
         self._run(each)
         if self._needed() != needed:
             self.graph, self.program = before, program
-        self._show()
+        for node in self.graph.nodes:
+            if isinstance(node.target, partial):
+                node.target = node.target.func
 
     def _run(self, each: Improvement) -> None:
         """Apply a pass. A node about whose sizes it asks a data-dependent question stays unchanged."""
@@ -78,20 +73,9 @@ class Rewriting:
         except GuardOnDataDependentSymNode:
             self.erase_unread()
 
-    def _hide(self) -> None:
-        for node in self.graph.nodes:
-            call = (node.target, node.args, node.kwargs, node.meta.get("val"))
-            if node.op == "call_function" and self.claims.keeps(*call):
-                node.target = Claimed(node.target)
-
     def _needed(self) -> list[str]:
         """Return the names of the hidden calls that something reads."""
-        return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
-
-    def _show(self) -> None:
-        for node in self.graph.nodes:
-            if isinstance(node.target, Claimed):
-                node.target = node.target.target
+        return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:
         """Yield the calls of these operators, in order; the graph may change meanwhile."""
@@ -110,15 +94,9 @@ class Rewriting:
         self.created.append(node)
         return node
 
-    def traced(self, function: Function, args: tuple[Argument, ...], before: Node) -> Argument:
-        """Trace a function of tensors on these arguments and insert its nodes before a node; None if it asks for a
-        data-dependent size."""
-        template = self.templates.of(function, None, args, {}, None)
-
-        def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
-            return self.create(node.target, args, kwargs, before)
-
-        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
+    def before(self, node: Node) -> NewCalls:
+        """Return a function that creates calls before a node and on behalf of it, and collects them."""
+        return NewCalls(self, node)
 
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
@@ -159,15 +137,13 @@ class Rewriting:
                 waiting += dead.all_input_nodes
                 self.graph.erase_node(dead)
 
-    def erase_unread(self, since: int = 0) -> None:
-        """Erase the unread nodes that passes created, except the first ``since``."""
-        for node in reversed(self.created[since:]):
-            if not node._erased and not node.users:
-                self.graph.erase_node(node)
+    def erase_unread(self) -> None:
+        """Erase the unread nodes that the current pass created."""
+        for node in reversed(self.created):
+            self.erase(node)
 
     def is_constant(self, node: object) -> bool:
-        """Return whether a value is the same at every call and can be folded: a number, or computed from the model's
-        tensors."""
+        """Return whether a value is a number, or computed from the model's tensors alone, so that it can be folded."""
         return graphs.evaluated(self._is_constant, node, known=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
@@ -175,16 +151,17 @@ class Rewriting:
             return True
         if node.op == "placeholder":
             return node.name in self.program.constants
-        if node.target in KEPT or not is_pure(node.target):
-            return False
+        found = node.target not in KEPT and is_pure(node.target)
         for source in node.all_input_nodes:
-            if not (yield self._is_constant, source):
-                return False
-        return True
+            found = found and (yield self._is_constant, source)
+        return found
+
+    def owns(self, node: Node, value: object) -> bool:
+        """Return whether a value is a constant of the model that only this node reads."""
+        return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
     def literal(self, node: Argument) -> torch.Tensor | None:
-        """Return the value of a small constant that does not depend on the model's own tensors; None for any other
-        node."""
+        """Return the value of a small constant that is none of the model's own tensors; None for any other node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
@@ -202,12 +179,57 @@ class Rewriting:
         return fold(self.program.with_graph(self.graph))
 
 
+class NewCalls(list[Node]):
+    """The calls created before a node and on behalf of it, such as those that replace it."""
+
+    def __init__(self, rewriting: Rewriting, node: Node) -> None:
+        super().__init__()
+        self.rewriting, self.node = rewriting, node
+
+    def __call__(self, target: Target, *args: Argument, **kwargs: Argument) -> Node:
+        self.append(self.rewriting.create(target, args, kwargs, self.node))
+        return self[-1]
+
+    def cast(self, x: Node, dtype: torch.dtype | None) -> Node:
+        """Return a node in this dtype: itself, or a cast of it."""
+        return x if dtype_of(x) == dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+    def size(self, x: Node, dim: int) -> Argument:
+        """Return the size of a node's dim: a number, or a node."""
+        size = x.meta["val"].shape[dim]
+        return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
+
+    def traced(self, function: Function, *args: Argument) -> Argument:
+        """Trace a function of tensors and return its result; None if it asks for a data-dependent size."""
+        template = self.rewriting.templates.of(function, None, args, {}, None)
+
+        def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
+            return self(node.target, *args, **kwargs)
+
+        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether converters accept all calls."""
+        return all(map(self.rewriting.accepted, self))
+
+    def replace(self, new: Node) -> bool:
+        """Replace the node by the last of its calls if converters accept all and the types are equal. Erase unread
+        calls; return whether it was replaced."""
+        done = self.accepted and self.rewriting.replace(self.node, new)
+        self.erase_unread()
+        return done
+
+    def erase_unread(self) -> None:
+        """Erase the calls that nothing reads."""
+        for node in reversed(self):
+            self.rewriting.erase(node)
+
+
 @frozen
 class Improvement:
-    """A pass: its name, the function that changes a graph, and the name of the pass that it follows.
-
-    It changes only what it recognises for certain.
-    """
+    """A pass: its name, the function that changes a graph, and the name of the pass that it follows. It changes only
+    what it recognises for certain."""
 
     name: str
     apply: Callable[[Rewriting], None]
@@ -228,12 +250,7 @@ def improvement(*, after: str) -> Callable[[Callable[[Rewriting], None]], Improv
 def improvement(
     function: Callable[[Rewriting], None] | None = None, /, *, after: str = ""
 ) -> Improvement | Callable[[Callable[[Rewriting], None]], Improvement]:
-    """Return a function as a pass of the same name.
-
-    Args:
-        function: the function; None for use as ``@improvement(after="fuse_gelu")``.
-        after: the name of the pass of this package that this pass follows.
-    """
+    """Return a function as a pass of its name; ``@improvement(after="fuse_gelu")`` names the pass that it follows."""
     if function is None:
         return lambda function: Improvement(function.__name__, function, after)
     return Improvement(function.__name__, function, after)
@@ -257,8 +274,7 @@ def dtype_of(node: object) -> torch.dtype | None:
 
 
 def is_copy(node: Node) -> bool:
-    """Return whether a node returns its input unchanged: a copy, or a slice of everything, which torch 2.11 emits for
-    ``:``."""
+    """Return whether a node copies its input, as a slice of everything does, which torch 2.11 emits for ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and alike(node, source_of(node))
     return does(node.target) is Does.COPIES
@@ -289,7 +305,7 @@ def source_of(node: Node) -> Argument:
 def orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
     """Yield the two operands of a node, in either order."""
     a, b = node.args[:2]
-    return iter(((a, b), (b, a)))
+    yield from ((a, b), (b, a))
 
 
 def only_reader(node: Node) -> Node | None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from pipeline.aten.traits import Does, does
-from pipeline.improvements.rewriting import Node, Rewriting, improvement, is_output, only_reader, source_of
+from pipeline.improvements.rewriting import (
+    NewCalls,
+    Node,
+    Rewriting,
+    dtype_of,
+    improvement,
+    is_output,
+    only_reader,
+    source_of,
+)
 from pipeline.quirks import applies
 
 VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
@@ -22,16 +31,11 @@ def round_before_views(rewriting: Rewriting) -> None:
     if not applies("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
-        views = [] if node._erased or not _rounds(node) else _views(source_of(node))
+        if node._erased or does(node.target) is not Does.CASTS or dtype_of(node) != torch.bfloat16:
+            continue
+        views = _views(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
-            _moved(rewriting, node, views)
-
-
-def _rounds(node: Node) -> bool:
-    value, given = node.meta.get("val"), node.args[0] if node.args else None
-    if does(node.target) is not Does.CASTS or not isinstance(given, Node) or not isinstance(value, torch.Tensor):
-        return False
-    return (given.meta["val"].dtype, value.dtype) == (torch.float32, torch.bfloat16)
+            _move(rewriting.before(node), views)
 
 
 def _views(node: Node) -> list[Node]:
@@ -43,11 +47,8 @@ def _views(node: Node) -> list[Node]:
     return found if node.op == "call_function" else []
 
 
-def _moved(rewriting: Rewriting, cast: Node, views: list[Node]) -> None:
-    new = rewriting.create(cast.target, (source_of(views[0]), *cast.args[1:]), dict(cast.kwargs), cast)
-    made = [new]
-    for view in views:
-        new = rewriting.create(view.target, (new, *view.args[1:]), dict(view.kwargs), cast)
-        made.append(new)
-    if not (all(map(rewriting.accepted, made)) and rewriting.replace(cast, new)):
-        rewriting.erase(new)
+def _move(create: NewCalls, views: list[Node]) -> None:
+    new = source_of(views[0])
+    for moved in (create.node, *views):
+        new = create(moved.target, new, *moved.args[1:], **moved.kwargs)
+    create.replace(new)

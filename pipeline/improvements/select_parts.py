@@ -18,29 +18,20 @@ def select_parts(rewriting: Rewriting) -> None:
     """
     for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
         parts = sorted(pieces(node), key=lambda part: part[1])
-        if len(parts) > 1 and _are_equal(node, parts) and _are_all(node, parts):
-            _selected(rewriting, node, [part for part, _ in parts])
+        if len(parts) > 1 and _are_equal(node, parts):
+            last, width = rank_of(node) - 1, parts[0][0].meta["val"].shape[-1]
+            view = rewriting.create(aten.unflatten.int, (node, last, [len(parts), width]), {}, node.next)
+            for index, (part, _) in enumerate(parts) if rewriting.accepted(view) else ():
+                rewriting.offer(part, aten.select.int, (view, last, index))
+            rewriting.erase(view)
 
 
 def _are_equal(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
-    """Return whether parts of one width follow one another from the first element to the last."""
+    """Return whether parts of one width cover a node in order, and nothing else reads it."""
     width = parts[0][0].meta["val"].shape[-1]
     alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)
-    return alike and [width * i for i in range(len(parts))] == [start for _, start in parts]
-
-
-def _are_all(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
-    """Return whether the parts cover a node, and nothing else reads it."""
+    starts = [*(start for _, start in parts), node.meta["val"].shape[-1]]
     read = {user for user in node.users if user.target not in SPLITS}
     read |= {item for user in node.users if user.target in SPLITS for item in user.users if is_item(item)}
-    whole = node.meta["val"].shape[-1] == len(parts) * parts[0][0].meta["val"].shape[-1]
-    return whole and not is_output(node) and read == {part for part, _ in parts}
-
-
-def _selected(rewriting: Rewriting, node: Node, parts: Sequence[Node]) -> None:
-    last = rank_of(node) - 1
-    sizes = [len(parts), parts[0].meta["val"].shape[-1]]
-    view = rewriting.create(aten.unflatten.int, (node, last, sizes), {}, node.next)
-    for index, part in enumerate(parts) if rewriting.accepted(view) else ():
-        rewriting.offer(part, aten.select.int, (view, last, index))
-    rewriting.erase(view)
+    in_order = alike and starts == [width * i for i in range(len(starts))]
+    return in_order and not is_output(node) and read == {part for part, _ in parts}

@@ -7,18 +7,18 @@ Models compute masks from counted positions, ``arange(n)[:, None] >= arange(n)``
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import Steps, evaluated
+from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.traits import PART, Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.converters.attention import is_open
-from pipeline.improvements.fuse_attention import SDPA
-from pipeline.improvements.open_masks import declared_open, is_made_open
+from pipeline.improvements.fuse_attention import NOT, SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -27,6 +27,7 @@ from pipeline.improvements.rewriting import (
     copied,
     dtype_of,
     improvement,
+    orders,
     rank_of,
     source_of,
 )
@@ -36,6 +37,7 @@ WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
 """Operators that do not change the last two dims of a mask unless their shapes show it."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
+OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
 
 
 @improvement(after="fuse_attention")
@@ -48,16 +50,22 @@ def simplify_masks(rewriting: Rewriting) -> None:
         if not isinstance(mask, Node) or argument(node, "is_causal"):
             continue
         if constant_of(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
-            rewriting.offer(node, SDPA, (*node.args[:3], None, *node.args[4:]), dict(node.kwargs))
+            with_mask(rewriting, node, None)
         elif evaluated(_is_causal, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
         elif not is_open(mask) and (mask in shown or is_made_open(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
-                shown[mask] = declared_open(rewriting, mask, node)
+                shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):
-                rewriting.offer(node, SDPA, (*node.args[:3], shown[mask], *node.args[4:]), dict(node.kwargs))
+                with_mask(rewriting, node, shown[mask])
     for made in shown.values():
         rewriting.erase(made)
+
+
+def with_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
+    """Offer an attention with another mask, and with other values if given."""
+    query, key, own, _, *options = node.args
+    rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
 
 
 def constant_of(rewriting: Rewriting, node: object) -> float | None:
@@ -66,11 +74,41 @@ def constant_of(rewriting: Rewriting, node: object) -> float | None:
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
+def is_made_open(mask: Any) -> bool:
+    """Return whether a mask's computation proves that every row leaves a key: it has no minus infinity, or it opens the
+    completely masked rows of another mask."""
+    while isinstance(mask, Node) and mask.target is aten.expand.default:
+        mask = mask.args[0]
+    if not isinstance(mask, Node):
+        return False
+    if mask.target in OR:
+        return any(_has_nothing(rows, of) for of, rows in (mask.args, mask.args[::-1]))
+    if mask.target is aten.clamp.default:
+        least = argument(mask, "min")
+        return isinstance(least, float) and math.isfinite(least) and argument(mask, "max") is None
+    if mask.target is aten.masked_fill.Scalar:
+        of, rows, filled = mask.args
+        return bool(filled == 0) and _has_nothing(rows, of)
+    return False
+
+
+def _has_nothing(rows: Any, mask: Any) -> bool:
+    """Return whether one tensor marks the completely masked rows of another: ``~mask.any(-1, keepdim=True)``."""
+    some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
+    if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
+        return False
+    counts: Any = some.args[0]
+    if argument(some, "dim") not in (-1, counts.meta["val"].dim() - 1):
+        return False
+    added = isinstance(counts, Node) and counts.target is aten.ne.Scalar and counts.args[1] == -math.inf
+    return (counts.args[0] if added else counts) is mask
+
+
 def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
     """Return whether an additive mask that is computed at each call has only finite numbers."""
-    bounds = (
-        None if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask) else evaluated(_bounds, rewriting, mask)
-    )
+    if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask):
+        return False
+    bounds = evaluated(_bounds, rewriting, mask)
     return bounds is not None and all(map(math.isfinite, bounds))
 
 
@@ -87,10 +125,14 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     found = rewriting.literal(node)
     if found is not None:
         return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
-    dtype, bounds = dtype_of(node), (yield _computed, rewriting, node)
+    dtype = dtype_of(node)
+    bounds: Bounds | None = yield _computed, rewriting, node
     if dtype == torch.bool:
         return bounds or ANY_BOOL
-    return _rounded(bounds, dtype) if bounds is not None and dtype in FLOATS else bounds
+    if bounds is None or dtype not in FLOATS:
+        return bounds
+    low, high = torch.tensor(bounds, dtype=torch.float64).to(dtype).tolist()
+    return low, high
 
 
 def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
@@ -108,8 +150,13 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
         low, high = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         taken = taken if low != high else args[1:2] if low else args[2:]
     if taken is not None:
-        either: Bounds | None = yield _either, rewriting, *taken
-        return either
+        each: list[Bounds] = []
+        for one in taken:
+            if (bounds := (yield _bounds, rewriting, one)) is None:
+                return None
+            each.append(bounds)
+        lows, highs = zip(*each, strict=True)
+        return min(lows), max(highs)
     if node.target in AND and dtype_of(node) == torch.bool:
         a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         b = (yield _bounds, rewriting, args[1]) or ANY_BOOL
@@ -126,26 +173,11 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     return _cast(inner, dtype_of(args[0]), dtype_of(node))
 
 
-def _either(rewriting: Rewriting, *nodes: object) -> Steps[Bounds | None]:
-    """Return the bounds of elements that come from any of these nodes."""
-    each: list[Bounds] = []
-    for node in nodes:
-        if (bounds := (yield _bounds, rewriting, node)) is None:
-            return None
-        each.append(bounds)
-    return min(low for low, _ in each), max(high for _, high in each)
-
-
 def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
     """Return bounds in another dtype; None for a cast from float to integer."""
     if dtype == torch.bool:
         return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
     return None if source in FLOATS and dtype not in FLOATS else bounds
-
-
-def _rounded(bounds: Bounds, dtype: torch.dtype) -> Bounds:
-    low, high = torch.tensor(bounds, dtype=torch.float64).to(dtype).tolist()
-    return low, high
 
 
 def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
@@ -162,14 +194,13 @@ def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
     if node.target is aten.tril.default:
         return argument(node, "diagonal") == 0 and constant_of(rewriting, node.args[0]) == 1.0
     if node.target in AND:
-        for one, other in (node.args[:2], node.args[1::-1]):
+        for one, other in orders(node):
             if constant_of(rewriting, one) == 1.0 and isinstance(other, Node):
                 return rank_of(other) == rank_of(node) and (yield _is_causal, rewriting, other)
         return False
     if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
-        key, query = (
-            evaluated(_counted, rewriting, node.args[i if node.target is aten.le.Tensor else 1 - i]) for i in (0, 1)
-        )
+        sides = node.args if node.target is aten.le.Tensor else node.args[::-1]
+        key, query = (evaluated(_counted, rewriting, side) for side in sides)
         return key is not None and query is not None and key == Counted(1, query.start) and query.dim == 2
     return False
 

@@ -52,9 +52,8 @@ def split_doubles(rewriting: Rewriting) -> None:
         return
     values = _Values(rewriting)
     casts = list(values.casts())
-    if values.make(casts) and all(
-        rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64
-    ):
+    made = values.make(casts)
+    if made and all(rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64):
         values.put(casts)
     rewriting.erase_unread()
 
@@ -121,7 +120,6 @@ class _Values:
         self.ways[node] = found
 
     def _forms(self, value: Argument) -> Sequence[Form]:
-        """Return the forms that an argument has."""
         if not isinstance(value, Node):
             return (Form.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
         if dtype_of(value) in EXACT:
@@ -130,8 +128,7 @@ class _Values:
         return (Form.CONSTANT, *doubles.GIVEN) if constant else tuple(self.ways.get(value, ()))
 
     def _recipes(self, node: Node) -> Iterator[tuple[Form, Way]]:
-        """Yield the recipes for forms of a node from forms of its arguments, whether or not the arguments have
-        these."""
+        """Yield recipes for forms of a node from forms of its arguments, whether or not the arguments have these."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Form.TERMS, ([(x, Form.PARTS), (y, Form.PARTS)], self._traced(doubles.product))
@@ -162,18 +159,18 @@ class _Values:
             return value
         key = value, doubles.GIVEN[form]
         if key not in self.made:
-            self.made[key] = self.rewriting.traced(doubles.GIVEN[form], (value,), before)
+            self.made[key] = self.rewriting.before(before).traced(doubles.GIVEN[form], value)
         return self.made[key]
 
     def _traced(self, function: Build) -> Build:
-        return lambda node, *parts: self.rewriting.traced(function, parts, node)
+        return lambda node, *parts: self.rewriting.before(node).traced(function, *parts)
 
     def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
         """Return a function that creates a form of a filled tensor from the same tensor in an exact dtype."""
 
         def build(node: Node) -> Argument:
-            given = self.rewriting.create(node.target, node.args, {**node.kwargs, "dtype": dtype}, node)
-            return self.rewriting.traced(function, (given,), node)
+            create = self.rewriting.before(node)
+            return create.traced(function, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
 
         return build
 

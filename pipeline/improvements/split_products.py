@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument, Target
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, only_reader, rank_of
+from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import applies
-from pipeline.shapes.environment import Shape, bounds, shape_of
+from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
@@ -28,10 +26,6 @@ LONG, SHORTEST = 1024, 256
 MOST, MOST_BESIDE_MANY = 8, 4
 """The most parts, and the most where another profile has many rows: eight take a prompt 10 % longer, four 3.5 %."""
 
-Parts: TypeAlias = Callable[[Sequence[int], int, int], int]
-"""Returns the number of parts for the rows that each profile is tuned for, the length K of the sum and the columns
-N."""
-
 
 @improvement(after="select_parts")
 def split_products(rewriting: Rewriting) -> None:
@@ -42,12 +36,18 @@ def split_products(rewriting: Rewriting) -> None:
     16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have blocks enough.
     Six layers of a Llama-like decoder, 8 rows: 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59.
     """
-    if applies("unsplit-sums"):
-        split(rewriting, parts_of)
+    if not applies("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
+        return
+    for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
+        product = _product(rewriting, node)
+        parts = 1 if product is None else parts_of(_rows(rewriting, product.x), *product.sizes)
+        if product is not None and parts > 1:
+            _split(rewriting.before(node), product, parts)
 
 
 def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
-    """Return the number of parts of a matmul, so that each multiprocessor has one; 1 leaves the matmul unchanged."""
+    """Return the number of parts, a power of two, of a matmul [·, K] @ [K, N] for the rows that each profile is tuned
+    for, so that each multiprocessor has one; 1 leaves the matmul unchanged."""
     if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
         return 1
     parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
@@ -73,81 +73,46 @@ class Product:
         return (second, first) if self.is_linear else (first, second)
 
 
-def split(rewriting: Rewriting, parts_of: Parts) -> None:
-    """Split the matmuls by constants in halves, each into ``parts_of(…)`` parts: a power of two."""
-    if rewriting.program.settings.use_fp32_acc:
-        return
-    for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
-        product = _product(rewriting, node)
-        parts = 1 if product is None else parts_of(_rows(rewriting, product.x), *product.sizes)
-        if product is not None and parts > 1:
-            _split(rewriting, node, product, parts)
-
-
 def _product(rewriting: Rewriting, node: Node) -> Product | None:
-    """Return a node's matmul, if it multiplies rows by a constant of the model in halves that nothing else reads; else
-    None."""
+    """Return a node's matmul, if it is of rows and a constant in halves that nothing else reads; else None."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
     else:
-        (x, weight), bias, plain = node.args[:2], None, True
-        bias = argument(node, "bias") if node.target is aten.linear.default else None
-    product = Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
-    return product if plain and _is_own(rewriting, product, node) else None
-
-
-def _is_own(rewriting: Rewriting, product: Product, node: Node) -> bool:
-    x, weight, bias = product.x, product.weight, product.bias
-    if not isinstance(x, Node) or not isinstance(weight, Node) or dtype_of(node) not in HALVES:
-        return False
-    added = bias is None or (isinstance(bias, Node) and rank_of(bias) == 1 and rewriting.is_constant(bias))
-    own = only_reader(weight) is node and rewriting.is_constant(weight) and not rewriting.is_constant(x)
-    return own and added and rank_of(x) >= 2 and rank_of(weight) == 2 and dtype_of(x) == dtype_of(weight)
+        x, weight = node.args[:2]
+        bias, plain = argument(node, "bias") if node.target is aten.linear.default else None, True
+    if not isinstance(x, Node) or not isinstance(weight, Node) or not rewriting.owns(node, weight):
+        return None
+    plain = plain and (bias is None or (isinstance(bias, Node) and rank_of(bias) == 1 and rewriting.is_constant(bias)))
+    halves = dtype_of(node) in HALVES and not rewriting.is_constant(x) and dtype_of(x) == dtype_of(weight)
+    if not plain or not halves or rank_of(x) < 2 or rank_of(weight) != 2:
+        return None
+    return Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
 
 
 def _rows(rewriting: Rewriting, x: Node) -> list[int]:
     """Return the rows that each profile is tuned for."""
-    count = math.prod(_leading(x))
-    program = rewriting.program
+    count, program = math.prod(shape_of(x.meta["val"])[:-1]), rewriting.program
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
-def _split(rewriting: Rewriting, node: Node, product: Product, parts: int) -> None:
-    """Replace a matmul by the sum of its parts, if converters accept all new nodes."""
+def _split(create: NewCalls, product: Product, parts: int) -> None:
+    """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts, a power of two, are
+    added by pairs: a reduction of more than four would be a separate kernel."""
     inner, columns = product.sizes
-    fresh: list[Node] = []
-
-    def create(target: Target, *args: Argument, **kwargs: Argument) -> Node:
-        fresh.append(rewriting.create(target, args, kwargs, node))
-        return fresh[-1]
-
     x, last = product.x, rank_of(product.x) - 1
     rows = create(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x
     sides = create(aten.transpose.int, create(aten.unflatten.int, rows, 1, [parts, inner // parts]), 0, 1)
     cut = create(aten.unflatten.int, product.weight, int(product.is_linear), [parts, inner // parts])
     matrices = create(aten.permute.default, cut, [1, 2, 0]) if product.is_linear else cut
     wide = create(aten._to_copy.default, create(aten.matmul.default, sides, matrices), dtype=torch.float32)
-    total = _sum(create, [create(aten.select.int, wide, 0, part) for part in range(parts)])
-    if product.bias is not None:
-        total = create(aten.add.Tensor, total, create(aten._to_copy.default, product.bias, dtype=torch.float32))
-    new = create(aten._to_copy.default, total, dtype=dtype_of(node))
-    computed = list(fresh)
-    if last > 1:
-        leading = [s if isinstance(s, int) else create(aten.sym_size.int, x, d) for d, s in enumerate(_leading(x))]
-        new = create(aten.view.default, new, [*leading, columns])
-        computed.append(new)
-    if not all(map(rewriting.accepted, computed)) or not rewriting.replace(node, new):
-        rewriting.erase(new)
-
-
-def _leading(x: Node) -> Shape:
-    return shape_of(x.meta["val"])[:-1]
-
-
-def _sum(create: Callable[..., Node], terms: list[Node]) -> Node:
-    """Return the sum of a power of two of tensors, by pairs: a reduction of more than four would be a separate
-    kernel."""
+    terms = [create(aten.select.int, wide, 0, part) for part in range(parts)]
     while len(terms) > 1:
         terms = [create(aten.add.Tensor, *pair) for pair in zip(terms[::2], terms[1::2], strict=True)]
-    return terms[0]
+    [total] = terms
+    if product.bias is not None:
+        total = create(aten.add.Tensor, total, create.cast(product.bias, torch.float32))
+    new = create.cast(total, dtype_of(create.node))
+    if last > 1:
+        new = create(aten.view.default, new, [*(create.size(x, dim) for dim in range(last)), columns])
+    create.replace(new)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, only_reader, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 
 PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 
@@ -20,16 +20,12 @@ def transpose_weights(rewriting: Rewriting) -> None:
     """
     for node in rewriting.nodes(*PRODUCTS) if len(rewriting.program.profiles) > 1 else ():
         *bias, x, weight = node.args
-        if isinstance(x, Node) and _is_own(rewriting, weight, node) and _adds_plainly(node, bias):
+        if not (isinstance(x, Node) and isinstance(weight, Node) and weight.op == "placeholder"):
+            continue
+        if rank_of(weight) == 2 and rewriting.owns(node, weight) and _adds_plainly(node, bias):
             turned = rewriting.create(aten.transpose.int, (weight, 0, 1), {}, node)
             if rewriting.offer(node, aten.linear.default, (x, turned, *bias)) is None:
                 rewriting.erase(turned)
-
-
-def _is_own(rewriting: Rewriting, weight: Argument, node: Node) -> bool:
-    """Return whether a weight is a constant matrix of the model that nothing else reads."""
-    own = isinstance(weight, Node) and weight.op == "placeholder" and only_reader(weight) is node
-    return own and rewriting.is_constant(weight) and rank_of(weight) == 2
 
 
 def _adds_plainly(node: Node, bias: Sequence[Argument]) -> bool:

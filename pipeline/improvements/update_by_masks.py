@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from attrs import field, frozen
+from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise, why_apart
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
+from pipeline.improvements.index_by_masks import masks
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 
@@ -29,8 +31,8 @@ def update_by_masks(rewriting: Rewriting) -> None:
         if mask is None or argument(node, "accumulate"):
             continue
         update = _Update(rewriting, node, mask)
-        if update.reads(value) and update.uses_full_int8(value):
-            for _ in range(len(shape_of(x.meta["val"])) - len(shape_of(mask.meta["val"]))):
+        if update.reads(value) and update.has_whole(value):
+            for _ in range(rank_of(x) - rank_of(mask)):
                 mask = rewriting.create(aten.unsqueeze.default, (mask, -1), {}, node)
             rewriting.offer(node, aten.where.self, (mask, update.whole(value), x))
 
@@ -54,25 +56,25 @@ class _Update:
             self._reads[value] = self._is_picked(value) or any(self.reads(each, within - 1) for each in sources)
         return self._reads[value]
 
-    def uses_full_int8(self, value: Argument) -> bool:
+    def has_whole(self, value: Argument) -> bool:
         """Return whether a value can be computed for all elements."""
         if not isinstance(value, Node) or self._is_picked(value):
             return True
         if not self.reads(value):
             return isinstance(value.meta.get("val"), torch.Tensor) and self._spreads(value)
-        return all(map(self.uses_full_int8, value.all_input_nodes))
+        return all(map(self.has_whole, value.all_input_nodes))
 
     def whole(self, value: Argument) -> Argument:
         """Return a value, computed for all elements."""
         if not isinstance(value, Node) or not self.reads(value):
             return value
         if value not in self._whole:
-            self._whole[value] = value.args[0] if self._is_picked(value) else self._computed(value)
+            if self._is_picked(value):
+                self._whole[value] = value.args[0]
+            else:
+                args, kwargs = map_arg((value.args, dict(value.kwargs)), self.whole)
+                self._whole[value] = self.rewriting.create(value.target, args, kwargs, self.node)
         return self._whole[value]
-
-    def _computed(self, value: Node) -> Node:
-        args, kwargs = torch.fx.node.map_arg((value.args, dict(value.kwargs)), self.whole)
-        return self.rewriting.create(value.target, args, kwargs, self.node)
 
     def _is_picked(self, value: Argument) -> bool:
         """Return whether a value is ``y[mask]``, and ``y`` has the rank of the written tensor."""
@@ -84,8 +86,8 @@ class _Update:
 
     def _spreads(self, value: Node) -> bool:
         """Return whether a value is the same for each masked element."""
-        sizes, picked = shape_of(value.meta["val"]), len(shape_of(argument(self.node, "self").meta["val"]))
-        picked += 1 - len(shape_of(self.mask.meta["val"]))
+        sizes = shape_of(value.meta["val"])
+        picked = rank_of(argument(self.node, "self")) - rank_of(self.mask) + 1
         return len(sizes) < picked or (len(sizes) == picked and sizes[0] == 1)
 
 
@@ -110,7 +112,4 @@ def _mask(x: Argument, indices: object) -> Node | None:
     """Return the mask if it is the only index and its sizes are the first sizes of ``x``; else None."""
     if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
         return None
-    (mask,) = indices
-    sizes = shape_of(mask.meta["val"])
-    is_mask = mask.meta["val"].dtype == torch.bool and bool(sizes)
-    return mask if is_mask and sizes == shape_of(x.meta["val"])[: len(sizes)] else None
+    return indices[0] if masks(indices[0], x) else None

@@ -8,7 +8,6 @@ inside the buffer.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -67,13 +66,13 @@ def update_in_place(rewriting: Rewriting) -> None:
             continue
         held = _buffer_write(nodes[placeholder], nodes[output.value])
         updated = None if held is None else _updated(rewriting, held, at)
-        if held is not None and updated is None:
-            _write_outside(rewriting, held, at)
-        elif held is not None and updated is not None:
+        if updated is not None:
             cache, check = updated
             buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
             names.append(output.target)
             checks.append(check)
+        elif held is not None:
+            _write_outside(rewriting, held, at)
     if checks:
         _add_check(rewriting, _without_duplicates(rewriting, checks))
         outputs = (*program.outputs, Output("", "check", target=names[0], name="positions"))
@@ -93,9 +92,7 @@ def _buffer_write(placeholder: Node, whole: Node) -> Held | None:
     view, written = next(user for user in readers if user is not whole), whole.args[1]
     if not isinstance(written, Node) or list(view.users) != [written] or is_output(written):
         return None
-    if not _is_same_slice(view, whole):
-        return None
-    return Held(placeholder, whole, written)
+    return Held(placeholder, whole, written) if _is_same_slice(view, whole) else None
 
 
 def _is_overwritten(view: Node) -> bool:
@@ -128,22 +125,19 @@ def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] 
         return None
     shape, rows = shape_of(held.written.meta["val"]), shape_of(write.update.meta["val"])
     size, length = shape[write.dim], rows[write.dim]
-    seen, update = (
-        _as_cache(shape, write.dim),
-        _viewed(rewriting, write.update, _as_cache(rows, write.dim), held.written),
-    )
+    update = _viewed(rewriting, write.update, _as_cache(rows, write.dim), held.written)
     if not isinstance(size, int) or update is None:
         return None
-    cache = _placeholder(rewriting, held, seen)
+    cache = _placeholder(rewriting, held, _as_cache(shape, write.dim))
     update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, held.written)
     back = _viewed(rewriting, update_node, shape, held.written) if rewriting.accepted(update_node) else None
-    if back is None:
+    if back is not None:
+        _replace_by_update(rewriting, held, update_node, back, at)
+    else:
         rewriting.erase(update_node)
-        _erase_placeholder(rewriting, held, cache)
-        return None
-    _replace_by_update(rewriting, held, update_node, back, at)
-    _erase_placeholder(rewriting, held, held.placeholder if cache is not held.placeholder else None)
-    return cache, Checked(write.starts, write.update, write.dim, length, size)
+    if cache is not held.placeholder:
+        _erase_unused(rewriting, cache if back is None else held.placeholder)
+    return None if back is None else (cache, Checked(write.starts, write.update, write.dim, length, size))
 
 
 def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
@@ -192,7 +186,7 @@ def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> N
 
 def _replace_by_update(rewriting: Rewriting, held: Held, new_value: Node, readers_value: Node, at: int) -> None:
     """Replace the written value by an update in all readers, and return the update from the program."""
-    output = next(iter(reversed(rewriting.graph.nodes)))
+    output = rewriting.graph.output_node()
     returned = list(results(rewriting.graph))
     returned[at] = new_value
     output.args = (tuple(returned),)
@@ -203,20 +197,16 @@ def _replace_by_update(rewriting: Rewriting, held: Held, new_value: Node, reader
     rewriting.erase(held.whole)
 
 
-def _erase_placeholder(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
-    """Erase a placeholder that nothing reads any more."""
-    if placeholder is not None and placeholder is not held.placeholder:
-        rewriting.graph.erase_node(placeholder)
-    elif placeholder is not None:
-        for view in list(placeholder.users):
-            for copy in list(view.users):
-                rewriting.erase(copy)
-            rewriting.erase(view)
-        rewriting.graph.erase_node(placeholder)
+def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:
+    """Erase a placeholder of which at most shapes of slices are read, by copies that nothing reads."""
+    for view in list(placeholder.users):
+        for copy in list(view.users):
+            rewriting.erase(copy)
+        rewriting.erase(view)
+    rewriting.graph.erase_node(placeholder)
 
 
 def _without_duplicates(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
-    """Return the checks without duplicates."""
     first, known = dict[str, Node](), dict[Node, Node]()
     for node in rewriting.graph.nodes:
         given = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
@@ -226,16 +216,11 @@ def _without_duplicates(rewriting: Rewriting, checks: list[Checked]) -> list[Che
 
 def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
     """Add a result to the program: whether a row is outside of its buffer."""
-    output = next(iter(reversed(rewriting.graph.nodes)))
-
-    def create(target: Any, *args: Any) -> Node:
-        return rewriting.create(target, args, {}, output)
-
-    outside = []
+    output = rewriting.graph.output_node()
+    create, outside = rewriting.before(output), []
     for check in checks:
-        varies = not isinstance(check.length, int)
-        length = create(aten.sym_size.int, check.update, check.dim) if varies else check.length
-        last = create(aten.gt.Scalar, create(aten.add.Tensor, check.starts, length), check.size)
+        end = create(aten.add.Tensor, check.starts, create.size(check.update, check.dim))
+        last = create(aten.gt.Scalar, end, check.size)
         outside.append(create(aten.logical_or.default, last, create(aten.lt.Scalar, check.starts, 0)))
     every = outside[0] if len(outside) == 1 else create(aten.cat.default, outside)
     output.args = ((*results(rewriting.graph), create(aten.any.default, every)),)

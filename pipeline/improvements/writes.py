@@ -3,8 +3,7 @@ and find the first of consecutive positions, if the graph shows that an index co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from attrs import frozen
@@ -12,7 +11,8 @@ from attrs import frozen
 from pipeline.aten.arguments import argument, bind
 from pipeline.aten.graphs import Steps, evaluated
 from pipeline.aten.traits import Does, does
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, rank_of
+from pipeline.aten.types import Argument
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, orders, rank_of
 from pipeline.program import READS_DATA
 from pipeline.shapes.environment import Expr, Shape, expression, shape_of
 
@@ -22,6 +22,7 @@ Start: TypeAlias = "Node | int"
 INTS = (torch.int64, torch.int32)
 RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 ADDS = (aten.add.Tensor, aten.add.Scalar)
+PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def first_position(rewriting: Rewriting, index: Node) -> Start | None:
@@ -38,15 +39,18 @@ def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
         return None
     if node.op == "placeholder":
         return _literal(rewriting, node)
-    if node.target in RANGES:
-        return _ranged(node)
     found: Start | None = None
+    if node.target in RANGES:
+        step = argument(node, "step") if node.target is aten.arange.start_step else 1
+        start = 0 if node.target is aten.arange.default else argument(node, "start")
+        plain = step == 1 and (isinstance(start, Node) or type(start) is int)
+        return start if plain and dtype_of(node) in INTS else None
     if node.target in ADDS:
         found = yield _start_of_sum, rewriting, node
         return found
-    same = (does(node.target) is Does.CASTS and node.meta["val"].dtype in INTS) or does(node.target) is Does.COPIES
-    same = same or (does(node.target) in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node))
-    if same:
+    kind = does(node.target)
+    same = kind is Does.COPIES or (kind is Does.CASTS and dtype_of(node) in INTS)
+    if same or (kind in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node)):
         found = yield _start_of_range, rewriting, node.args[0]
     return found
 
@@ -60,23 +64,11 @@ def _literal(rewriting: Rewriting, node: Node) -> Start | None:
     return start if torch.equal(value.to(torch.int64), counted) else None
 
 
-def _ranged(node: Node) -> Start | None:
-    if node.meta["val"].dtype not in INTS:
-        return None
-    if node.target is aten.arange.default:
-        return 0
-    if node.target is aten.arange.start_step and argument(node, "step") != 1:
-        return None
-    start: Any = argument(node, "start")
-    return start if isinstance(start, Node) or type(start) is int else None
-
-
 def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
     """Return the first position of a sum: a range plus a start."""
-    if argument(node, "alpha") != 1 or node.meta["val"].dtype not in INTS:
+    if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
-    orders: list[Any] = [node.args[:2], node.args[1::-1]]
-    for counting, other in orders:
+    for counting, other in orders(node):
         if not _is_start(other):
             continue
         start = yield _start_of_range, rewriting, counting
@@ -87,10 +79,9 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 def _is_start(value: Any) -> bool:
     """Return whether a value can be the start of a row's positions: a number, or a tensor with one element per row."""
-    if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor):
-        shape = shape_of(value.meta["val"])
-        return not shape or shape[-1] == 1
-    return isinstance(value, Node) or type(value) is int
+    if dtype_of(value) is None:
+        return isinstance(value, Node) or type(value) is int
+    return shape_of(value.meta["val"])[-1:] in ((), (1,))
 
 
 def _is_same_row(node: Node) -> bool:
@@ -113,13 +104,14 @@ class Write:
 
 
 def write_of(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the rows that a node writes to its first argument; None if the graph does not show that they are
-    consecutive."""
-    read = FORMS.get(node.target)
-    if read is None:
+    """Return the rows that a node writes to its first argument; None if they may not be consecutive."""
+    if node.target is aten.slice_scatter.default:
+        found = _slice_write(rewriting, node)
+    elif node.target in (aten.index_copy.default, *PUTS):
+        found = _index_write(rewriting, node)
+    else:
         return None
-    x, *rest = bind(node.target, node.args, node.kwargs)
-    found = read(rewriting, node, x, rest)
+    x: Any = node.args[0]
     if found is None or dtype_of(found.update) != dtype_of(x):
         return None
     due, own = shape_of(x.meta["val"]), shape_of(found.update.meta["val"])
@@ -129,27 +121,37 @@ def write_of(rewriting: Rewriting, node: Node) -> Write | None:
 
 def indexed(node: Node) -> tuple[int, Node, Node] | None:
     """Return dim, index [L] and source of a node that writes rows as ``index_copy`` does; None for all others."""
+    found = _at_one_index(node)
+    if found is None:
+        return None
+    dim, index, values = found
+    return found if shape_of(values.meta["val"]) == _rows(node.args[0], dim, index) else None
+
+
+def _at_one_index(node: Node) -> tuple[int, Node, Node] | None:
+    """Return dim, index [L] and values of a node that writes at one index; None for all others."""
     if node.target is aten.index_copy.default:
-        _, dim, index, source = bind(node.target, node.args, node.kwargs)
-        return (dim, index, source) if rank_of(index) == 1 else None
-    if node.target is not aten.index_put.default:
+        x, dim, index, source = bind(node.target, node.args, node.kwargs)
+        return (dim % rank_of(x), index, source) if rank_of(x) and rank_of(index) == 1 else None
+    named, values = _put(node)
+    if len(named) != 1:
         return None
-    x, indices, values, accumulate = bind(node.target, node.args, node.kwargs)
-    named = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if accumulate or len(named) != 1 or rank_of(named[0][1]) != 1 or dtype_of(named[0][1]) is torch.bool:
-        return None
-    ((dim, index),) = named
-    return (dim, index, values) if shape_of(values.meta["val"]) == _rows(x, dim, index) else None
+    ((dim, index),) = named.items()
+    return (dim, index, values) if rank_of(index) == 1 else None
 
 
-def _index_copy(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) -> Write | None:
-    dim, index, source = given
-    start = first_position(rewriting, index) if rank_of(x) and rank_of(index) == 1 else None
-    return None if start is None else Write(dim % rank_of(x), _starts(rewriting, start, node), source)
+def _put(node: Node) -> tuple[dict[int, Node], Node]:
+    """Return the indices of an ``index_put`` by dim, and its values; no indices for all other nodes."""
+    if node.target not in PUTS:
+        return {}, node
+    _, indices, values, accumulate = bind(node.target, node.args, node.kwargs)
+    named = {dim: index for dim, index in enumerate(indices) if index is not None}
+    plain = not accumulate and all(dtype_of(index) in INTS for index in named.values())
+    return named if plain else {}, values
 
 
-def _slice_scatter(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) -> Write | None:
-    source, dim, start, end, step = given
+def _slice_write(rewriting: Rewriting, node: Node) -> Write | None:
+    x, source, dim, start, end, step = bind(node.target, node.args, node.kwargs)
     dim, start = dim % rank_of(x), 0 if start is None else start
     size = shape_of(x.meta["val"])[dim]
     if step != 1 or not isinstance(size, int):
@@ -175,39 +177,35 @@ def _written(source: Node, dim: int, length: Expr) -> Node:
         source = inner
 
 
-def _index_put(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) -> Write | None:
-    indices, values, accumulate = given
-    named = {i: index for i, index in enumerate(indices) if index is not None}
-    if accumulate or any(dtype_of(index) not in (torch.int64, torch.int32) for index in named.values()):
+def _index_write(rewriting: Rewriting, node: Node) -> Write | None:
+    found = _at_one_index(node)
+    if found is None:
+        return _batch_write(rewriting, node)
+    dim, index, values = found
+    start = first_position(rewriting, index)
+    if start is None:
         return None
-    if len(named) == 1:
-        ((dim, index),) = named.items()
-        start = first_position(rewriting, index) if rank_of(index) == 1 else None
-        if start is None:
-            return None
-        update = _broadcast(rewriting, node, values, _rows(x, dim, index))
-        return Write(dim, _wrapped(rewriting, start, index, x, dim, node), update)
-    if len(named) == 2 and 0 in named:
-        return _by_batch(rewriting, node, x, named, values)
-    return None
+    if node.target is aten.index_copy.default:
+        return Write(dim, _starts(rewriting, start, node), values)
+    shape, update = _rows(node.args[0], dim, index), values
+    if shape_of(values.meta["val"]) != shape and all(isinstance(size, int) for size in shape):
+        update = rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
+    return Write(dim, _wrapped(rewriting, start, index, dim, node), update)
 
 
-def _rows(x: Node, dim: int, index: Node) -> Shape:
+def _rows(x: Argument, dim: int, index: Node) -> Shape:
     """Return the shape of the rows that an index [L] selects."""
     shape = shape_of(x.meta["val"])
     return (*shape[:dim], *shape_of(index.meta["val"]), *shape[dim + 1 :])
 
 
-def _broadcast(rewriting: Rewriting, node: Node, values: Node, shape: Shape) -> Node:
-    """Return values expanded to the shape of the rows that they are written to, where the sizes are known."""
-    if shape_of(values.meta["val"]) == shape or not all(isinstance(size, int) for size in shape):
-        return values
-    return rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
-
-
-def _by_batch(rewriting: Rewriting, node: Node, x: Node, named: Mapping[int, Node], values: Node) -> Write | None:
+def _batch_write(rewriting: Rewriting, node: Node) -> Write | None:
     """Return the write of a separate index for every batch, [B] or [B, L]; None if the index has another form."""
-    (_, batches), (dim, index) = sorted(named.items())
+    x: Argument = node.args[0]
+    named, values = _put(node)
+    if len(named) != 2 or 0 not in named:
+        return None
+    (_, batches), (dim, index) = named.items()
     if not _is_every(rewriting, batches, shape_of(x.meta["val"])[0]) or rank_of(index) != rank_of(batches):
         return None
     rank = rank_of(x)
@@ -221,7 +219,7 @@ def _by_batch(rewriting: Rewriting, node: Node, x: Node, named: Mapping[int, Nod
         order = [0, *range(2, dim + 1), 1, *range(dim + 1, rank)]
         update = rewriting.create(aten.permute.default, (values, order), {}, node)
     start = first_position(rewriting, index)
-    return None if start is None else Write(dim, _wrapped(rewriting, start, index, x, dim, node), update)
+    return None if start is None else Write(dim, _wrapped(rewriting, start, index, dim, node), update)
 
 
 def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
@@ -237,16 +235,15 @@ def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
     return shape_of(index.meta["val"]) == (batches,) and first_position(rewriting, index) == 0
 
 
-def _wrapped(rewriting: Rewriting, start: Start, index: Node, x: Node, dim: int, node: Node) -> Node:
-    """Return starts with negative positions counted from the end, for an index of a single row; several rows have
-    none."""
+def _wrapped(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
+    """Return starts with negative positions counted from the end, which only an index of a single row may have."""
     starts = _starts(rewriting, start, node)
     if start is not index:
         return starts
-    size = shape_of(x.meta["val"])[dim]
-    below = rewriting.create(aten.lt.Scalar, (starts, 0), {}, node)
-    from_end = rewriting.create(aten.add.Scalar, (starts, size), {}, node)
-    return rewriting.create(aten.where.self, (below, from_end, starts), {}, node)
+    create = rewriting.before(node)
+    below = create(aten.lt.Scalar, starts, 0)
+    from_end = create(aten.add.Scalar, starts, shape_of(node.meta["val"])[dim])
+    return create(aten.where.self, below, from_end, starts)
 
 
 def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
@@ -260,14 +257,3 @@ def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
 
 def _size(value: Any) -> Expr:
     return expression(value.meta["val"]) if isinstance(value, Node) else expression(value)
-
-
-Form = Callable[[Rewriting, Node, Node, Sequence[Any]], Write | None]
-
-FORMS: Final[Mapping[Any, Form]] = {
-    aten.index_copy.default: _index_copy,
-    aten.slice_scatter.default: _slice_scatter,
-    aten.index_put.default: _index_put,
-    aten._unsafe_index_put.default: _index_put,
-}
-"""For each operator, the function that returns its write."""

@@ -85,13 +85,16 @@ class _Assembly:
     def partitioned(self) -> Partitioned:
         """Check the segments, and add ports, cuts and fallbacks."""
         self._check()
+        done: set[Node] = set()
         for part in self.parts:
             self._collect_reads(part)
-        self._check_order()
+            for node in part.tensors:
+                if node.op == "call_function" and node not in done:
+                    raise ValueError(f"{part.nodes[0].name} would run before {node.name}, which it depends on")
+            done |= set(part.nodes)
         segments = tuple(self._segments())
-        return Partitioned(
-            self.program, segments, self.validated.verdicts, tuple(self._fallbacks()), tuple(cuts(segments))
-        )
+        fallbacks = tuple(self._fallbacks())
+        return Partitioned(self.program, segments, self.validated.verdicts, fallbacks, tuple(cuts(segments)))
 
     def _assign(self, name: str, at: int) -> None:
         node = self.named.get(name)
@@ -102,8 +105,7 @@ class _Assembly:
         self.home[node] = at
 
     def _with_copies(self, names: list[str]) -> list[Node]:
-        """Return the nodes of a segment in order: its operators, the items of their results, and the nodes copied into
-        it."""
+        """Return the nodes of a segment in order: its operators, items of results, and nodes copied into it."""
         inside = {self.named[name]: None for name in names}
         waiting = list(inside)
         while waiting:
@@ -135,20 +137,21 @@ class _Assembly:
                 if part.kind == "engine" and not self.validated.verdicts[node.name].supported:
                     raise ValueError(f"{node.name} is in an engine, which cannot run it")
 
-    def _check_order(self) -> None:
-        done: set[Node] = set()
-        for part in self.parts:
-            for node in part.tensors:
-                if node.op == "call_function" and node not in done:
-                    raise ValueError(f"{part.nodes[0].name} would run before {node.name}, which it depends on")
-            done |= set(part.nodes)
-
     def _collect_reads(self, part: _Part) -> None:
+        """Set the values that a segment reads from outside. Sizes that depend on its own values are computed inside."""
         inside = set(part.nodes)
         part.made = frozenset(s for n in part.nodes for s in new_symbols(n))
         seen: dict[Node, None] = {}
-        for node in part.nodes:
-            self._collect_node_reads(part, node, inside, seen)
+        waiting = [source for node in part.nodes for source in operands(node)][::-1]
+        while waiting:
+            source = waiting.pop()
+            if source in inside or source in seen:
+                continue
+            if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
+                inside.add(source)
+                waiting += [*operands(source)][::-1]
+            else:
+                seen[source] = None
         for node in seen:
             if node.name in self.program.constants:
                 part.constants.append(node.name)
@@ -156,20 +159,6 @@ class _Assembly:
                 part.sizes.append(node)
             else:
                 part.tensors.append(node)
-
-    def _collect_node_reads(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
-        """Add the values that a node reads from outside the segment to ``seen``. A size that depends on the segment's
-        own values is computed inside."""
-        waiting, computed = [*operands(node)][::-1], set[Node]()
-        while waiting:
-            source = waiting.pop()
-            if source in inside or source in seen or source in computed:
-                continue
-            if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
-                computed.add(source)
-                waiting += [*operands(source)][::-1]
-            else:
-                seen[source] = None
 
     def _segments(self) -> Iterator[Segment]:
         needed = {n for part in self.parts for n in part.tensors} | set(self.returned)
@@ -193,12 +182,9 @@ class _Assembly:
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _readable_symbols(map(self._port, outputs))
         for node in part.nodes:
-            if (
-                wanted
-                and (_is_value(node) or told_float(node))
-                and (tells := wanted & _readable_symbols([self._port(node)]))
-            ):
-                wanted -= tells
+            told = _readable_symbols([self._port(node)]) if wanted and (_is_value(node) or told_float(node)) else set()
+            if not wanted.isdisjoint(told):
+                wanted -= told
                 yield node
 
     def _inputs(self, part: _Part) -> Iterator[Port]:
@@ -207,9 +193,8 @@ class _Assembly:
         if part.kind == "torch":
             yield from map(self._port, part.sizes)
             return
-        yield from map(
-            self._port, dict.fromkeys(n for node in part.nodes for n in node.all_input_nodes if _is_float(n))
-        )
+        read = dict.fromkeys(n for node in part.nodes for n in node.all_input_nodes)
+        yield from (self._port(n) for n in read if isinstance(n.meta.get("val"), torch.SymFloat))
         known = _readable_symbols(tensors) | part.made
         for node in (*part.nodes, *part.sizes):
             for leaf in sorted({leaf for size in sizes_of(node) for leaf in leaves(size)}, key=str):
@@ -226,12 +211,9 @@ class _Assembly:
         engines = {n for part in self.parts if part.kind == "engine" for n in part.nodes}
         for node in self.place:
             if is_operator(node) and node not in engines:
-                yield fallback(self.validated, node, self.reasons.get(node.name) or self._default_reason(node))
-
-    def _default_reason(self, node: Node) -> str:
-        """Return why an operator runs in PyTorch if the partitioner stated no reason."""
-        refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
-        return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it in PyTorch"
+                refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
+                default = ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it in PyTorch"
+                yield fallback(self.validated, node, self.reasons.get(node.name) or default)
 
 
 def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
@@ -271,7 +253,3 @@ def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
     """Return the symbols that are themselves sizes or values of these ports."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
     return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or on_host(d)))
-
-
-def _is_float(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymFloat)

@@ -25,12 +25,14 @@ def cheaper_in_torch(
     function moved to PyTorch before.
     """
     sides = Sides(flow, [in_torch[unit] for unit in units.of], frozenset(earlier))
-    room = Room(sizes(units, in_torch, level), least)
+    room = sizes(units, in_torch, level)
     moved: dict[int, int] = {}
     for i in (*reversed(range(len(flow.nodes))), *range(len(flow.nodes))):
         if i not in moved and _may_move(flow, units, sides, i):
             saved, cone = _best(flow, units, sides, i)
-            if cone and room.take(Counter(level[units.of[j]] for j in cone)):
+            taken = Counter(level[units.of[j]] for j in cone)
+            if cone and not any(0 < room[at] - count < least <= room[at] for at, count in taken.items()):
+                room.subtract(taken)
                 moved |= dict.fromkeys(cone, saved)
             else:
                 for j in cone:
@@ -77,21 +79,6 @@ def _movable(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int
             seen.add(i)
             yield i
             waiting += flow.before[i] if back else flow.after[i]
-
-
-class Room:
-    """The number of operators that each engine can spare."""
-
-    def __init__(self, sizes: Counter[int], least: int) -> None:
-        self.sizes, self.least = sizes, least
-
-    def take(self, wanted: Counter[int]) -> bool:
-        """Take a number of operators from each engine, if all can spare them."""
-        for at, count in wanted.items():
-            if 0 < self.sizes[at] - count < self.least <= self.sizes[at]:
-                return False
-        self.sizes.subtract(wanted)
-        return True
 
 
 class Sides:

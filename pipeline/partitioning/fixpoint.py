@@ -1,10 +1,9 @@
-"""Decide which units run in engines: all that can, except those that would make cuts too costly or engines too small or
-too many."""
+"""Decide which units run in engines: all that can, unless cuts cost too much or engines are too small or many."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from attrs import frozen
@@ -39,12 +38,16 @@ def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: Compi
         level = levels(flow, units, in_torch)
         moved = _next(flow, units, in_torch, level, settings, given_up) if reasons else {}
         if not moved:
-            return Settled(_groups(units, level), reasons)
+            break
         for unit in dict.fromkeys(other for i in moved for other in units.kin[units.of[i]]):
             in_torch[unit] = True
         for i, why in moved.items():
             for other in units.kin[units.of[i]]:
                 reasons.update((j, why) for j in units.members[other] if j not in reasons)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for unit, inside in enumerate(units.members):
+        groups[level[unit]] += inside
+    return Settled(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
 
 
 def _next(
@@ -57,41 +60,20 @@ def _next(
 ) -> dict[int, str]:
     """Return the operators to move to PyTorch next, each with the reason; empty at the end."""
     least = settings.min_block_size
-    saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
-    if saved:
+    if saved := cheaper_in_torch(flow, units, in_torch, level, least, given_up):
         given_up |= saved.keys()
         return {i: f"neighbours in PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
-    small = dict(_too_small(units, in_torch, level, least))
-    return small or dict(_too_many(units, in_torch, level, settings.max_engines))
+    small = _small_engines(sizes(units, in_torch, level), least, settings.max_engines)
+    return {i: small[level[unit]] for i, unit in enumerate(units.of) if level[unit] in small}
 
 
-def _too_small(units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int) -> Iterator[tuple[int, str]]:
-    counts = sizes(units, in_torch, level)
-    for unit, inside in enumerate(units.members):
-        if not in_torch[unit] and counts[level[unit]] < least:
-            count = counts[level[unit]]
-            number = "1 operator" if count == 1 else f"{count} operators"
-            reason = f"its engine would have only {number}, fewer than min_block_size={least}"
-            yield from ((i, reason) for i in inside)
-
-
-def _too_many(
-    units: Units, in_torch: Sequence[bool], level: Sequence[int], most: int | None
-) -> Iterator[tuple[int, str]]:
-    """Yield the operators of the smallest engines, if there are more than ``most`` engines."""
-    counts = sizes(units, in_torch, level)
-    if most is None or len(counts) <= most:
-        return
-    smallest = set(sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - most])
+def _small_engines(counts: Mapping[int, int], least: int, most: int | None) -> dict[int, str]:
+    """Return the levels of engines with fewer than ``least`` operators, or else of the smallest beyond ``most``, each
+    with the reason why it is given up."""
+    small = {at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < least}
+    if small or most is None or len(counts) <= most:
+        reason = f"fewer than min_block_size={least}"
+        return {at: f"its engine would have only {number}, {reason}" for at, number in small.items()}
+    smallest = sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - most]
     few = "the smallest" if len(smallest) == 1 else f"the {len(smallest)} smallest"
-    reason = f"it is in {few} of {len(counts)} engines, max_engines is {most}"
-    for unit, inside in enumerate(units.members):
-        if not in_torch[unit] and level[unit] in smallest:
-            yield from ((i, reason) for i in inside)
-
-
-def _groups(units: Units, level: Sequence[int]) -> tuple[Numbered, ...]:
-    groups: dict[int, list[int]] = defaultdict(list)
-    for unit, inside in enumerate(units.members):
-        groups[level[unit]] += inside
-    return tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups))
+    return dict.fromkeys(smallest, f"it is in {few} of {len(counts)} engines, max_engines is {most}")

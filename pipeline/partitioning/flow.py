@@ -11,7 +11,9 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -23,6 +25,7 @@ from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import Expr, bounds, expression, number, shape_of
 
 Node = torch.fx.Node
+Edges: TypeAlias = tuple[tuple[int, ...], ...]
 
 COPIED = 8
 """The most operators that are recomputed so that their result does not cross a cut."""
@@ -47,11 +50,11 @@ class Flow:
     data."""
 
     nodes: tuple[Node, ...]
-    before: tuple[tuple[int, ...], ...]
-    after: tuple[tuple[int, ...], ...]
+    before: Edges
+    after: Edges
     values: tuple[Value, ...]
-    made: tuple[tuple[int, ...], ...]
-    read: tuple[tuple[int, ...], ...]
+    made: Edges
+    read: Edges
     leaves: tuple[bool, ...]
     cheap: tuple[bool, ...]
     moves: tuple[bool, ...]
@@ -59,14 +62,65 @@ class Flow:
 
 def flow(program: Program, copied: frozenset[Node]) -> Flow:
     """Return the flow of a program, without the operators in ``copied``."""
-    return _Builder(program, copied).flow()
+    nodes = [n for n in program.graph.nodes if is_operator(n) and n not in copied]
+    makes = {s: i for i, n in enumerate(nodes) for s in new_symbols(n)}
+    readers: dict[Node, dict[int, None]] = defaultdict(dict)
+    before: list[dict[int, None]] = [{} for _ in nodes]
+    for i, node in enumerate(nodes):
+        for source in operands(node):
+            if _is_size(source):
+                before[i].update((makes[s], None) for s in sorted(symbols_of(source)) if s in makes)
+            elif source.name not in program.constants and maker(source) not in copied:
+                readers[source][i] = None
+    for first, second in pairwise(i for i, node in enumerate(nodes) if draws_random(node)):
+        before[second][first] = None  # random numbers are drawn in eager's order
+    values = _values(program, {n: i for i, n in enumerate(nodes)}, readers)
+    for value in values:
+        if value.maker is not None:
+            for i in value.readers:
+                before[i][value.maker] = None
+    returned = {maker(n) for n in results(program.graph) if isinstance(n, Node)}
+    return Flow(
+        nodes=tuple(nodes),
+        before=tuple(map(tuple, before)),
+        after=_inverse(before, len(nodes)),
+        values=values,
+        made=_inverse([() if value.maker is None else (value.maker,) for value in values], len(nodes)),
+        read=_inverse([value.readers for value in values], len(nodes)),
+        leaves=tuple(n in returned for n in nodes),
+        cheap=tuple(map(is_cheap, nodes)),
+        moves=tuple(map(moves, nodes)),
+    )
+
+
+def _values(
+    program: Program, place: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
+) -> tuple[Value, ...]:
+    @cache
+    def opt(size: Expr) -> int:
+        return bounds(size, program.shapes).opt
+
+    def nbytes(value: object) -> int:
+        if not isinstance(value, torch.Tensor):
+            return 0
+        return value.dtype.itemsize * math.prod(map(opt, shape_of(value)))
+
+    return tuple(Value(n, place.get(maker(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items())
+
+
+def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
+    """Return, for each of ``count`` numbers, the positions of the edges to it."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for at, ends in enumerate(edges):
+        for end in ends:
+            found[end].append(at)
+    return tuple(map(tuple, found))
 
 
 def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few
-    others."""
+    """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few."""
     below: dict[Node, frozenset[Node]] = {}
-    known = _input_symbols(program)
+    known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:
         if not is_operator(node) or not supported(node) or not is_cheap(node, sources=True):
             continue
@@ -139,84 +193,3 @@ def _sizes(value: object) -> Iterable[Expr]:
 
 def _is_size(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def _input_symbols(program: Program) -> frozenset[str]:
-    """Return the symbols that the program's inputs determine."""
-    return frozenset(s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n))
-
-
-class _Builder:
-    def __init__(self, program: Program, copied: frozenset[Node]) -> None:
-        self.program, self.copied = program, copied
-        graph = list(program.graph.nodes)
-        self.nodes = [n for n in graph if is_operator(n) and n not in copied]
-        self.number = {n: i for i, n in enumerate(self.nodes)}
-        self.makes = {s: n for n in self.nodes for s in new_symbols(n)}
-        self.dims: dict[Expr, int] = {}
-
-    def flow(self) -> Flow:
-        readers: dict[Node, dict[int, None]] = defaultdict(dict)
-        before: list[dict[int, None]] = [{} for _ in self.nodes]
-        for i, node in enumerate(self.nodes):
-            for value in self._reads(node, before[i]):
-                readers[value][i] = None
-        self._order_random(before)
-        values = tuple(self._value(node, numbers) for node, numbers in readers.items())
-        for found in values:
-            if found.maker is not None:
-                for i in found.readers:
-                    before[i][found.maker] = None
-        made, read = self._places(values)
-        returned = {maker(n) for n in results(self.program.graph) if isinstance(n, Node)}
-        leaves = tuple(n in returned for n in self.nodes)
-        cheap, moving = tuple(map(is_cheap, self.nodes)), tuple(map(moves, self.nodes))
-        return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves, cheap, moving)
-
-    def _reads(self, node: Node, before: dict[int, None]) -> Iterator[Node]:
-        """Yield the values that an operator reads, and add the operators that determine its sizes to ``before``."""
-        for value in operands(node):
-            if _is_size(value):
-                sources = (self.makes[s] for s in sorted(symbols_of(value)) if s in self.makes)
-                before.update((self.number[n], None) for n in sources)
-            elif value.name not in self.program.constants and maker(value) not in self.copied:
-                yield value
-
-    def _order_random(self, before: list[dict[int, None]]) -> None:
-        """Order operators that draw random numbers as eager does."""
-        draws = [i for i, node in enumerate(self.nodes) if draws_random(node)]
-        for first, second in pairwise(draws):
-            before[second][first] = None
-
-    def _value(self, node: Node, readers: Mapping[int, None]) -> Value:
-        return Value(node, self.number.get(maker(node)), tuple(readers), self._nbytes(node.meta["val"]))
-
-    def _nbytes(self, value: object) -> int:
-        if not isinstance(value, torch.Tensor):
-            return 0
-        return value.dtype.itemsize * math.prod(map(self._dim, shape_of(value)))
-
-    def _dim(self, size: Expr) -> int:
-        if isinstance(size, int):
-            return size
-        if size not in self.dims:
-            self.dims[size] = bounds(size, self.program.shapes).opt
-        return self.dims[size]
-
-    def _places(self, values: Iterable[Value]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        made: list[list[int]] = [[] for _ in self.nodes]
-        read: list[list[int]] = [[] for _ in self.nodes]
-        for at, value in enumerate(values):
-            if value.maker is not None:
-                made[value.maker].append(at)
-            for i in value.readers:
-                read[i].append(at)
-        return tuple(map(tuple, made)), tuple(map(tuple, read))
-
-
-def _both(before: list[dict[int, None]]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    after: list[list[int]] = [[] for _ in before]
-    for i, earlier in enumerate(before):
-        for j in earlier:
-            after[j].append(i)
-    return tuple(map(tuple, before)), tuple(map(tuple, after))

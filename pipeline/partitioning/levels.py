@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.flow import Flow, Value
 from pipeline.partitioning.units import Units
 
 
@@ -20,9 +20,8 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]
-        steps = (found[other] + (in_torch[other] != own) for other in units.before[unit])
-        found[unit] = max(steps, default=0 if own else 1)
-        found[unit] = max(found[unit], 0 if own else 1)
+        steps = [found[other] + (in_torch[other] != own) for other in units.before[unit]]
+        found[unit] = max([0 if own else 1, *steps])
     for unit in reversed(units.order):
         _delay(flow, units, in_torch, found, unit)
     return found
@@ -30,35 +29,27 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
 
 def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
     """Return the number of operators of each engine, by level."""
-    counts: Counter[int] = Counter()
-    for unit, inside in enumerate(units.members):
-        if not in_torch[unit]:
-            counts[level[unit]] += len(inside)
-    return counts
+    return Counter(level[unit] for unit in units.of if not in_torch[unit])
 
 
 def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int], unit: int) -> None:
     """Move a unit to the segment of its first reader, unless more bytes would cross then."""
     steps = (level[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
     last = min(steps, default=level[unit])
-    if last > level[unit] and _crossing_bytes(flow, units, level, unit, last) <= _crossing_bytes(
-        flow, units, level, unit, level[unit]
-    ):
+    if last > level[unit]:
+        first, now = level[unit], _crossing_bytes(flow, units, level, unit)
         level[unit] = last
+        if _crossing_bytes(flow, units, level, unit) > now:
+            level[unit] = first
 
 
-def _crossing_bytes(flow: Flow, units: Units, level: list[int], unit: int, at: int) -> int:
-    """Return the bytes of a unit's inputs and results that would cross if it ran at a level."""
-    own, level[unit] = level[unit], at
+def _crossing_bytes(flow: Flow, units: Units, level: Sequence[int], unit: int) -> int:
+    """Return the bytes of a unit's inputs and results that cross between segments."""
+
+    def crosses(value: Value) -> bool:
+        return value.maker is not None and any(
+            level[units.of[i]] != level[units.of[value.maker]] for i in value.readers
+        )
+
     around = {v for i in units.members[unit] for v in (*flow.made[i], *flow.read[i])}
-    total = sum(flow.values[v].nbytes for v in around if _crosses(flow, units, level, v))
-    level[unit] = own
-    return total
-
-
-def _crosses(flow: Flow, units: Units, level: list[int], value: int) -> bool:
-    maker = flow.values[value].maker
-    if maker is None:
-        return False
-    made = level[units.of[maker]]
-    return any(level[units.of[i]] != made for i in flow.values[value].readers)
+    return sum(flow.values[v].nbytes for v in around if crosses(flow.values[v]))

@@ -53,8 +53,7 @@ def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...
 def whole(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the operators that must run in PyTorch because a part of their submodule does, with the reason; ``along``:
-    the result of `guests`."""
+    """Return the operators that run in PyTorch because a part of their submodule does; ``along``: from `guests`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:

@@ -7,7 +7,7 @@ operators and patterns in that order. So the units of a program never depend on 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
@@ -15,7 +15,7 @@ from attrs import frozen
 from pipeline.aten.collectives import is_collective, is_wait
 from pipeline.aten.op_predicates import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.flow import Edges, Flow
 
 LONGEST = 16
 """The most operators of a pattern."""
@@ -26,12 +26,12 @@ class Units:
     """Units by number, with the operators of each. ``order``: an order in which they can run. ``kin``: the units that
     always run in the same place as a unit, including itself."""
 
-    members: tuple[tuple[int, ...], ...]
+    members: Edges
     of: tuple[int, ...]
-    before: tuple[tuple[int, ...], ...]
-    after: tuple[tuple[int, ...], ...]
+    before: Edges
+    after: Edges
     order: tuple[int, ...]
-    kin: tuple[tuple[int, ...], ...]
+    kin: Edges
 
 
 def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
@@ -43,21 +43,24 @@ def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], ob
     grouped = {i for group in together for i in group}
     members = sorted([*together, *((i,) for i in range(len(flow.nodes)) if i not in grouped)])
     unit_of = [0] * len(flow.nodes)
+    keys = [kin(inside[0]) for inside in members]
+    families: dict[object, list[int]] = defaultdict(list)
     for number, inside in enumerate(members):
+        families[keys[number]].append(number)
         for i in inside:
             unit_of[i] = number
-    before = tuple(_adjacent_units(unit_of, flow.before, number, inside) for number, inside in enumerate(members))
-    after = tuple(_adjacent_units(unit_of, flow.after, number, inside) for number, inside in enumerate(members))
-    return Units(tuple(members), tuple(unit_of), before, after, _order(before, after), _kin(members, kin))
+
+    def adjacent(edges: Edges) -> Edges:
+        """Return the other units that each unit has edges to."""
+        reached = ((n, [unit_of[j] for i in inside for j in edges[i]]) for n, inside in enumerate(members))
+        return tuple(tuple(dict.fromkeys(other for other in others if other != n)) for n, others in reached)
+
+    related = tuple((n,) if key is None else tuple(families[key]) for n, key in enumerate(keys))
+    before, after = adjacent(flow.before), adjacent(flow.after)
+    return Units(tuple(members), tuple(unit_of), before, after, _order(before, after), related)
 
 
-def _adjacent_units(
-    unit_of: list[int], edges: tuple[tuple[int, ...], ...], unit: int, members: Iterable[int]
-) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(unit_of[j] for i in members for j in edges[i] if unit_of[j] != unit))
-
-
-def _order(before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+def _order(before: Edges, after: Edges) -> tuple[int, ...]:
     missing = [len(earlier) for earlier in before]
     ready = deque(number for number, count in enumerate(missing) if not count)
     order = []
@@ -69,14 +72,6 @@ def _order(before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ..
                 ready.append(later)
     assert len(order) == len(before), "units that depend on each other in a circle"
     return tuple(order)
-
-
-def _kin(members: list[tuple[int, ...]], key: Callable[[int], object]) -> tuple[tuple[int, ...], ...]:
-    keys = [key(inside[0]) for inside in members]
-    families: dict[object, list[int]] = {}
-    for number, found in enumerate(keys):
-        families.setdefault(found, []).append(number)
-    return tuple((n,) if found is None else tuple(families[found]) for n, found in enumerate(keys))
 
 
 def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:

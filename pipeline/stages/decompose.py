@@ -19,10 +19,9 @@ from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import Claims
 from pipeline.decomposition.candidates import Ways
 from pipeline.decomposition.fold import fold
-from pipeline.decomposition.quantized import normalized
+from pipeline.decomposition.quantized import normalized, source_of
 from pipeline.decomposition.quantized_layout import laid_out
 from pipeline.decomposition.rewriter import Rewriter
-from pipeline.decomposition.source import source_of
 from pipeline.program import Program
 
 

@@ -15,7 +15,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.compiled import CompiledModule
 from pipeline.converters.attention import is_open
-from pipeline.improvements.open_masks import is_made_open
+from pipeline.improvements.simplify_masks import is_made_open
 from pipeline.stages.improve import Improve
 from tests.improvements.programs import agree, decomposed, improved, targets
 
