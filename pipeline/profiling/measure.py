@@ -27,12 +27,7 @@ from pipeline.trt import LIBRARY, has_gpu, trt
 RUNS, WARMUP = 50, 10
 
 
-def profile(
-    compiled: Compiled,
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    runs: int = RUNS,
-) -> Profile:
+def profile(compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = RUNS) -> Profile:
     """Return the profile of a call with these inputs on the current GPU.
 
     The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, the layers of each engine

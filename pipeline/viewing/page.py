@@ -19,17 +19,7 @@ from pipeline.viewing.sources import data_of
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
 """The libraries: d3 draws, dagre computes the layout; the licence of each is in a file beside it."""
-SCRIPTS = (
-    "words.js",
-    "html.js",
-    "model.js",
-    "layout.js",
-    "draw.js",
-    "tree.js",
-    "details.js",
-    "search.js",
-    "main.js",
-)
+SCRIPTS = ("words.js", "html.js", "model.js", "layout.js", "draw.js", "tree.js", "details.js", "search.js", "main.js")
 
 
 def write_report(

@@ -100,11 +100,7 @@ def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Lea
     return [draw(tensors(shape, dtype, what, constant=True)) for what in ("normal", "positive")]
 
 
-@calls(
-    aten.batch_norm.default,
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit_no_training.default,
-)
+@calls(aten.batch_norm.default, aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 def batch_norm(draw: Draw, target: object) -> Call:
     """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
     shape, dtype = _images(draw, 1), draw(floats)

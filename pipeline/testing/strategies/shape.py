@@ -67,11 +67,7 @@ def _sizes(draw: Draw, total: int) -> list[int]:
     return [*found, total]
 
 
-@calls(
-    aten.split_with_sizes.default,
-    aten.split.sizes,
-    aten.unsafe_split_with_sizes.default,
-)
+@calls(aten.split_with_sizes.default, aten.split.sizes, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))

@@ -40,12 +40,7 @@ TIES: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
 """Shapes with dynamic sizes, and shapes that they can be viewed as."""
 
 
-@calls(
-    aten.view.default,
-    aten.reshape.default,
-    aten._reshape_copy.default,
-    aten._unsafe_view.default,
-)
+@calls(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default)
 def view(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
