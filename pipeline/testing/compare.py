@@ -36,7 +36,11 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
     doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
     rounded = next((t.dtype for t in given if t.is_floating_point()), None)
     rounds = rounded is not None and units_for(call.target, rounded).rounds_numbers
-    exact = _run(call, sizes, doubles, lambda value: _double(_rounded_to(rounded, value) if rounds else value))
+
+    def as_exact(value: Leaf) -> Leaf:
+        return torch.tensor(value, dtype=rounded).item() if rounds and isinstance(value, float) else _double(value)
+
+    exact = _run(call, sizes, doubles, as_exact)
     eager = _run(call, sizes, given)
     if eager is None:
         if exact is None:
@@ -47,7 +51,10 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
         absolute = _run(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _double)
     nothing = (None,) * len(eager)
     pairs = tuple(e is not None and e.is_complex() for e in eager)
-    absolute = tuple(_bound_of_parts(a) if pair else a for a, pair in zip(absolute or nothing, pairs, strict=True))
+    absolute = tuple(  # the bound of a complex number is that of each of its parts
+        torch.stack((a, a), -1) if pair and a is not None else a
+        for a, pair in zip(absolute or nothing, pairs, strict=True)
+    )
     return Expected(call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, _largest(doubles), pairs)
 
 
@@ -66,16 +73,6 @@ def _is_inexact(t: torch.Tensor) -> bool:
 def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     """Return complex results as pairs of reals."""
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
-
-
-def _bound_of_parts(absolute: Leaf) -> Leaf:
-    """Return the bound of a complex number for each of its parts."""
-    return None if absolute is None else torch.stack((absolute, absolute), -1)
-
-
-def _rounded_to(dtype: torch.dtype | None, value: object) -> Leaf:
-    """Return a Python float rounded to a dtype; anything else unchanged."""
-    return torch.tensor(value, dtype=dtype).item() if isinstance(value, float) else value
 
 
 def _double(value: object) -> Leaf:
@@ -128,7 +125,9 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
         got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor)
     )
     fault = _describe_first(wrong, got, eager, exact)
-    return fault or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
+    if fault or not row.signed_zeros or row.scale != "element":
+        return fault
+    return _describe_first((got == 0) & (eager == 0) & (got.signbit() != eager.signbit()), got, eager, eager)
 
 
 def _tolerance(
@@ -159,11 +158,6 @@ def _wrong_elements(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor,
     close = (got - exact).abs() <= eager_error + units
     same = (got == eager) | (got.isnan() & eager.isnan()) | (eager.isnan() & (got == exact))
     return ~(same | (close & got.isfinite() & (eager.isfinite() | exact.isfinite())))
-
-
-def _zero_signs(got: torch.Tensor, eager: torch.Tensor) -> str:
-    wrong = (got == 0) & (eager == 0) & (got.signbit() != eager.signbit())
-    return _describe_first(wrong, got, eager, eager)
 
 
 def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:

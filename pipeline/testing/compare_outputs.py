@@ -23,8 +23,7 @@ def difference(what: str, want: object, best: object, got: object, program: Prog
     exact = tree_flatten(best)[0] if best is not None else [None] * len(given)
     dtype = _coarsest(program)
     for (where, eager), ours, double in zip(wanted, given, exact, strict=True):
-        fault = _leaf(eager, double, ours, dtype, executor)
-        if fault:
+        if fault := _leaf(eager, double, ours, dtype, executor):
             return f"{what}{where}: {fault}"
     return ""
 
