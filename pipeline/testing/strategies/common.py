@@ -92,6 +92,16 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
     return signed.map(list)
 
 
+def others(shape: Sequence[object], dim: int) -> list[int]:
+    """Return the dims of a shape but one, which is counted from either end."""
+    return [d for d in range(len(shape)) if d != dim % len(shape)]
+
+
+def resized(shape: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
+    """Return a shape with another size in one dim."""
+    return tuple(size if d == dim % len(shape) else s for d, s in enumerate(shape))
+
+
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
     """Return a strategy of Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for halves
     often floats that they round."""
@@ -122,9 +132,8 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
     """Return a strategy of kinds of values: one of the names for a float dtype, else one for its integers."""
     if dtype.is_floating_point:
         return st.sampled_from(names)
-    return st.sampled_from(
-        ("normal",) if dtype == torch.bool else [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
-    )
+    whole = [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
+    return st.sampled_from(("normal",) if dtype == torch.bool else whole)
 
 
 @st.composite
@@ -167,7 +176,7 @@ def _columns(call: Call, dims: Mapping[int, Sequence[int]] | None) -> dict[int, 
 def _renamed(
     spec: TensorSpec, index: int, names: Mapping[int, str], dims: Mapping[int, Sequence[int]] | None
 ) -> TensorSpec:
-    places = [d - len(spec.shape) for d in range(len(spec.shape))]
+    places = range(-len(spec.shape), 0)
     shape = [names[p] if p in names and _free(spec, index, d, dims) else spec.shape[d] for d, p in enumerate(places)]
     return evolve(spec, shape=shape)
 
@@ -177,24 +186,16 @@ def well_formed(call: Call) -> bool:
     return all(_runs(call, sizes) for sizes in call.sizes_to_try)
 
 
-def _runs(call: Call, sizes: Mapping[str, int]) -> bool:
+def _runs(call: Call, sizes: Mapping[str, int], *, widened: bool = False) -> bool:
     tensors = call.tensors(sizes)
-    try:
-        return _eager(call, sizes, tensors)
-    except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
-        try:
-            return _eager(call, sizes, [t.double() if t.is_floating_point() else t for t in tensors])
-        except NotImplementedError:
-            return False
-
-
-def _eager(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> bool:
+    if widened:
+        tensors = tuple(t.double() if t.is_floating_point() else t for t in tensors)
     args, kwargs = call.fill(tensors, sizes)
     try:
         with torch.no_grad():
             call.target(*args, **kwargs)
-    except NotImplementedError:
-        raise
+    except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
+        return not widened and _runs(call, sizes, widened=True)
     except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
         return False
     return True
@@ -208,10 +209,7 @@ def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], Stra
     """Turn a function ``(draw, target) -> Call`` (or its ``args``, a tuple), by ``@calls(target, …)``, into a strategy
     of well-formed calls for each target."""
 
-    def declare(function: Callable[[Draw, Target], object]) -> Strategies:
-        return Strategies({target: calls_of(target, function) for target in targets})
-
-    return declare
+    return lambda function: Strategies({target: calls_of(target, function) for target in targets})
 
 
 def calls_of(target: object, function: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:
