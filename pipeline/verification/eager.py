@@ -96,7 +96,9 @@ class Eager:
         if node.op == "placeholder":
             return self.moved(given[name] if name in given else self.weight(name))
         value = held_by(self.program.graph_module, str(node.target))
-        return placed(value, self.held, self.constant) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
+        if not isinstance(value, torch.fx.GraphModule):
+            return self.moved(value)
+        return placed(value, lambda held: held.to(self.device, wider(held.dtype, self.dtype)), self.constant)
 
     def weight(self, placeholder: str) -> torch.Tensor:
         """Return a parameter, a buffer, or a constant computed from them; the model's own tensor if it is one."""
@@ -104,10 +106,6 @@ class Eager:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
-
-    def held(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that a graph of control flow reads."""
-        return tensor.to(self.device, wider(tensor.dtype, self.dtype))
 
     def moved(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
@@ -131,8 +129,7 @@ class Eager:
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
-            dtype = wider(value.dtype, self.dtype)
-            return value if dtype == value.dtype else value.to(dtype)
+            return value.to(wider(value.dtype, self.dtype))
         return self.constant(value)
 
     def constant(self, value: object) -> Argument:
