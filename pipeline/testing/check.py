@@ -122,9 +122,8 @@ def check(
         fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
     build = build or "tensorrt" in (executors or ())
     built = attempt("builds", call, lambda: build_stage(converted)) if build else None
-    if executors is None:
-        executors = ("reference", "tensorrt") if build and has_gpu() else ("reference",)
-    for executor in executors:
+    usual: tuple[Executor, ...] = ("reference", "tensorrt") if build and has_gpu() else ("reference",)
+    for executor in usual if executors is None else executors:
         run_beside_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _check_on_device(device, call, partitioned.program, registry, decompositions, settings)

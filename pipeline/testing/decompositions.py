@@ -77,7 +77,7 @@ def check_decomposition(
         _draw(own, tried, profile or hypothesis.settings())
 
 
-Named: TypeAlias = dict[str, frozenset[Operator]]
+Named: TypeAlias = dict[str, frozenset[Target]]
 """Operators by the overload, packet or name that a test gives for them."""
 
 

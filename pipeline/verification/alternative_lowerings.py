@@ -73,10 +73,11 @@ def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
     for item in list(old.users):
         if item.target is not operator.getitem:
             raise NotPossibleError(f"{old.name} returns a tuple, and {item.name} reads it as a whole, not an item")
+        index: Argument = item.args[1]
         if isinstance(new, list | tuple):
-            made = new[item.args[1]]
+            made = new[index]
         else:
-            made = rewriting.create(operator.getitem, (new, item.args[1]), {}, item)
+            made = rewriting.create(operator.getitem, (new, index), {}, item)
         rewriting.replace(item, _as_before(rewriting, item, made))
 
 

@@ -4,7 +4,7 @@ lacks for that, or for being verified."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from typing import Any, cast
 
 from attrs import field, frozen
 
@@ -82,8 +82,10 @@ class Again:
 
     def finished(self, partitioned: Partitioned) -> Compiled:
         """Compile a partitioned program."""
-        compiled: Compiled = reduce(lambda record, stage: stage(record), self.rest, partitioned)
-        return compiled
+        record: Any = partitioned
+        for stage in self.rest:
+            record = stage(record)
+        return cast(Compiled, record)
 
     def validated(self, program: Program) -> Validated:
         """Compute the verdicts on a program."""

@@ -47,17 +47,16 @@ def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
         "title": html.escape(f"{program.title} – pipeline"),
         "style": asset("page.css"),
         "data": data_of(program, changes).replace("<", "\\u003c"),
-        "libraries": _headed(LIBRARIES),
+        "libraries": "\n".join(f"/*\n{_licence(name)}\n*/\n{asset(name)}" for name in LIBRARIES),
         "scripts": "\n".join(map(asset, SCRIPTS)),
     }
     before, *rest = asset("page.html").split("{{")
     return before + "".join(parts[name] + text for name, _, text in (each.partition("}}") for each in rest))
 
 
-def _headed(names: Sequence[str]) -> str:
-    """Return libraries preceded by their licences, as the licences require."""
-    licences = (f"/*\n{asset(name.replace('min.js', 'LICENSE.txt')).strip()}\n*/\n{asset(name)}" for name in names)
-    return "\n".join(licences)
+def _licence(name: str) -> str:
+    """Return the licence of a library, which must precede it."""
+    return asset(name.replace("min.js", "LICENSE.txt")).strip()
 
 
 @cache

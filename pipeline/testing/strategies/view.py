@@ -139,7 +139,7 @@ def unsqueeze(draw: Draw, target: object) -> Call:
 
 
 @calls(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(draw: Draw, target: object) -> Call:
+def squeeze(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
     more = {aten.squeeze.dim: dims(len(shape)), aten.squeeze.dims: dim_lists(len(shape))}.get(target)
     x = draw(moved(shape, draw(dtypes)))
