@@ -41,8 +41,7 @@ class Span:
 
 @frozen
 class Timed:
-    """The times of a segment by its kernels: for each row the kernels' names and milliseconds; and the time between
-    them."""
+    """The times of a segment: each row's kernels by name and their milliseconds; and the time between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float

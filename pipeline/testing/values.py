@@ -96,8 +96,7 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate distinct values: shuffled steps around zero, of a half in floats, of 2**33 + 1 in int64, of 1 in
-    others."""
+    """Generate distinct values: shuffled steps of 1 around zero, of a half in floats, of 2**33 + 1 in int64."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
     step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1

@@ -35,8 +35,7 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Form:
-    """An alternative form for nodes: a function on the program, then one on its verdicts. Each raises
-    `NotPossibleError` if it does not apply."""
+    """A form for nodes: functions on the program and on its verdicts; both raise `NotPossibleError` if inapplicable."""
 
     action: str
     rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program

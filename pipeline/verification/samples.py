@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -37,8 +37,7 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others``: alternative inputs, used if eager does not take
-    these."""
+    """The inputs of one call, in the program's order. ``others`` are used if eager does not take these."""
 
     name: str
     sizes: FrozenDict[str, int]
@@ -80,10 +79,8 @@ def _create(program: Program, source: Program, name: str, sizes: Mapping[str, in
 
 
 def _own(program: Program, name: str, call: object) -> Sample:
-    args, kwargs = as_call(call)
-    leaves = flatten_inputs(program, args, kwargs)
-    sizes = bind_symbols(program, leaves)
-    return Sample(name, FrozenDict(by_place(program, sizes)), tuple(leaves))
+    leaves = flatten_inputs(program, *as_call(call))
+    return Sample(name, FrozenDict(by_place(program, bind_symbols(program, leaves))), tuple(leaves))
 
 
 def as_call(call: object) -> Arguments:
@@ -135,13 +132,9 @@ def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:
         return sizes
     sizes = {name: r.opt for name, r in ranges.items()}
     for name, r in ranges.items():
-        sizes[name] = next((v for v in _towards(r, end(r)) if _holds(program, {**sizes, name: v})), r.opt)
+        nearest = range(end(r), r.opt, 1 if end(r) < r.opt else -1)[:NEAREST]
+        sizes[name] = next((v for v in nearest if _holds(program, {**sizes, name: v})), r.opt)
     return sizes
-
-
-def _towards(r: Range, end: int) -> Iterable[int]:
-    step = 1 if end < r.opt else -1
-    return list(range(end, r.opt, step))[:NEAREST]
 
 
 def _exprs(port: Port) -> Sequence[Leaf]:
@@ -192,8 +185,7 @@ def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
-    """Return random values: normal floats, bools, integers: valid indices where the program indexes with them, else 0
-    or 1."""
+    """Return random values: normal floats, bools, indices below ``limit``, other integers of 0 or 1."""
     assert port.dtype is not None
     generator = torch.Generator().manual_seed(seed)
     if port.dtype.is_complex:

@@ -125,8 +125,7 @@ class _Collector:
         return self.in_engine(made, node)
 
     def range(self, size: Expr) -> Range:
-        """Return the range of a size; unbounded if a program (perhaps from a file) has too many or too long
-        expressions."""
+        """Return the range of a size; unbounded where a program, perhaps a file's, has too many long expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
             slow = self.parts > MOST_PARTS and not isinstance(size, int)

@@ -103,8 +103,7 @@ def automatic(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def by_name(target: object, values: Mapping[str, object]) -> Call:
-    """Return the call with these arguments: positional ones in order, with defaults between them, as in
-    torch.export."""
+    """Return the call with these arguments; as in torch.export, there are defaults between positional ones."""
     positional = [a for a in arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
@@ -165,8 +164,7 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that PyTorch accepts for all tensors of an operator; floats are listed twice, so they are drawn
-    more often."""
+    """Return the dtypes that PyTorch accepts for all tensors of an operator; floats twice, to be drawn more often."""
     found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
